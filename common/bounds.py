@@ -15,7 +15,7 @@ MOST_STOP_STRINGS = 16
 MOST_STOP_TOKEN_IDS = 256
 MOST_BIASED = 1024
 MOST_ALLOWED = 65_536
-MOST_SLOTS = 65_536  # of one worker
+MOST_SEATS = 65_536  # of one worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ BOUNDS: dict[str, Bound] = {
     "quire.v1.RegisterRequest.step_key": NAME,
     "quire.v1.DrainWorkerRequest.worker_id": NAME,
     "quire.v1.DescribeRequest.known_tokenizer_fingerprint": NAME,
-    "quire.v1.StepRequest.whole": Bound(max_items=MOST_SLOTS),
+    "quire.v1.StepRequest.whole": Bound(max_items=MOST_SEATS),
 }
 
 # Messages whose arrays are bounded by the size of the message. Every token waits for a step, so the edge does not check

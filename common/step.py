@@ -24,10 +24,10 @@ class StepStatus(IntEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class SlotState:
+class SequenceState:
     """The whole state of a sequence on a worker."""
 
-    slot: int
+    seat: int
     position: int
     block_table: Ints
     token_ids: Ints  # from `position` on
@@ -43,15 +43,15 @@ class Step:
     epoch: int
     step_id: int
     snapshot: bool = False
-    freed_slots: Ints = ()
-    whole: list[SlotState] = field(default_factory=list)
-    append_pairs: Ints = ()  # (slot, block)
+    freed_seats: Ints = ()
+    whole: list[SequenceState] = field(default_factory=list)
+    append_pairs: Ints = ()  # (seat, block)
     swap_out: Ints = ()  # (device block, host block)
     swap_in: Ints = ()  # (host block, device block)
     copies: Ints = ()  # (source block, destination block)
-    rows: Ints = ()  # slots
+    rows: Ints = ()  # seats
     num_tokens: Ints = ()  # one per row; empty: 1 each
-    samples: Ints | None = None  # (row, slot); None: every row into its own slot
+    samples: Ints | None = None  # (row, seat); None: every row into its own seat
     candidates: Ints = ()  # (row, k): nothing is sampled there, the k best next tokens are answered
 
 
@@ -70,7 +70,7 @@ class LogprobRows:
 class PromptLogprobs:
     """Log-probabilities of the prompt tokens from `position` on."""
 
-    slot: int
+    seat: int
     position: int
     rows: LogprobRows
 
@@ -80,8 +80,8 @@ class Candidates:
     """The best next tokens of a row, best first; none if its logits were not finite."""
 
     token_ids: Ints
-    logprobs: Floats  # one per token id, after the slot's edits; -inf for a token that is not allowed
-    rows: LogprobRows | None = None  # one per token id, of the model's own distribution, if the slot asks for it
+    logprobs: Floats  # one per token id, after the seat's edits; -inf for a token that is not allowed
+    rows: LogprobRows | None = None  # one per token id, of the model's own distribution, if the seat asks for it
 
 
 @dataclass(slots=True, kw_only=True)

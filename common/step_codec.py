@@ -9,7 +9,7 @@ from common.step import (
     Candidates,
     LogprobRows,
     PromptLogprobs,
-    SlotState,
+    SequenceState,
     Step,
     StepResult,
     StepStatus,
@@ -23,8 +23,8 @@ def step_to_pb(step: Step) -> pb.StepRequest:
         epoch=step.epoch,
         step_id=step.step_id,
         snapshot=step.snapshot,
-        freed_slots=pack_int32(step.freed_slots),
-        whole=[_slot_to_pb(state) for state in step.whole],
+        freed_seats=pack_int32(step.freed_seats),
+        whole=[_seat_to_pb(state) for state in step.whole],
         append_pairs=pack_int32(step.append_pairs),
         swap_out=pack_int32(step.swap_out),
         swap_in=pack_int32(step.swap_in),
@@ -45,8 +45,8 @@ def step_from_pb(message: pb.StepRequest) -> Step:
         epoch=message.epoch,
         step_id=message.step_id,
         snapshot=message.snapshot,
-        freed_slots=unpack_int32(message.freed_slots),
-        whole=[_slot_from_pb(state) for state in message.whole],
+        freed_seats=unpack_int32(message.freed_seats),
+        whole=[_seat_from_pb(state) for state in message.whole],
         append_pairs=_unpack_pairs("append_pairs", message.append_pairs),
         swap_out=_unpack_pairs("swap_out", message.swap_out),
         swap_in=_unpack_pairs("swap_in", message.swap_in),
@@ -69,7 +69,7 @@ def result_to_pb(result: StepResult) -> pb.StepResponse:
         invalid_samples=pack_int32(result.invalid_samples),
         logprobs=[pb.SampleLogprobs(sample=sample, rows=_rows_to_pb(rows)) for sample, rows in result.logprobs.items()],
         prompt_logprobs=[
-            pb.PromptLogprobs(slot=item.slot, position=item.position, rows=_rows_to_pb(item.rows))
+            pb.PromptLogprobs(seat=item.seat, position=item.position, rows=_rows_to_pb(item.rows))
             for item in result.prompt_logprobs
         ],
         queue_ns=result.queue_ns,
@@ -91,7 +91,7 @@ def result_from_pb(message: pb.StepResponse) -> StepResult:
         invalid_samples=unpack_int32(message.invalid_samples),
         logprobs={item.sample: _rows_from_pb(item.rows) for item in message.logprobs},
         prompt_logprobs=[
-            PromptLogprobs(slot=item.slot, position=item.position, rows=_rows_from_pb(item.rows))
+            PromptLogprobs(seat=item.seat, position=item.position, rows=_rows_from_pb(item.rows))
             for item in message.prompt_logprobs
         ],
         queue_ns=message.queue_ns,
@@ -109,9 +109,9 @@ def _unpack_pairs(name: str, data: bytes) -> "list[int]":
     return values.tolist()
 
 
-def _slot_to_pb(state: SlotState) -> pb.SlotState:
-    return pb.SlotState(
-        slot=state.slot,
+def _seat_to_pb(state: SequenceState) -> pb.SequenceState:
+    return pb.SequenceState(
+        seat=state.seat,
         position=state.position,
         block_table=pack_int32(state.block_table),
         token_ids=pack_int32(state.token_ids),
@@ -121,9 +121,9 @@ def _slot_to_pb(state: SlotState) -> pb.SlotState:
     )
 
 
-def _slot_from_pb(message: pb.SlotState) -> SlotState:
-    return SlotState(
-        slot=message.slot,
+def _seat_from_pb(message: pb.SequenceState) -> SequenceState:
+    return SequenceState(
+        seat=message.seat,
         position=message.position,
         block_table=unpack_int32(message.block_table),
         token_ids=unpack_int32(message.token_ids),

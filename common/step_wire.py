@@ -30,7 +30,7 @@ def seal_response(message: pb.StepResponse) -> bytes:
 def open_request(data: bytes) -> pb.StepRequest:
     """Check and parse a sealed step. Raises DataLossError if the checksum does not match, DecodeError if it is no step.
 
-    Raises InvalidRequestError for more slots than any worker has.
+    Raises InvalidRequestError for more seats than any worker has.
     """
     _check(data, REQUEST_TAG)
     _STEP_CHECK.scan(data)

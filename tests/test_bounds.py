@@ -173,8 +173,8 @@ def test_large_messages_that_are_none_are_refused_in_words(data: bytes) -> None:
         check_of(pb.GenerateRequest.DESCRIPTOR).parse(data, pb.GenerateRequest.FromString)
 
 
-def test_a_step_describes_no_more_slots_than_a_worker_can_have() -> None:
-    state = worker_pb2.SlotState()
+def test_a_step_describes_no_more_seats_than_a_worker_can_have() -> None:
+    state = worker_pb2.SequenceState()
     assert len(open_request(seal_request(worker_pb2.StepRequest(whole=[state] * 65_536))).whole) == 65_536
     with pytest.raises(OutOfBoundsError, match="whole"):
         open_request(seal_request(worker_pb2.StepRequest(whole=[state] * 65_537)))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.sampling_params import SequenceSampling
-from common.step import SlotState, Step, StepResult, StepStatus
+from common.step import SequenceState, Step, StepResult, StepStatus
 from common.step_codec import result_from_pb, result_to_pb, step_from_pb, step_to_pb
 from common.step_wire import open_any_request, open_request, open_response, seal_request, seal_response
 from quire.errors import DataLossError
@@ -14,9 +14,9 @@ from quire.v1 import worker_pb2 as pb
 
 int32s = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6)
 pairs = int32s.filter(lambda numbers: len(numbers) % 2 == 0)
-slots = st.builds(
-    SlotState,
-    slot=st.integers(0, 2**31 - 1),
+seats = st.builds(
+    SequenceState,
+    seat=st.integers(0, 2**31 - 1),
     position=st.integers(0, 2**31 - 1),
     block_table=int32s,
     token_ids=int32s,
@@ -28,8 +28,8 @@ steps = st.builds(
     epoch=st.integers(0, 2**64 - 1),
     step_id=st.integers(0, 2**64 - 1),
     snapshot=st.booleans(),
-    freed_slots=int32s,
-    whole=st.lists(slots, max_size=2),
+    freed_seats=int32s,
+    whole=st.lists(seats, max_size=2),
     append_pairs=pairs,
     rows=int32s,
     samples=st.none() | pairs,

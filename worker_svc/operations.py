@@ -14,7 +14,7 @@ from kernels.attention.decode_reference import DecodePlan
 from kernels.attention.prefill_reference import PrefillPlan
 from kernels.attention.shape import Attended, ScoreRule
 from kernels.layers.layer_ops import Activation, Rotary
-from kernels.layers.step_inputs_reference import SlotTables, StepInputs
+from kernels.layers.step_inputs_reference import SeatTables, StepInputs
 from kernels.sampling.sampling_operations import SamplingOperations
 
 RmsNorm = Callable[[Tensor, Tensor | None, float, Tensor | None], Tensor]
@@ -32,7 +32,7 @@ SwapBlocks = Callable[[Tensor, Tensor, Tensor], None]
 class Operations:
     """One implementation of the operations; all implementations have the same signatures."""
 
-    step_inputs: Callable[[SlotTables, Tensor, Tensor, int, StepInputs], None]
+    step_inputs: Callable[[SeatTables, Tensor, Tensor, int, StepInputs], None]
     rms_norm: RmsNorm
     layer_norm: LayerNorm
     gated_activation: Callable[[Tensor, Activation], Tensor]

@@ -23,7 +23,7 @@ from benchmarks.page_section import CPU_WORKER, Document, Headline, PageSection,
 from benchmarks.random_models import SHAPES, ModelShape, write_random_model
 from benchmarks.report import RESULTS, table, write_result
 from common.sampling_params import SequenceSampling
-from common.step import SlotState, Step
+from common.step import SequenceState, Step
 from kernels.attention.paged_attention import RaggedRows
 from kernels.layers.layer_ops import Activation
 from kernels.native.cpu_kernels import CpuKernels, CpuPlan, GreedyTokens, HeadNorms, LayerCache, NormRule
@@ -167,7 +167,7 @@ def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int
     """Milliseconds of each decode step, warm-up steps included; the processor is idle between two of them."""
     blocks_per_row = -(-(context + num_steps + NUM_WARM_UP + 1) // _BLOCK_SIZE)
     limits = StepLimits(
-        num_slots=num_rows,
+        num_seats=num_rows,
         num_blocks=num_rows * blocks_per_row,
         num_host_blocks=0,
         block_size=_BLOCK_SIZE,
@@ -178,8 +178,8 @@ def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int
     pool = KVPool(model.block_shape(_BLOCK_SIZE), limits.num_blocks, model.device)
     runner = HostRunner(model, pool, limits)
     for row in range(num_rows):
-        state = SlotState(
-            slot=row,
+        state = SequenceState(
+            seat=row,
             position=0,
             block_table=list(range(row * blocks_per_row, (row + 1) * blocks_per_row)),
             token_ids=[3 + (7 * row + i) % 400 for i in range(context)],

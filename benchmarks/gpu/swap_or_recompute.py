@@ -27,7 +27,7 @@ from benchmarks.random_models import SHAPES
 from benchmarks.report import table, write_result
 from benchmarks.svg_chart import Line, log_log_chart
 from common.sampling_params import SequenceSampling
-from common.step import SlotState, Step, StepResult
+from common.step import SequenceState, Step, StepResult
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.runner import DeviceRunner
@@ -67,7 +67,7 @@ class PreemptedSequence:
         self._num_tokens = num_tokens
         pool = KVPool(decoder.block_shape(block_size), 2 * self._num_blocks, decoder.device, self._num_blocks)
         limits = StepLimits(
-            num_slots=1,
+            num_seats=1,
             num_blocks=pool.num_blocks,
             num_host_blocks=pool.num_host_blocks,
             block_size=block_size,
@@ -77,7 +77,7 @@ class PreemptedSequence:
         )
         on_gpu = decoder.device.type == "cuda"
         operations = triton_operations.OPERATIONS if on_gpu else torch_operations.OPERATIONS
-        self._runner = DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_slots))
+        self._runner = DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_seats))
         self._step_ids = count(1)
         self._random = Random(SEED)
 
@@ -91,8 +91,8 @@ class PreemptedSequence:
         """Run one round with the whole sequence, in newly drawn blocks."""
         computed_at, restored_to = self._places(), self._places()
         saved_at = self._random.sample(range(self._num_blocks), self._num_blocks)
-        state = SlotState(
-            slot=0,
+        state = SequenceState(
+            seat=0,
             position=0,
             block_table=computed_at,
             token_ids=[0] * self._num_tokens,

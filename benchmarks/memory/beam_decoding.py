@@ -68,7 +68,7 @@ class BeamDecoding:
         assert decoder.config.max_model_len >= MAX_MODEL_LEN, "the model's context is shorter than the traces need"
         pool = KVPool(decoder.block_shape(config.block_size), config.num_blocks, decoder.device, config.num_blocks)
         limits = StepLimits(
-            num_slots=config.max_num_seqs,
+            num_seats=config.max_num_seqs,
             num_blocks=config.num_blocks,
             num_host_blocks=config.num_blocks,
             block_size=config.block_size,

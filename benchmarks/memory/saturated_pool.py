@@ -82,7 +82,7 @@ class SaturatedPool:
             WORKER,
             num_blocks=config.num_blocks,
             block_size=config.block_size,
-            num_slots=config.max_num_seqs,
+            num_seats=config.max_num_seqs,
             num_host_blocks=config.num_blocks if config.preemption != "recompute" else 0,
         )
 

@@ -99,7 +99,7 @@ class VirtualQuire:
             WORKER,
             num_blocks=num_blocks,
             block_size=config.block_size,
-            num_slots=config.max_num_seqs,
+            num_seats=config.max_num_seqs,
             num_host_blocks=num_blocks if config.preemption != "recompute" else 0,
         )
         return scheduler

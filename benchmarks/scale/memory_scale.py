@@ -1,6 +1,6 @@
 """Resident memory of the scheduler by requests that wait, each with its reader; and how long admissions took at most.
 
-One worker with a single slot, so that all but one request wait.
+One worker with a single seat, so that all but one request wait.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ PROMPT_TOKENS = 128
 MAX_TOKENS = 256
 AT_ONCE = 256  # submissions on their way
 _NO_LIMIT = 10**9
-_NO_WAIT_LIMIT = 10**15  # one slot, and 256 steps of a second: 100,000 requests would take most of a year
+_NO_WAIT_LIMIT = 10**15  # one seat, and 256 steps of a second: 100,000 requests would take most of a year
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

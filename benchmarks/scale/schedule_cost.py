@@ -95,7 +95,7 @@ class DecodeLoop:
         )
         blocks_each = -(-(NUM_TOKENS + max_steps + 1) // BLOCK_SIZE) + 1
         self._scheduler.workers.add_worker(
-            WORKER, num_blocks=batch * blocks_each, block_size=BLOCK_SIZE, num_slots=batch
+            WORKER, num_blocks=batch * blocks_each, block_size=BLOCK_SIZE, num_seats=batch
         )
         for group in groups_of(workload, batch, max_steps + 1):
             self._scheduler.add(group)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.services.simulated_worker --scheduler 127.0.0.1:7847 --step-ms 8
 
-It checks steps and keeps slots like any worker, sleeps as long as the cost model says, and answers tokens that depend
-on slot and position only. For measuring everything but the device: with --trace it notes when each step began and
+It checks steps and keeps seats like any worker, sleeps as long as the cost model says, and answers tokens that depend
+on seat and position only. For measuring everything but the device: with --trace it notes when each step began and
 ended.
 """
 
@@ -29,7 +29,7 @@ from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
 from worker_svc.description import ModelDescription, WorkerDescription
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.service.lifecycle import ServiceOptions, serve
-from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
 
@@ -45,19 +45,19 @@ class SimulatedRunner:
     def __init__(self, limits: StepLimits, *, step_ns: int, per_seq_ns: int, per_token_ns: int) -> None:
         self.before_pass: Callable[[], None] = lambda: None
         self.trace = StepTrace[WorkerMoments]()
-        self._slots = SlotTable(limits)
+        self._seats = SeatTable(limits)
         self._step_ns = step_ns
         self._per_seq_ns = per_seq_ns
         self._per_token_ns = per_token_ns
 
     def launch(self, step: Step) -> StepResult:
         """Raises InvalidStepError exactly where a real worker does."""
-        rows = self._slots.apply(step).rows
+        rows = self._seats.apply(step).rows
         began_ns = time.perf_counter_ns()
         self.before_pass()
-        token_ids = simulated_tokens(rows, self._slots.limits.vocab_size)
-        self._slots.advance(rows, token_ids)
-        num_rows, num_tokens = len(rows.slots), int(rows.num_tokens.sum())
+        token_ids = simulated_tokens(rows, self._seats.limits.vocab_size)
+        self._seats.advance(rows, token_ids)
+        num_rows, num_tokens = len(rows.seats), int(rows.num_tokens.sum())
         if num_rows:
             cost_ns = num_rows * self._per_seq_ns + num_tokens * self._per_token_ns
             _sleep_until(began_ns + self._step_ns + cost_ns)
@@ -67,8 +67,8 @@ class SimulatedRunner:
 
 
 def simulated_tokens(rows: StepRows, vocab_size: int) -> IntArray:
-    """Make one token for each sample, a hash of slot and position; never a special token."""
-    mixed = rows.sample_slots * 2_654_435_761 + rows.sample_positions * 40_503
+    """Make one token for each sample, a hash of seat and position; never a special token."""
+    mixed = rows.sample_seats * 2_654_435_761 + rows.sample_positions * 40_503
     return np.asarray(_FIRST_TOKEN + (mixed ^ (mixed >> 13)) % (vocab_size - _FIRST_TOKEN))
 
 
@@ -84,7 +84,7 @@ def _sleep_until(end_ns: int) -> None:
 def make_limits(arguments: argparse.Namespace) -> StepLimits:
     """Limits that a real worker derives from its model and its memory."""
     return StepLimits(
-        num_slots=arguments.max_num_seqs,
+        num_seats=arguments.max_num_seqs,
         num_blocks=arguments.num_blocks,
         num_host_blocks=arguments.num_host_blocks,
         block_size=arguments.block_size,

@@ -24,7 +24,7 @@ _TYPES = {
     "token_ids_ptr": "*i32",
     "valid_ptr": "*u1",
     "logit_row_ptr": "*i32",
-    "slot_ptr": "*i32",
+    "seat_ptr": "*i32",
     "length_ptr": "*i32",
     "num_prompt_ptr": "*i32",
     "penalty_ptr": "*fp32",

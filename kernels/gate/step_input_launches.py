@@ -5,14 +5,14 @@ from kernels.layers import step_inputs
 
 
 def _step_inputs(block_size: int, index: str) -> LaunchConfig:
-    """Launch of the kernel. index: type of slots and positions."""
+    """Launch of the kernel. index: type of seats and positions."""
     return LaunchConfig(
         name=f"step inputs {index} block {block_size}",
         kernel=step_inputs.step_inputs_kernel,
         arguments={
             "table_tokens_ptr": "*i32",
             "table_blocks_ptr": "*i32",
-            "slots_ptr": f"*{index}",
+            "seats_ptr": f"*{index}",
             "positions_ptr": f"*{index}",
             "token_ids_ptr": "*i64",
             "out_positions_ptr": "*i64",

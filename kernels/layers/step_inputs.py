@@ -1,14 +1,14 @@
-"""Gathers a forward pass's inputs for each token from the tables of all slots, in one launch.
+"""Gathers a forward pass's inputs for each token from the tables of all seats, in one launch.
 
-So the host sends only a slot and a position for each token, and a captured graph finds the rest. The torch reference is
-`kernels.layers.step_inputs_reference.step_inputs`. Knows slots, positions and blocks, no model.
+So the host sends only a seat and a position for each token, and a captured graph finds the rest. The torch reference is
+`kernels.layers.step_inputs_reference.step_inputs`. Knows seats, positions and blocks, no model.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.layers.step_inputs_reference import SlotTables, StepInputs
+from kernels.layers.step_inputs_reference import SeatTables, StepInputs
 
 TOKENS = 128  # per program
 BLOCKS = 1024  # of a row's table per program
@@ -28,16 +28,16 @@ NUM_WARPS = 4
     ]
 )
 def step_inputs_kernel(
-    table_tokens_ptr: tl.tensor,  # [num_slots, any] int32
-    table_blocks_ptr: tl.tensor,  # [num_slots, max_blocks] int32
-    slots_ptr: tl.tensor,  # [T] int32 or int64
+    table_tokens_ptr: tl.tensor,  # [num_seats, any] int32
+    table_blocks_ptr: tl.tensor,  # [num_seats, max_blocks] int32
+    seats_ptr: tl.tensor,  # [T] int32 or int64
     positions_ptr: tl.tensor,  # [T] int32 or int64
     token_ids_ptr: tl.tensor,  # [T] int64
     out_positions_ptr: tl.tensor,  # [T] int64
     slot_mapping_ptr: tl.tensor,  # [T] int64
     context_lens_ptr: tl.tensor,  # [T] int32
     row_blocks_ptr: tl.tensor,  # [R, width] int32
-    tokens_stride: tl.tensor,  # from slot to slot
+    tokens_stride: tl.tensor,  # from seat to seat
     blocks_stride: tl.tensor,
     row_stride: tl.tensor,
     width: tl.tensor,
@@ -50,8 +50,8 @@ def step_inputs_kernel(
 ) -> None:
     """Inputs of tokens and block tables of rows.
 
-    The first programs: token = table_tokens[slot, position] and its other inputs, for TOKENS tokens each.
-    The others: row_blocks[i] = table_blocks[slots[i]], up to the block of positions[i], BLOCKS entries each.
+    The first programs: token = table_tokens[seat, position] and its other inputs, for TOKENS tokens each.
+    The others: row_blocks[i] = table_blocks[seats[i]], up to the block of positions[i], BLOCKS entries each.
     """
     i_program = tl.program_id(0)
     if i_program < num_token_programs:
@@ -59,9 +59,9 @@ def step_inputs_kernel(
         m_token = o_token < num_tokens
         b_position = tl.load(positions_ptr + o_token, mask=m_token, other=-1).to(tl.int64)
         m_real = b_position >= 0
-        b_slot = tl.load(slots_ptr + o_token, mask=m_real, other=0).to(tl.int64)
-        p_block = table_blocks_ptr + b_slot * blocks_stride + b_position // BLOCK_SIZE
-        b_token = tl.load(table_tokens_ptr + b_slot * tokens_stride + b_position, mask=m_real, other=0)
+        b_seat = tl.load(seats_ptr + o_token, mask=m_real, other=0).to(tl.int64)
+        p_block = table_blocks_ptr + b_seat * blocks_stride + b_position // BLOCK_SIZE
+        b_token = tl.load(table_tokens_ptr + b_seat * tokens_stride + b_position, mask=m_real, other=0)
         b_block = tl.load(p_block, mask=m_real, other=0).to(tl.int64)
         b_place = b_block * BLOCK_SIZE + b_position % BLOCK_SIZE
         tl.store(token_ids_ptr + o_token, b_token.to(tl.int64), mask=m_token)
@@ -73,26 +73,26 @@ def step_inputs_kernel(
         i_part = (i_program - num_token_programs) % num_parts
         i_position = tl.load(positions_ptr + i_row).to(tl.int64)
         if i_position >= 0:
-            i_slot = tl.load(slots_ptr + i_row).to(tl.int64)
+            i_seat = tl.load(seats_ptr + i_row).to(tl.int64)
             o_block = i_part * BLOCKS + tl.arange(0, BLOCKS)
             m_block = (o_block <= i_position // BLOCK_SIZE) & (o_block < width)
-            b_block = tl.load(table_blocks_ptr + i_slot * blocks_stride + o_block, mask=m_block, other=0)
+            b_block = tl.load(table_blocks_ptr + i_seat * blocks_stride + o_block, mask=m_block, other=0)
             tl.store(row_blocks_ptr + i_row * row_stride + o_block, b_block, mask=m_block)
 
 
-def step_inputs(tables: SlotTables, slots: Tensor, positions: Tensor, block_size: int, inputs: StepInputs) -> None:
-    """Fill `inputs` for the tokens at `positions` of `slots`. Queues one launch, without waiting.
+def step_inputs(tables: SeatTables, seats: Tensor, positions: Tensor, block_size: int, inputs: StepInputs) -> None:
+    """Fill `inputs` for the tokens at `positions` of `seats`. Queues one launch, without waiting.
 
-    slots:     [T] int32 or int64; any number where the position is negative
+    seats:     [T] int32 or int64; any number where the position is negative
     positions: [T] int32 or int64; negative for padding
-    inputs:    of T tokens; block tables may be narrower than those of the slots, if the tokens' own blocks are in them
+    inputs:    of T tokens; block tables may be narrower than those of the seats, if the tokens' own blocks are in them
     """
     num_tokens = len(positions)
     num_rows, width = inputs.block_tables.shape
-    assert len(slots) == len(inputs.token_ids) == num_tokens >= num_rows, "not the inputs of these tokens"
-    assert tables.token_ids.stride(1) == tables.block_tables.stride(1) == 1, "a slot's entries must be contiguous"
+    assert len(seats) == len(inputs.token_ids) == num_tokens >= num_rows, "not the inputs of these tokens"
+    assert tables.token_ids.stride(1) == tables.block_tables.stride(1) == 1, "a seat's entries must be contiguous"
     assert num_rows == 0 or inputs.block_tables.stride(1) == 1, "a row's entries must be contiguous"
-    assert slots.is_contiguous()
+    assert seats.is_contiguous()
     assert positions.is_contiguous()
     if num_tokens == 0:
         return
@@ -100,7 +100,7 @@ def step_inputs(tables: SlotTables, slots: Tensor, positions: Tensor, block_size
     step_inputs_kernel[(num_token_programs + num_rows * num_parts,)](
         tables.token_ids,
         tables.block_tables,
-        slots,
+        seats,
         positions,
         inputs.token_ids,
         inputs.positions,

@@ -1,6 +1,6 @@
-"""Inputs of a forward pass for each token, gathered from the tables of all slots: types and the torch reference.
+"""Inputs of a forward pass for each token, gathered from the tables of all seats: types and the torch reference.
 
-Knows slots, positions and blocks, no model. The kernel with the same signature is in `step_inputs`.
+Knows seats, positions and blocks, no model. The kernel with the same signature is in `step_inputs`.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 
-class SlotTables(NamedTuple):
-    """Tokens and block tables of all slots, on the device."""
+class SeatTables(NamedTuple):
+    """Tokens and block tables of all seats, on the device."""
 
-    token_ids: Tensor  # [num_slots, any] int32, by position
-    block_tables: Tensor  # [num_slots, max_blocks] int32
+    token_ids: Tensor  # [num_seats, any] int32, by position
+    block_tables: Tensor  # [num_seats, max_blocks] int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +49,15 @@ def empty_step_inputs(num_tokens: int, num_rows: int, max_blocks: int, device: t
     )
 
 
-def step_inputs(tables: SlotTables, slots: Tensor, positions: Tensor, block_size: int, inputs: StepInputs) -> None:
-    """Fill `inputs` for the tokens at `positions` of `slots`.
+def step_inputs(tables: SeatTables, seats: Tensor, positions: Tensor, block_size: int, inputs: StepInputs) -> None:
+    """Fill `inputs` for the tokens at `positions` of `seats`.
 
-    slots:     [T] int32 or int64; any number where the position is negative
+    seats:     [T] int32 or int64; any number where the position is negative
     positions: [T] int32 or int64; negative for padding
-    inputs:    of T tokens; block tables may be narrower than those of the slots, if the tokens' own blocks are in them
+    inputs:    of T tokens; block tables may be narrower than those of the seats, if the tokens' own blocks are in them
     """
     is_token = positions >= 0
-    rows = slots.to(torch.int64).where(is_token, 0)
+    rows = seats.to(torch.int64).where(is_token, 0)
     places = positions.to(torch.int64).where(is_token, 0)
     columns, offsets = places // block_size, places % block_size
     inputs.token_ids.copy_(tables.token_ids[rows, places].where(is_token, 0))

@@ -33,7 +33,7 @@ class _Edits(Structure):
         ("biased", _Pairs),
         ("biases", c_void_p),
         ("penalised_rows", c_void_p),
-        ("slots", c_void_p),
+        ("seats", c_void_p),
         ("lengths", c_void_p),
         ("num_prompt", c_void_p),
         ("penalties", c_void_p),
@@ -214,7 +214,7 @@ def _edits(edits: LogitEdits | None, token_table: Tensor) -> Any:
         assert token_table.dtype == torch.int32 and token_table.stride(1) == 1
         assert penalised.max_length <= token_table.shape[1]
         memory.penalised_rows = _address(penalised.logit_rows, torch.int32)
-        memory.slots = _address(penalised.slots, torch.int32)
+        memory.seats = _address(penalised.seats, torch.int32)
         memory.lengths = _address(penalised.lengths, torch.int32)
         memory.num_prompt = _address(penalised.num_prompt, torch.int32)
         memory.penalties = _address(penalised.penalties, torch.float32)

@@ -1,7 +1,7 @@
 """Choosing a token for each sample of a step without waiting for the device: the parameters, and the torch reference.
 
 The kernel is `token_choice`. Parameters are parallel arrays, so one call takes any mix of greedy and drawn
-samples. Knows nothing of slots, seeds or edits: keys and edited logits are given.
+samples. Knows nothing of seats, seeds or edits: keys and edited logits are given.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Edits of rows of logits: allowed ids, suppressed ids, bias and penalties, as flat arrays over all rows of a step.
 
-The edits of a row do not depend on the rest of the batch. Log-probabilities are edited in the same way. Knows no slots
+The edits of a row do not depend on the rest of the batch. Log-probabilities are edited in the same way. Knows no seats
 and no parameters of requests.
 """
 
@@ -35,7 +35,7 @@ class LogitEdits:
 
 
 def apply_edits(logits: Tensor, edits: LogitEdits, penalise: Penalise, token_table: Tensor) -> None:
-    """Edit `logits` float32 [S, V] in place; `token_table` int32 [num_slots, width] is read for penalties."""
+    """Edit `logits` float32 [S, V] in place; `token_table` int32 [num_seats, width] is read for penalties."""
     if edits.allowed is not None:
         allow_only(logits, edits.allowed.rows, edits.allowed.token_ids)
     if edits.suppressed is not None:

@@ -18,7 +18,7 @@ _OCCURS = tl.constexpr(1 << 30)  # flag beside the count of occurrences in the o
 
 @triton.jit
 def _load_history(  # tokens of one tile of one history, and the mask of those inside it
-    slot_ptr: tl.tensor,
+    seat_ptr: tl.tensor,
     length_ptr: tl.tensor,
     token_table_ptr: tl.tensor,
     stride_table: tl.tensor,
@@ -27,16 +27,16 @@ def _load_history(  # tokens of one tile of one history, and the mask of those i
 ) -> tl.tensor:
     o_place = tl.program_id(1) * TILE + tl.arange(0, TILE)
     m_place = o_place < tl.load(length_ptr + i_penalised)
-    p_history = token_table_ptr + tl.load(slot_ptr + i_penalised).to(tl.int64) * stride_table
+    p_history = token_table_ptr + tl.load(seat_ptr + i_penalised).to(tl.int64) * stride_table
     return tl.load(p_history + o_place, mask=m_place, other=0), o_place, m_place
 
 
 @triton.jit(do_not_specialize=["stride_table"])
 def count_kernel(
-    slot_ptr: tl.tensor,  # [E] int32
+    seat_ptr: tl.tensor,  # [E] int32
     length_ptr: tl.tensor,  # [E] int32
     num_prompt_ptr: tl.tensor,  # [E] int32
-    token_table_ptr: tl.tensor,  # [num_slots, width] int32
+    token_table_ptr: tl.tensor,  # [num_seats, width] int32
     counts_ptr: tl.tensor,  # [E, V] int32, zeros on entry
     stride_table: tl.tensor,
     vocab_size: tl.tensor,
@@ -44,7 +44,7 @@ def count_kernel(
 ) -> None:
     """counts[e, token] = occurrences in the output, plus a flag if the token occurs in prompt or output."""
     i_penalised = tl.program_id(0).to(tl.int64)
-    b_token, o_place, m_place = _load_history(slot_ptr, length_ptr, token_table_ptr, stride_table, i_penalised, TILE)
+    b_token, o_place, m_place = _load_history(seat_ptr, length_ptr, token_table_ptr, stride_table, i_penalised, TILE)
     p_count = counts_ptr + i_penalised * vocab_size + b_token
     m_output = m_place & (o_place >= tl.load(num_prompt_ptr + i_penalised))
     tl.atomic_or(p_count, tl.full((TILE,), _OCCURS, tl.int32), mask=m_place, sem="relaxed")
@@ -55,10 +55,10 @@ def count_kernel(
 def penalise_kernel(
     logits_ptr: tl.tensor,  # [S, V] float32
     logit_row_ptr: tl.tensor,  # [E] int32
-    slot_ptr: tl.tensor,  # [E] int32
+    seat_ptr: tl.tensor,  # [E] int32
     length_ptr: tl.tensor,  # [E] int32
     penalty_ptr: tl.tensor,  # [E, 3] float32
-    token_table_ptr: tl.tensor,  # [num_slots, width] int32
+    token_table_ptr: tl.tensor,  # [num_seats, width] int32
     counts_ptr: tl.tensor,  # [E, V] int32, zeros again on return
     stride_logits: tl.tensor,
     stride_table: tl.tensor,
@@ -67,7 +67,7 @@ def penalise_kernel(
 ) -> None:
     """Penalise each token of one tile of one history, unless another occurrence of it already has been."""
     i_penalised = tl.program_id(0).to(tl.int64)
-    b_token, _, m_place = _load_history(slot_ptr, length_ptr, token_table_ptr, stride_table, i_penalised, TILE)
+    b_token, _, m_place = _load_history(seat_ptr, length_ptr, token_table_ptr, stride_table, i_penalised, TILE)
     p_count = counts_ptr + i_penalised * vocab_size + b_token
     b_count = tl.atomic_xchg(p_count, tl.zeros((TILE,), tl.int32), mask=m_place, sem="relaxed")
     m_own = m_place & (b_count != 0)
@@ -89,7 +89,7 @@ def penalise(logits: Tensor, rows: PenaltyRows, token_table: Tensor) -> None:
     Products are rounded before they are subtracted, so results are bitwise those of the reference. Never waits.
 
     logits:      float32 [S, V], V contiguous
-    token_table: int32 [num_slots, width], width contiguous; a slot's history is its first `length` tokens
+    token_table: int32 [num_seats, width], width contiguous; a seat's history is its first `length` tokens
     """
     num_penalised, vocab_size = len(rows), logits.shape[1]
     assert logits.dtype == torch.float32 and logits.stride(1) == 1
@@ -99,7 +99,7 @@ def penalise(logits: Tensor, rows: PenaltyRows, token_table: Tensor) -> None:
     counts = torch.zeros((num_penalised, vocab_size), dtype=torch.int32, device=logits.device)
     grid = (num_penalised, triton.cdiv(rows.max_length, TILE))
     count_kernel[grid](
-        rows.slots,
+        rows.seats,
         rows.lengths,
         rows.num_prompt,
         token_table,
@@ -113,7 +113,7 @@ def penalise(logits: Tensor, rows: PenaltyRows, token_table: Tensor) -> None:
     penalise_kernel[grid](
         logits,
         rows.logit_rows,
-        rows.slots,
+        rows.seats,
         rows.lengths,
         rows.penalties,
         token_table,

@@ -1,7 +1,7 @@
 """Sampling over rows of logits: edits, truncation, the draw, and log-probabilities, in plain torch.
 
 The result of a row does not depend on the other rows, so a row gives the same token in every batch. Edits work in
-place on float32 [S, V] that the caller owns; lists of edits are flat (row, token id) pairs. Knows nothing of slots,
+place on float32 [S, V] that the caller owns; lists of edits are flat (row, token id) pairs. Knows nothing of seats,
 requests or where the parameters come from.
 """
 

@@ -34,7 +34,7 @@ class SamplingOperations:
     """One implementation of the operations; arguments are given by position.
 
     Each takes logits [L, V] in any floating dtype, V contiguous, which it does not change. A token table is int32
-    [num_slots, width] and is read for penalties.
+    [num_seats, width] and is read for penalties.
 
     choose_tokens: logits, rows, edits of the samples' rows or None, token table
     rank_tokens: logits, logit rows int32 [C], K, edits of these rows or None, token table. As in the beam search of

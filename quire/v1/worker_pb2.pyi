@@ -4,7 +4,7 @@ isort:skip_file
 The interface between the scheduler and a worker: one Step per iteration.
 
 Large arrays are `bytes` of little-endian int32 (float32 where stated), struct of arrays: encoding costs microseconds
-for any batch. A Step has only the changes; the worker's slot table is a cache of the Steps so far, and epoch and
+for any batch. A Step has only the changes; the worker's seat table is a cache of the Steps so far, and epoch and
 step_id order and fence every Step.
 """
 
@@ -99,7 +99,7 @@ class DescribeResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
-    NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    NUM_SEATS_FIELD_NUMBER: _builtins.int
     MAX_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     STARTUP_FIELD_NUMBER: _builtins.int
@@ -107,8 +107,8 @@ class DescribeResponse(_message.Message):
     """worker_id is stable over restarts."""
     incarnation: _builtins.str
     """incarnation changes with every start of the process."""
-    num_slots: _builtins.int
-    """num_slots is the most sequences that can run at once."""
+    num_seats: _builtins.int
+    """num_seats is the most sequences that can run at once."""
     max_batched_tokens: _builtins.int
     """max_batched_tokens is the most tokens one step may compute."""
     device: _builtins.str
@@ -137,14 +137,14 @@ class DescribeResponse(_message.Message):
         model: Global___ModelInfo | None = ...,
         tokenizer: Global___TokenizerFiles | None = ...,
         pool: Global___PoolInfo | None = ...,
-        num_slots: _builtins.int = ...,
+        num_seats: _builtins.int = ...,
         max_batched_tokens: _builtins.int = ...,
         device: _builtins.str = ...,
         startup: _abc.Iterable[Global___PhaseTime] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "pool", b"pool", "tokenizer", b"tokenizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "incarnation", b"incarnation", "max_batched_tokens", b"max_batched_tokens", "model", b"model", "num_slots", b"num_slots", "pool", b"pool", "startup", b"startup", "tokenizer", b"tokenizer", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "incarnation", b"incarnation", "max_batched_tokens", b"max_batched_tokens", "model", b"model", "num_seats", b"num_seats", "pool", b"pool", "startup", b"startup", "tokenizer", b"tokenizer", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,7 +332,7 @@ Global___PhaseTime: _TypeAlias = PhaseTime  # noqa: Y015
 class StepRequest(_message.Message):
     """StepRequest is one iteration. The message has at most 128 MiB, which bounds its arrays. Every entry of an array must
     be within the worker's limits; otherwise the step is INVALID and changes nothing. The worker applies the fields in
-    this order: snapshot, freed_slots, whole, append_pairs, swap_out, swap_in, copies. Then it computes the rows,
+    this order: snapshot, freed_seats, whole, append_pairs, swap_out, swap_in, copies. Then it computes the rows,
     samples, and ranks candidates.
     """
 
@@ -341,7 +341,7 @@ class StepRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     STEP_ID_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
-    FREED_SLOTS_FIELD_NUMBER: _builtins.int
+    FREED_SEATS_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
     APPEND_PAIRS_FIELD_NUMBER: _builtins.int
     SWAP_OUT_FIELD_NUMBER: _builtins.int
@@ -359,13 +359,13 @@ class StepRequest(_message.Message):
     A step with another step_id is answered with NEED_SNAPSHOT and changes nothing.
     """
     snapshot: _builtins.bool
-    """snapshot: every slot that is not in `whole` is dropped first, and step_id counts on from here.
+    """snapshot: every seat that is not in `whole` is dropped first, and step_id counts on from here.
     With a snapshot in every step, each message has all block tables, as in the paper.
     """
-    freed_slots: _builtins.bytes
-    """freed_slots, int32[n]: slots that are no longer in use."""
+    freed_seats: _builtins.bytes
+    """freed_seats, int32[n]: seats that are no longer in use."""
     append_pairs: _builtins.bytes
-    """append_pairs, int32[n][2]: (slot, block): the block is appended to the slot's block table."""
+    """append_pairs, int32[n][2]: (seat, block): the block is appended to the seat's block table."""
     swap_out: _builtins.bytes
     """swap_out, int32[n][2]: (device block, host block) to copy to the host pool."""
     swap_in: _builtins.bytes
@@ -373,24 +373,24 @@ class StepRequest(_message.Message):
     copies: _builtins.bytes
     """copies, int32[n][2]: (source block, destination block) of copy-on-write, all in one operation."""
     rows: _builtins.bytes
-    """rows, int32[num_rows]: the slots to compute, one row each."""
+    """rows, int32[num_rows]: the seats to compute, one row each."""
     num_tokens: _builtins.bytes
-    """num_tokens, int32[num_rows]: tokens to compute in each row, from the slot's position on. Empty: 1 each."""
+    """num_tokens, int32[num_rows]: tokens to compute in each row, from the seat's position on. Empty: 1 each."""
     samples: _builtins.bytes
-    """samples, int32[n][2]: (row, slot): the slot samples from the row's last logits; one row may serve several slots.
-    Absent: every row samples for its own slot. The sampled token becomes the slot's next input.
+    """samples, int32[n][2]: (row, seat): the seat samples from the row's last logits; one row may serve several seats.
+    Absent: every row samples for its own seat. The sampled token becomes the seat's next input.
     """
     candidates: _builtins.bytes
     """candidates, int32[n][2]: (row, k): the answer has the k best next tokens of the row, fewer if the vocabulary is
-    smaller. Nothing is sampled: the scheduler chooses, and sends the slot's state again.
+    smaller. Nothing is sampled: the scheduler chooses, and sends the seat's state again.
     """
     checksum: _builtins.int
     """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire. A step on a
     StepStream that does not match, or has none, ends the stream with DATA_LOSS and is not executed.
     """
     @_builtins.property
-    def whole(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotState]:
-        """whole has the complete state of new or changed slots; at most 65,536."""
+    def whole(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceState]:
+        """whole has the complete state of new or changed seats; at most 65,536."""
 
     def __init__(
         self,
@@ -398,8 +398,8 @@ class StepRequest(_message.Message):
         epoch: _builtins.int = ...,
         step_id: _builtins.int = ...,
         snapshot: _builtins.bool = ...,
-        freed_slots: _builtins.bytes = ...,
-        whole: _abc.Iterable[Global___SlotState] | None = ...,
+        freed_seats: _builtins.bytes = ...,
+        whole: _abc.Iterable[Global___SequenceState] | None = ...,
         append_pairs: _builtins.bytes = ...,
         swap_out: _builtins.bytes = ...,
         swap_in: _builtins.bytes = ...,
@@ -412,7 +412,7 @@ class StepRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "checksum", b"checksum", "copies", b"copies", "epoch", b"epoch", "freed_slots", b"freed_slots", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "checksum", b"checksum", "copies", b"copies", "epoch", b"epoch", "freed_seats", b"freed_seats", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__samples: _TypeAlias = _typing.Literal["samples"]  # noqa: Y015
     _WhichOneofArgType__samples: _TypeAlias = _typing.Literal["_samples", b"_samples"]  # noqa: Y015
@@ -421,20 +421,20 @@ class StepRequest(_message.Message):
 Global___StepRequest: _TypeAlias = StepRequest  # noqa: Y015
 
 @_typing.final
-class SlotState(_message.Message):
-    """SlotState is the complete state of one sequence on a worker."""
+class SequenceState(_message.Message):
+    """SequenceState is the complete state of one sequence on a worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SLOT_FIELD_NUMBER: _builtins.int
+    SEAT_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     BLOCK_TABLE_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
-    slot: _builtins.int
-    """slot in [0, num_slots)."""
+    seat: _builtins.int
+    """seat in [0, num_seats)."""
     position: _builtins.int
     """position is the number of tokens whose KV is in the blocks; the computation continues there."""
     block_table: _builtins.bytes
@@ -447,12 +447,12 @@ class SlotState(_message.Message):
     """num_prompt_tokens is the length of the prompt; the output follows it."""
     @_builtins.property
     def sampling(self) -> Global___SequenceSampling:
-        """sampling of the slot."""
+        """sampling of the seat."""
 
     def __init__(
         self,
         *,
-        slot: _builtins.int = ...,
+        seat: _builtins.int = ...,
         position: _builtins.int = ...,
         block_table: _builtins.bytes = ...,
         token_ids: _builtins.bytes = ...,
@@ -462,11 +462,11 @@ class SlotState(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table", b"block_table", "history", b"history", "num_prompt_tokens", b"num_prompt_tokens", "position", b"position", "sampling", b"sampling", "slot", b"slot", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table", b"block_table", "history", b"history", "num_prompt_tokens", b"num_prompt_tokens", "position", b"position", "sampling", b"sampling", "seat", b"seat", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SlotState: _TypeAlias = SlotState  # noqa: Y015
+Global___SequenceState: _TypeAlias = SequenceState  # noqa: Y015
 
 @_typing.final
 class SequenceSampling(_message.Message):
@@ -588,11 +588,11 @@ class StepResponse(_message.Message):
     """
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleLogprobs]:
-        """logprobs of samples whose slots asked for them."""
+        """logprobs of samples whose seats asked for them."""
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLogprobs]:
-        """prompt_logprobs of rows whose slots asked for them."""
+        """prompt_logprobs of rows whose seats asked for them."""
 
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidates]:
@@ -636,13 +636,13 @@ class Candidates(_message.Message):
     token_ids: _builtins.bytes
     """token_ids, int32[k]."""
     logprobs: _builtins.bytes
-    """logprobs, float32[k]: log-softmax of the model's logits, edited by the slot's sampling parameters (allowed and
+    """logprobs, float32[k]: log-softmax of the model's logits, edited by the seat's sampling parameters (allowed and
     suppressed ids, bias, penalties); -inf for a token that is not allowed. If the logits were not finite, this field
     and token_ids are empty.
     """
     @_builtins.property
     def rows(self) -> Global___LogprobRows:
-        """rows has k rows of the model's own distribution, if the slot asked for log-probabilities."""
+        """rows has k rows of the model's own distribution, if the seat asked for log-probabilities."""
 
     def __init__(
         self,
@@ -693,11 +693,11 @@ class PromptLogprobs(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SLOT_FIELD_NUMBER: _builtins.int
+    SEAT_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
-    slot: _builtins.int
-    """slot of the sequence."""
+    seat: _builtins.int
+    """seat of the sequence."""
     position: _builtins.int
     """position in the prompt of the first row's token, at least 1."""
     @_builtins.property
@@ -707,13 +707,13 @@ class PromptLogprobs(_message.Message):
     def __init__(
         self,
         *,
-        slot: _builtins.int = ...,
+        seat: _builtins.int = ...,
         position: _builtins.int = ...,
         rows: Global___LogprobRows | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "rows", b"rows", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "rows", b"rows", "seat", b"seat"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

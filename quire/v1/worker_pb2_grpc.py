@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerStub(object):
-    """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    """Worker executes steps on one device. It knows sequences only as seats and block tables.
     A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries
     the step_key of its RegisterRequest as metadata "quire-step-key"; it answers Describe to every caller.
     """
@@ -55,7 +55,7 @@ class WorkerStub(object):
 
 
 class WorkerServicer(object):
-    """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    """Worker executes steps on one device. It knows sequences only as seats and block tables.
     A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries
     the step_key of its RegisterRequest as metadata "quire-step-key"; it answers Describe to every caller.
     """
@@ -111,7 +111,7 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker(object):
-    """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    """Worker executes steps on one device. It knows sequences only as seats and block tables.
     A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries
     the step_key of its RegisterRequest as metadata "quire-step-key"; it answers Describe to every caller.
     """

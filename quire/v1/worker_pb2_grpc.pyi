@@ -4,7 +4,7 @@ isort:skip_file
 The interface between the scheduler and a worker: one Step per iteration.
 
 Large arrays are `bytes` of little-endian int32 (float32 where stated), struct of arrays: encoding costs microseconds
-for any batch. A Step has only the changes; the worker's slot table is a cache of the Steps so far, and epoch and
+for any batch. A Step has only the changes; the worker's seat table is a cache of the Steps so far, and epoch and
 step_id order and fence every Step.
 """
 
@@ -32,7 +32,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerStub:
-    """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    """Worker executes steps on one device. It knows sequences only as seats and block tables.
     A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries
     the step_key of its RegisterRequest as metadata "quire-step-key"; it answers Describe to every caller.
     """
@@ -55,7 +55,7 @@ class WorkerStub:
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
-    """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    """Worker executes steps on one device. It knows sequences only as seats and block tables.
     A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries
     the step_key of its RegisterRequest as metadata "quire-step-key"; it answers Describe to every caller.
     """
@@ -74,7 +74,7 @@ class WorkerAsyncStub(WorkerStub):
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
-    """Worker executes steps on one device. It knows sequences only as slots and block tables.
+    """Worker executes steps on one device. It knows sequences only as seats and block tables.
     A worker that registers with a scheduler answers StepStream and Step with PERMISSION_DENIED unless the call carries
     the step_key of its RegisterRequest as metadata "quire-step-key"; it answers Describe to every caller.
     """

@@ -25,7 +25,7 @@ class GroupStarter:
     ) -> None:
         """Start groups in order, up to the first that cannot be started here and now."""
         workers = list(workers)
-        while budget > 0 and worker.free_slots and not worker.parked:
+        while budget > 0 and worker.free_seats and not worker.parked:
             group = self._head(workers, now_s)
             if group is not None and not placement.may_take(worker, group, workers, self._limits):
                 group = None
@@ -77,7 +77,7 @@ class GroupStarter:
         return True
 
     def _restore(self, worker: WorkerState, step: PlannedStep, group: SequenceGroup) -> bool:
-        if not placement.has_free_slots(worker, group, self._limits):
+        if not placement.has_free_seats(worker, group, self._limits):
             return False
         if not has_room_to_swap_in(worker, group, step.num_starved):
             return False

@@ -54,16 +54,16 @@ def replace_beams(worker: WorkerState, group: SequenceGroup, survivors: Seq[tupl
 
 
 def _drop(worker: WorkerState, beam: Sequence) -> None:
-    """Free a dead beam's blocks. It keeps its slot for a later fork; the worker is told to drop the slot's state."""
-    slot, is_described = beam.slot, beam.first_step_id > 0
-    assert slot is not None
+    """Free a dead beam's blocks. It keeps its seat for a later fork; the worker is told to drop the seat's state."""
+    seat, is_described = beam.seat, beam.first_step_id > 0
+    assert seat is not None
     worker.remove_running(beam)
     worker.cache_full_blocks(beam, None)
     worker.blocks.free(beam.block_table)
     if is_described:
-        worker.freed_slots.append(slot)
+        worker.freed_seats.append(seat)
     beam.leave_worker()
-    beam.slot = slot
+    beam.seat = seat
     beam.num_computed_tokens = 0
     beam.status = SequenceStatus.IDLE
 

@@ -36,7 +36,7 @@ class GroupState(Enum):
     WAITING = "waiting"  # in the queue, in order
     DEFERRED = "deferred"  # in the queue, skipped until something changes
     QUARANTINED = "quarantined"  # in the queue, waits for the trial of its cohort
-    RUNNING = "running"  # on a worker, with slots and blocks
+    RUNNING = "running"  # on a worker, with seats and blocks
     PARKED = "parked"  # preempted; bound to its worker until the tokens in flight are known
     SWAPPED = "swapped"  # preempted; its blocks are in the host pool of its worker
     PAUSED = "paused"  # off the device until it is resumed

@@ -1,4 +1,4 @@
-"""Paused groups: off the device, without a slot, and out of the queue until they are resumed.
+"""Paused groups: off the device, without a seat, and out of the queue until they are resumed.
 
 A paused group is bound to a worker only while tokens of it are in flight there, or its blocks are in the host pool.
 Preempted groups may take those host blocks. Functions over one worker; they know nothing of the queue.

@@ -36,7 +36,7 @@ def can_ever_hold(worker: WorkerState, group: SequenceGroup, limits: WorkerLimit
     if longest is not None and any(sequence.worst_case_tokens > longest for sequence in group.unfinished):
         return False
     return (
-        num_members <= min(worker.num_slots, limits.max_num_seqs)
+        num_members <= min(worker.num_seats, limits.max_num_seqs)
         and group.worst_case_blocks(worker.block_size) <= worker.capacity_blocks
     )
 
@@ -66,21 +66,21 @@ def max_tokens_of_each(
     Without `with_pins`: as if no block were pinned there.
     """
     num_blocks = worker.capacity_blocks if with_pins else worker.capacity_blocks + worker.num_pinned_blocks
-    if num_sequences > min(worker.num_slots, limits.max_num_seqs):
+    if num_sequences > min(worker.num_seats, limits.max_num_seqs):
         return 0
     num_shared = num_prompt_tokens // worker.block_size
     num_own = max(0, num_blocks - num_shared) // num_sequences
     return min(num_shared + num_own, num_blocks) * worker.block_size
 
 
-def num_free_slots(worker: WorkerState, limits: WorkerLimits) -> int:
-    """Count the slots that groups may still take there."""
-    return min(len(worker.free_slots), limits.max_num_seqs - worker.num_members)
+def num_free_seats(worker: WorkerState, limits: WorkerLimits) -> int:
+    """Count the seats that groups may still take there."""
+    return min(len(worker.free_seats), limits.max_num_seqs - worker.num_members)
 
 
-def has_free_slots(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
-    """True if there is a slot for each member, and no group preempted here still waits for tokens in flight."""
-    return len(group.unfinished) <= num_free_slots(worker, limits) and not worker.parked
+def has_free_seats(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
+    """True if there is a seat for each member, and no group preempted here still waits for tokens in flight."""
+    return len(group.unfinished) <= num_free_seats(worker, limits) and not worker.parked
 
 
 def goes_before_swapped(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
@@ -109,7 +109,7 @@ def claim_start(
     soon and can leave the group to a worker whose pipeline is full at the moment, if that has more of its prefix or far
     less to do.
     """
-    if not has_free_slots(worker, group, limits) or not can_ever_hold(worker, group, limits):
+    if not has_free_seats(worker, group, limits) or not can_ever_hold(worker, group, limits):
         return None
     start = plan_start(worker, group)
     if not has_room_for(worker, start):
@@ -134,7 +134,7 @@ def _suits_better(
     """True if `other` should take the group. The order is strict, so two workers never leave a group to each other."""
     if other.is_draining or other.trial is not None:
         return False
-    if not has_free_slots(other, group, limits) or not can_ever_hold(other, group, limits):
+    if not has_free_seats(other, group, limits) or not can_ever_hold(other, group, limits):
         return False
     if not goes_before_swapped(other, group, limits):
         return False

@@ -12,8 +12,8 @@ from scheduler_svc.core.pausing import unbind_paused
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.core.seat_use import SeatUse, seat_use
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.slot_use import SlotUse, slot_use
 from scheduler_svc.core.swapping import drop_host_copy
 from scheduler_svc.core.worker_state import WorkerState
 
@@ -34,7 +34,7 @@ class PresentWorkers:
         *,
         num_blocks: int,
         block_size: int,
-        num_slots: int,
+        num_seats: int,
         max_num_batched_tokens: int | None = None,
         num_host_blocks: int = 0,
         max_model_len: int | None = None,
@@ -45,8 +45,8 @@ class PresentWorkers:
         """
         if worker_id in self._workers:
             raise ValueError(f"worker {worker_id} is here already: remove it first")
-        if num_slots < 1 or block_size < 1:
-            raise ValueError(f"worker {worker_id} has {num_slots} slots, block size {block_size}: both are >= 1")
+        if num_seats < 1 or block_size < 1:
+            raise ValueError(f"worker {worker_id} has {num_seats} seats, block size {block_size}: both are >= 1")
         for other in self._workers.values():
             if other.block_size != block_size:
                 raise ValueError(
@@ -61,7 +61,7 @@ class PresentWorkers:
             max_num_batched_tokens=max_num_batched_tokens,
             num_blocks=num_blocks,
             block_size=block_size,
-            num_slots=num_slots,
+            num_seats=num_seats,
             num_watermark_blocks=int(num_blocks * self._config.watermark),
             enable_prefix_cache=self._config.enable_prefix_cache,
             num_host_blocks=num_host_blocks,
@@ -181,13 +181,13 @@ class PresentWorkers:
         """Return the most sequences of a group that the workers of `max_tokens_that_fit` could each hold alone."""
         most = self._limits.max_num_seqs
         return min(
-            (min(most, worker.num_slots, worker.capacity_blocks) for worker in self._measured_workers()),
+            (min(most, worker.num_seats, worker.capacity_blocks) for worker in self._measured_workers()),
             default=0,
         )
 
-    def slot_use(self) -> list[SlotUse]:
-        """Return the use of slots on each worker that new groups are given to."""
-        return slot_use(self._workers.values(), self._limits)
+    def seat_use(self) -> list[SeatUse]:
+        """Return the use of seats on each worker that new groups are given to."""
+        return seat_use(self._workers.values(), self._limits)
 
     def _measured_workers(self) -> list[WorkerState]:
         """Return the workers that a new group must fit on."""

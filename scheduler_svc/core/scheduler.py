@@ -71,12 +71,12 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """Finish or cancel a sequence in whatever state. A group ends with its last member. Idempotent.
 
-        Blocks and slot are free at once, or when the last step in flight that uses them is done.
+        Blocks and seat are free at once, or when the last step in flight that uses them is done.
         """
         if sequence.is_finished:
             return
         group = sequence.group
-        if sequence.slot is not None:
+        if sequence.seat is not None:
             self._places.worker_of(group).stop_sequence(sequence)
         if sequence.host_blocks:
             free_host_blocks(self._places.worker_of(group), [sequence])

@@ -40,7 +40,7 @@ class Sequence:
     group: "SequenceGroup" = field(init=False, repr=False)  # set by the group that takes it
     status: SequenceStatus = SequenceStatus.WAITING
     worker_id: str | None = None  # where it runs; if preempted, where its pending tokens come from
-    slot: int | None = None
+    seat: int | None = None
     num_computed_tokens: int = 0  # KV is in the blocks, or will be once the steps in flight are done
     num_pending_tokens: int = 0  # sampled by steps in flight, not yet known here
     block_table: list[int] = field(default_factory=list)  # one reference to each
@@ -56,7 +56,7 @@ class Sequence:
     num_lost_tokens: int = 0  # computed, then lost with the blocks; to be computed again
     num_registered_blocks: int = 0  # leading blocks of the table already put into the prefix cache
     num_tokens_at_start: int = 0  # num_tokens when it was last started on a worker
-    first_step_id: int = 0  # first step since its start that describes its slot to the worker; 0: none yet
+    first_step_id: int = 0  # first step since its start that describes its seat to the worker; 0: none yet
     last_step: int = 0  # latest step with a row or a sample of it
 
     def __post_init__(self) -> None:
@@ -123,8 +123,8 @@ class Sequence:
         self.num_computed_tokens = 0
 
     def leave_worker(self) -> None:
-        """Clear slot and blocks. The caller has freed them, or they are gone with the worker."""
-        self.slot = None
+        """Clear seat and blocks. The caller has freed them, or they are gone with the worker."""
+        self.seat = None
         self.block_table = []
         self.fork_tail = None
         self.source = None
@@ -201,7 +201,7 @@ class SequenceGroup:
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """Members that need a slot while the group runs, idle beams included."""
+        """Members that need a seat while the group runs, idle beams included."""
         return [s for s in self.sequences if s.status is not SequenceStatus.FINISHED]
 
     @property

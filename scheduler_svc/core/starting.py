@@ -69,7 +69,7 @@ def has_room_for(worker: WorkerState, start: GroupStart) -> bool:
 
 
 def start_group(worker: WorkerState, group: SequenceGroup, start: GroupStart) -> None:
-    """Give every member a slot, and every live one blocks for all its present tokens."""
+    """Give every member a seat, and every live one blocks for all its present tokens."""
     for member in start.members:
         worker.blocks.share(member.prefix)  # before any allocation, which could evict it
     for member in start.members:
@@ -96,14 +96,14 @@ def share_all_blocks(worker: WorkerState, parent: Sequence, child: Sequence) -> 
 
 
 def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
-    """Have the group run here: a slot for each member, a place in the running list for the live ones."""
+    """Have the group run here: a seat for each member, a place in the running list for the live ones."""
     group.move_to(GroupState.RUNNING)
     group.worker_id = worker.worker_id
     group.num_times_left = 0
     group.shares = None
     for sequence in group.unfinished:
         worker.num_members += 1
-        sequence.slot = worker.free_slots.pop()
+        sequence.seat = worker.free_seats.pop()
         sequence.worker_id = worker.worker_id
         sequence.last_step = 0
         if sequence.is_live:

@@ -11,13 +11,13 @@ from scheduler_svc.core.sequence import Sequence
 
 @dataclass(slots=True)
 class StepPlan:
-    """Plan of one step. The worker takes `freed_slots` before `whole`, and executes plans in the order of `step_id`."""
+    """Plan of one step. The worker takes `freed_seats` before `whole`, and executes plans in the order of `step_id`."""
 
     worker_id: str
     step_id: int  # consecutive per worker, from 1; never used twice, so a rollback leaves a gap
-    snapshot: bool  # every live slot is in `whole`; the worker drops all others first
+    snapshot: bool  # every live seat is in `whole`; the worker drops all others first
     sequences: list[Sequence] = field(default_factory=list)  # one a row
-    slots: list[int] = field(default_factory=list)  # beside sequences: their slots, perhaps lost when the answer comes
+    seats: list[int] = field(default_factory=list)  # beside sequences: their seats, perhaps lost when the answer comes
     num_tokens: list[int] = field(default_factory=list)  # beside sequences: computed in this step, >= 1
     positions: list[int] = field(default_factory=list)  # beside sequences: position of the row's first token
     sampled_rows: list[int] = field(default_factory=list)  # rows that reach the end of their tokens
@@ -25,14 +25,14 @@ class StepPlan:
     candidate_rows: list[int] = field(default_factory=list)  # rows of beams that reach the end of their tokens
     # Newly scheduled, restored or forked, and beams with a row; in a snapshot every sequence that the worker must know.
     whole: list[Sequence] = field(default_factory=list)
-    append_pairs: list[int] = field(default_factory=list)  # flat (slot, block), sequences not in `whole` only
-    freed_slots: list[int] = field(default_factory=list)  # to be dropped; `whole` may use them again at once
+    append_pairs: list[int] = field(default_factory=list)  # flat (seat, block), sequences not in `whole` only
+    freed_seats: list[int] = field(default_factory=list)  # to be dropped; `whole` may use them again at once
     swap_out: list[int] = field(default_factory=list)  # flat (device block, host block); before all the rest
     swap_in: list[int] = field(default_factory=list)  # flat (host block, device block); after swap_out, before copies
     copies: list[int] = field(default_factory=list)  # flat (source block, destination block), copy-on-write
 
 
-def slot_of(sequence: Sequence) -> int:
-    """Return the slot of a sequence in the step being planned."""
-    assert sequence.slot is not None, "a scheduled sequence has a slot"
-    return sequence.slot
+def seat_of(sequence: Sequence) -> int:
+    """Return the seat of a sequence in the step being planned."""
+    assert sequence.seat is not None, "a scheduled sequence has a seat"
+    return sequence.seat

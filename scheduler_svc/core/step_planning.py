@@ -8,7 +8,7 @@ from scheduler_svc.core.aging import Aging
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.scheduler_config import SchedulerConfig
-from scheduler_svc.core.step_plan import StepPlan, slot_of
+from scheduler_svc.core.step_plan import StepPlan, seat_of
 from scheduler_svc.core.step_rows import add_running_rows, force_preemption
 from scheduler_svc.core.trials import Trials
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
@@ -31,7 +31,7 @@ class StepPlanner:
         if len(worker.in_flight) >= self._pipeline_depth:
             return None
         if worker.needs_snapshot and worker.in_flight:
-            return None  # a snapshot has the next token of every slot: all must be known
+            return None  # a snapshot has the next token of every seat: all must be known
         if not self._trials.begin_turn(worker, workers):
             return None
         worker.cache_decoded_blocks()
@@ -68,15 +68,15 @@ class StepPlanner:
 
 def _complete_plan(worker: WorkerState, plan: StepPlan) -> None:
     """Fill in what the worker is told besides the rows, and count the step."""
-    plan.slots = [slot_of(sequence) for sequence in plan.sequences]
+    plan.seats = [seat_of(sequence) for sequence in plan.sequences]
     if not plan.snapshot:
-        plan.freed_slots = worker.freed_slots
+        plan.freed_seats = worker.freed_seats
     else:
         plan.whole = [sequence for sequence in worker.running if sequence.first_step_id]
         plan.append_pairs = []
     plan.swap_out = worker.unsent_swap_out
     worker.unsent_swap_out = []
-    worker.freed_slots = []
+    worker.freed_seats = []
     worker.needs_snapshot = False
     worker.next_step_id += 1
     if worker.trial is not None:

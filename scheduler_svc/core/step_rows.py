@@ -116,9 +116,9 @@ def _append_block(worker: WorkerState, step: PlannedStep, sequence: Sequence) ->
         if sequence.fork_tail is not None:
             copy_tail(worker, step, sequence, block)
     sequence.block_table.append(block)
-    assert sequence.slot is not None
+    assert sequence.seat is not None
     if 0 < sequence.first_step_id < step.plan.step_id and not sequence.group.awaits_host:
-        step.plan.append_pairs += (sequence.slot, block)
+        step.plan.append_pairs += (sequence.seat, block)
     worker.uncached.append(sequence)
     return True
 

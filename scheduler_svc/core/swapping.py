@@ -78,7 +78,7 @@ def has_room_to_swap_in(worker: WorkerState, group: SequenceGroup, num_starved: 
 
 
 def swap_in(worker: WorkerState, group: SequenceGroup, step: PlannedStep) -> None:
-    """Give a swapped group blocks and slots again. The caller has seen that there is room."""
+    """Give a swapped group blocks and seats again. The caller has seen that there is room."""
     block_of: dict[int, int] = {}
     for sequence in group.live:
         table = [_counterpart(worker.blocks, block_of, host_block) for host_block in sequence.host_blocks]

@@ -22,7 +22,7 @@ class WaitingReason(Enum):
     NO_WORKER = "a worker: none is connected"
     DRAINING = "a worker: all are draining"
     NO_LARGER_WORKER = "a worker with more KV memory: no connected one can hold it"
-    SLOT = "a free slot: as many requests run as may run at once"
+    SEAT = "a free seat: as many requests run as may run at once"
     BLOCKS = "KV blocks"
     EARLIER_REQUESTS = "earlier requests"
     DEADLINE = "its deadline: it cannot be met any more"
@@ -63,10 +63,10 @@ def _reason_in_queue(
         return WaitingReason.DEADLINE
     if queue.peek() is not group:
         return WaitingReason.EARLIER_REQUESTS
-    with_slots = [worker for worker in takers if placement.has_free_slots(worker, group, limits)]
-    if not with_slots:
-        return WaitingReason.SLOT
-    open_to_it = [worker for worker in with_slots if placement.goes_before_swapped(worker, group, limits)]
+    with_seats = [worker for worker in takers if placement.has_free_seats(worker, group, limits)]
+    if not with_seats:
+        return WaitingReason.SEAT
+    open_to_it = [worker for worker in with_seats if placement.goes_before_swapped(worker, group, limits)]
     if not open_to_it:
         return WaitingReason.EARLIER_REQUESTS
     if any(has_room_for(worker, plan_start(worker, group)) for worker in open_to_it):
@@ -77,6 +77,6 @@ def _reason_in_queue(
 def _reason_swapped(group: SequenceGroup, worker: WorkerState, limits: WorkerLimits) -> WaitingReason:
     if worker.swapped and worker.swapped[0] is not group:
         return WaitingReason.EARLIER_REQUESTS
-    if not placement.has_free_slots(worker, group, limits):
-        return WaitingReason.SLOT
+    if not placement.has_free_seats(worker, group, limits):
+        return WaitingReason.SEAT
     return WaitingReason.NEXT_STEP if has_room_to_swap_in(worker, group, 0) else WaitingReason.BLOCKS

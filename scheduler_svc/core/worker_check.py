@@ -1,4 +1,4 @@
-"""Invariants of one worker (blocks, slots, pending tokens, one writer a block), of the queue and of paused groups.
+"""Invariants of one worker (blocks, seats, pending tokens, one writer a block), of the queue and of paused groups.
 
 Assertions only, for tests and for an idle engine; they change nothing.
 """
@@ -14,7 +14,7 @@ def check_worker(worker: WorkerState) -> None:
     """Assert the invariants of one worker."""
     groups = list(dict.fromkeys(sequence.group for sequence in worker.running))
     _check_blocks(worker)
-    _check_slots(worker, groups)
+    _check_seats(worker, groups)
     _check_single_writers(worker)
     assert [s.sort_key for s in worker.running] == sorted(s.sort_key for s in worker.running)
     first_id = worker.next_step_id - len(worker.in_flight)
@@ -32,7 +32,7 @@ def check_worker(worker: WorkerState) -> None:
         assert group.num_pending_tokens > 0 or group.is_paused
         for sequence in group.live:
             assert sequence.status is SequenceStatus.PREEMPTED and not sequence.block_table
-            assert sequence.slot is None and sequence.fork_tail is None
+            assert sequence.seat is None and sequence.fork_tail is None
             assert sequence.num_pending_tokens == pending[sequence]
 
 
@@ -75,7 +75,7 @@ def _check_host(worker: WorkerState) -> None:
     for group in worker.swapped:
         assert group.num_pending_tokens == 0 and group.worker_id == worker.worker_id and group not in worker.parked
         for sequence in group.live:
-            assert sequence.status is SequenceStatus.PREEMPTED and sequence.slot is None and not sequence.block_table
+            assert sequence.status is SequenceStatus.PREEMPTED and sequence.seat is None and not sequence.block_table
             num_filled = worker.num_blocks_for(sequence.num_computed_tokens)
             assert len(sequence.host_blocks) == num_filled and sequence.num_computed_tokens < sequence.num_tokens
 
@@ -83,17 +83,17 @@ def _check_host(worker: WorkerState) -> None:
 def _check_holds_nothing(group: SequenceGroup) -> None:
     for sequence in group.live:
         assert sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
-        assert sequence.worker_id is None and sequence.slot is None and not sequence.block_table
+        assert sequence.worker_id is None and sequence.seat is None and not sequence.block_table
         assert sequence.fork_tail is None and sequence.source is None and not sequence.host_blocks
         assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0
 
 
-def _check_slots(worker: WorkerState, groups: list[SequenceGroup]) -> None:
+def _check_seats(worker: WorkerState, groups: list[SequenceGroup]) -> None:
     members = [sequence for group in groups for sequence in group.unfinished]
     assert len(members) == worker.num_members
-    slots = worker.free_slots + [release.slot for step in worker.in_flight for release in step.releases]
-    slots += [sequence.slot for sequence in members if sequence.slot is not None]
-    assert sorted(slots) == list(range(worker.num_slots)), "a slot is lost or held twice"
+    seats = worker.free_seats + [release.seat for step in worker.in_flight for release in step.releases]
+    seats += [sequence.seat for sequence in members if sequence.seat is not None]
+    assert sorted(seats) == list(range(worker.num_seats)), "a seat is lost or held twice"
 
 
 def _check_single_writers(worker: WorkerState) -> None:
@@ -113,7 +113,7 @@ def _check_single_writers(worker: WorkerState) -> None:
 
 def _check_running(worker: WorkerState, sequence: Sequence) -> None:
     assert sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id
-    assert sequence.slot is not None and sequence.group.worker_id == worker.worker_id
+    assert sequence.seat is not None and sequence.group.worker_id == worker.worker_id
     assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens <= sequence.worst_case_tokens
     assert sequence.num_computed_tokens < sequence.num_tokens or sequence.group.awaits_host
     num_held = len(blocks_held(sequence))

@@ -1,6 +1,6 @@
-"""State of one worker as the scheduler keeps it: blocks, slots, running sequences, steps in flight.
+"""State of one worker as the scheduler keeps it: blocks, seats, running sequences, steps in flight.
 
-Blocks and slots change hands here. The scheduler decides who gets them, and when.
+Blocks and seats change hands here. The scheduler decides who gets them, and when.
 """
 
 from bisect import bisect_left
@@ -17,10 +17,10 @@ from scheduler_svc.core.step_plan import StepPlan
 
 
 class Release(NamedTuple):
-    """Slot and blocks that a sequence has given up, with one reference to each block."""
+    """Seat and blocks that a sequence has given up, with one reference to each block."""
 
-    slot: int
-    is_described: bool  # the worker knows the slot, and must be told that it is free
+    seat: int
+    is_described: bool  # the worker knows the seat, and must be told that it is free
     blocks: list[int]
 
 
@@ -38,7 +38,7 @@ class PlannedStep:
 
 
 class WorkerState:
-    """One worker. Every member of a running group holds one slot and one reference to each block of its table."""
+    """One worker. Every member of a running group holds one seat and one reference to each block of its table."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class WorkerState:
         *,
         num_blocks: int,
         block_size: int,
-        num_slots: int,
+        num_seats: int,
         num_watermark_blocks: int,
         max_num_batched_tokens: int,
         enable_prefix_cache: bool,
@@ -56,7 +56,7 @@ class WorkerState:
     ) -> None:
         self.worker_id = worker_id
         self.block_size = block_size
-        self.num_slots = num_slots
+        self.num_seats = num_seats
         self.num_watermark_blocks = num_watermark_blocks  # left available by admissions
         self.max_num_batched_tokens = max_num_batched_tokens  # in a step
         self.max_model_len = max_model_len  # prompt and output of each sequence
@@ -68,7 +68,7 @@ class WorkerState:
         self.pins: dict[str, list[int]] = {}  # by name; one reference to each block
         self.num_pinned_blocks = 0  # a block counts once
         self.running: list[Sequence] = []  # by sort_key; idle beams are not in it
-        self.num_members = 0  # of running groups, idle beams included: they hold slots
+        self.num_members = 0  # of running groups, idle beams included: they hold seats
         self.parked: dict[SequenceGroup, None] = {}  # PARKED here
         self.swapped: list[SequenceGroup] = []  # SWAPPED here, by order
         self.paused: dict[SequenceGroup, None] = {}  # with tokens in flight or host blocks here
@@ -76,8 +76,8 @@ class WorkerState:
         self.in_flight: deque[PlannedStep] = deque()  # consecutive step ids
         self.copy_holds: Counter[int] = Counter()  # block -> steps, not yet done, that copy from it
         self.uncached: list[Sequence] = []  # have filled a block that is not in the prefix cache yet
-        self.free_slots = list(range(num_slots - 1, -1, -1))
-        self.freed_slots: list[int] = []  # the worker is yet to be told
+        self.free_seats = list(range(num_seats - 1, -1, -1))
+        self.freed_seats: list[int] = []  # the worker is yet to be told
         self.next_step_id = 1
         self.forced_step_id = 0  # the latest before which a preemption was forced
         self.needs_snapshot = True
@@ -100,7 +100,7 @@ class WorkerState:
             self.worker_id,
             num_blocks=self.blocks.num_blocks,
             block_size=self.block_size,
-            num_slots=self.num_slots,
+            num_seats=self.num_seats,
             num_watermark_blocks=self.num_watermark_blocks,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_cache=self.enable_prefix_cache,
@@ -137,13 +137,13 @@ class WorkerState:
         return self.blocks.lookup(hashes[:num_blocks] if len(hashes) > num_blocks else hashes)
 
     def stop_sequence(self, sequence: Sequence) -> None:
-        """Take slot and blocks from a member of a running group: now, or when its last step in flight is done."""
+        """Take seat and blocks from a member of a running group: now, or when its last step in flight is done."""
         step = self._step_in_flight(sequence.last_step)
         if sequence.status is SequenceStatus.RUNNING:
             self.remove_running(sequence)
             self.cache_full_blocks(sequence, step)
-        assert sequence.slot is not None
-        release = Release(sequence.slot, sequence.first_step_id > 0, blocks_held(sequence))
+        assert sequence.seat is not None
+        release = Release(sequence.seat, sequence.first_step_id > 0, blocks_held(sequence))
         self.num_members -= 1
         sequence.leave_worker()
         if step is None:
@@ -242,9 +242,9 @@ class WorkerState:
 
     def free_release(self, release: Release) -> None:
         self.blocks.free(release.blocks)
-        self.free_slots.append(release.slot)
+        self.free_seats.append(release.seat)
         if release.is_described:
-            self.freed_slots.append(release.slot)
+            self.freed_seats.append(release.seat)
 
     def take_out(self, group: SequenceGroup) -> None:
         """Take a group out of the list here that its state names; no-op if it is in none."""

@@ -6,9 +6,9 @@ Adds what the pure core does not know: the epoch, and each sequence's sampling p
 from collections.abc import Mapping
 
 from common.sampling_params import SequenceSampling
-from common.step import SlotState, Step
+from common.step import SequenceState, Step
 from scheduler_svc.core.sequence import Sequence
-from scheduler_svc.core.step_plan import StepPlan, slot_of
+from scheduler_svc.core.step_plan import StepPlan, seat_of
 
 
 def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SequenceSampling]) -> Step:
@@ -19,11 +19,11 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SequenceSam
         epoch: the scheduler's.
         sampling_of: sampling parameters by `seq_id`.
     """
-    whole: list[SlotState] = []
+    whole: list[SequenceState] = []
     if plan.whole:
         positions = {sequence.seq_id: plan.positions[row] for row, sequence in enumerate(plan.sequences)}
         whole = [
-            _slot_state(
+            _seat_state(
                 sequence,
                 positions.get(sequence.seq_id, sequence.num_computed_tokens),
                 sampling_of[sequence.seq_id],
@@ -33,29 +33,29 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SequenceSam
     samples: list[int] | None = None
     if plan.sampled_sequences != plan.sequences:  # rows that feed no sample, or several
         pairs = zip(plan.sampled_rows, plan.sampled_sequences, strict=True)
-        samples = [number for row, sequence in pairs for number in (row, slot_of(sequence))]
+        samples = [number for row, sequence in pairs for number in (row, seat_of(sequence))]
     candidates = [n for row in plan.candidate_rows for n in (row, plan.sequences[row].group.num_candidates)]
     all_single = len(plan.num_tokens) == sum(plan.num_tokens)
     return Step(
         epoch=epoch,
         step_id=plan.step_id,
         snapshot=plan.snapshot,
-        freed_slots=plan.freed_slots,
+        freed_seats=plan.freed_seats,
         whole=whole,
         append_pairs=plan.append_pairs,
         swap_out=plan.swap_out,
         swap_in=plan.swap_in,
         copies=plan.copies,
-        rows=plan.slots,
+        rows=plan.seats,
         num_tokens=() if all_single else plan.num_tokens,
         samples=samples,
         candidates=candidates,
     )
 
 
-def _slot_state(sequence: Sequence, position: int, sampling: SequenceSampling) -> SlotState:
-    return SlotState(
-        slot=slot_of(sequence),
+def _seat_state(sequence: Sequence, position: int, sampling: SequenceSampling) -> SequenceState:
+    return SequenceState(
+        seat=seat_of(sequence),
         position=position,
         block_table=sequence.block_table,
         token_ids=sequence.token_ids[position:],

@@ -93,7 +93,7 @@ class WorkerLoop:
         self._engine = engine
         self._scheduler = engine.scheduler
         self._current_epoch = current_epoch
-        self._send_whole = send_whole  # the paper's form: every step describes every slot
+        self._send_whole = send_whole  # the paper's form: every step describes every seat
         self._decision_time = DecisionTime() if decides_late else None
         self._in_flight: deque[SentStep] = deque()
         self._refused: list[RefusedStep] = []
@@ -255,7 +255,7 @@ class WorkerLoop:
             self._engine.wake_workers()  # what waits may have been left to another worker
 
     def _roll_back_refused(self) -> None:
-        """Undo steps that were not executed, or are not believed, and describe every slot again."""
+        """Undo steps that were not executed, or are not believed, and describe every seat again."""
         first = self._refused[0]
         log.warning(
             "step not executed" if first.disbelieved is None else "step not believed",

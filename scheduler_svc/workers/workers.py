@@ -351,7 +351,7 @@ class Workers:
             member.worker_id,
             num_blocks=pool.num_blocks,
             block_size=pool.block_size,
-            num_slots=description.num_slots,
+            num_seats=description.num_seats,
             max_num_batched_tokens=description.max_batched_tokens or None,
             num_host_blocks=pool.num_host_blocks,
             max_model_len=description.model.max_model_len,

@@ -36,11 +36,11 @@ class FaultyRunner:
         self._fault = fault
         self._flag = flag
         self._num_steps = 0
-        self._poisoned: set[int] = set()  # slots
+        self._poisoned: set[int] = set()  # seats
 
     def launch(self, step: Step) -> StepResult | PendingStep:
         """Launch a step as the real runner does, except for the fault."""
-        self._note_slots(step)
+        self._note_seats(step)
         touched = self._poisoned.intersection(step.rows)
         self._num_steps += bool(step.rows)
         if touched and self._fault == "exit":
@@ -57,19 +57,19 @@ class FaultyRunner:
             return replace(launched, invalid_samples=_samples_of(step, touched))
         return launched
 
-    def _note_slots(self, step: Step) -> None:
+    def _note_seats(self, step: Step) -> None:
         if step.snapshot:
             self._poisoned.clear()
-        self._poisoned.difference_update(step.freed_slots)
+        self._poisoned.difference_update(step.freed_seats)
         for state in step.whole:
-            self._poisoned.discard(state.slot)
+            self._poisoned.discard(state.seat)
             if POISON in state.token_ids or POISON in state.history:
-                self._poisoned.add(state.slot)
+                self._poisoned.add(state.seat)
 
 
-def _samples_of(step: Step, slots: set[int]) -> list[int]:
+def _samples_of(step: Step, seats: set[int]) -> list[int]:
     sampled = step.rows if step.samples is None else step.samples[1::2]
-    return [index for index, slot in enumerate(sampled) if slot in slots]
+    return [index for index, seat in enumerate(sampled) if seat in seats]
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ class PoisonedRunner:
 
     def launch(self, step: Step) -> StepResult | PendingStep:
         rows = set(step.rows)
-        for slot in step.whole:
-            if slot.slot in rows and contains(list(slot.token_ids), POISON):
+        for seat in step.whole:
+            if seat.seat in rows and contains(list(seat.token_ids), POISON):
                 os.kill(os.getpid(), signal.SIGKILL)
         return self._runner.launch(step)
 

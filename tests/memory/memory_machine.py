@@ -176,7 +176,7 @@ class MemoryMachine(RuleBasedStateMachine):
             worker_id,
             num_blocks=rng.randrange(32, 72) // self.block_size,
             block_size=self.block_size,
-            num_slots=rng.choice([4, 16, 16]),
+            num_seats=rng.choice([4, 16, 16]),
             num_host_blocks=rng.choice([0, 10, 30, 60, 100]) // self.block_size,
         )
 

@@ -27,7 +27,7 @@ from worker_svc.cpu.runner import ModelRunner
 from worker_svc.model.decoder import Decoder
 from worker_svc.steps.step_limits import StepLimits
 
-BLOCK_SIZE, NUM_SLOTS = 4, 16
+BLOCK_SIZE, NUM_SEATS = 4, 16
 WORKER_ID = "w"
 
 
@@ -41,14 +41,14 @@ class ModelCluster:
             WORKER_ID,
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
-            num_slots=NUM_SLOTS,
+            num_seats=NUM_SEATS,
             num_host_blocks=num_host_blocks,
         )
         self.ledger = Ledger(self.scheduler)
         self.ledger.add_worker(WORKER_ID)
         self.pool = AuditedPool(decoder.block_shape(BLOCK_SIZE), num_blocks, num_host_blocks)
         limits = StepLimits(
-            num_slots=NUM_SLOTS,
+            num_seats=NUM_SEATS,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
             block_size=BLOCK_SIZE,
@@ -215,7 +215,7 @@ class ModelCluster:
     def _compare_kv(self, sequence: Sequence) -> None:
         """Compare the KV in its blocks with the KV of its tokens, computed at once and alone."""
         num_tokens = len(sequence.token_ids) - (sequence.num_computed_tokens < len(sequence.token_ids))
-        if sequence.slot is None or num_tokens < BLOCK_SIZE:
+        if sequence.seat is None or num_tokens < BLOCK_SIZE:
             return
         expected = self._reference.kv(sequence.token_ids[:num_tokens], BLOCK_SIZE)
         for index, block in enumerate(sequence.block_table[: len(expected)]):

@@ -20,7 +20,7 @@ def make_cluster(rng: random.Random, block_size: int) -> AuditedCluster:
         preempt_every=rng.choice([None, 2, 3, 5]),
     )
     cluster = AuditedCluster(config, rng.randrange(1000))
-    cluster.add_worker("w", num_blocks=14, num_host_blocks=30, num_slots=16, block_size=block_size)
+    cluster.add_worker("w", num_blocks=14, num_host_blocks=30, num_seats=16, block_size=block_size)
     return cluster
 
 
@@ -38,7 +38,7 @@ def add_something(cluster: AuditedCluster, rng: random.Random, block_size: int) 
 def cancel_some(cluster: AuditedCluster, rng: random.Random) -> None:
     """Cancel some groups; first those that were just admitted and have computed nothing."""
     for _ in range(rng.randint(1, 3)):
-        idle = [s for s in cluster.unfinished() if s.slot is not None and not s.last_step]
+        idle = [s for s in cluster.unfinished() if s.seat is not None and not s.last_step]
         chosen = idle or cluster.unfinished()
         if chosen:
             cluster.finish(rng.choice(chosen))

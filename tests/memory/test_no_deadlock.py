@@ -57,7 +57,7 @@ def add_tight_worker(cluster: Cluster, rng: random.Random, num_needed: int, part
         f"w{len(cluster.workers)}",
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
-        num_slots=rng.choice([6, 16, 64]),
+        num_seats=rng.choice([6, 16, 64]),
         num_host_blocks=rng.choice([0, 2, num_blocks // 2, num_blocks]),
     )
 

@@ -73,9 +73,9 @@ TARGETS = (
         ),
     ),
     Target(
-        name="worker_svc slots and steps",
+        name="worker_svc seats and steps",
         sources=(
-            "worker_svc/steps/slot_table.py",
+            "worker_svc/steps/seat_table.py",
             "worker_svc/steps/step_*.py",
             "worker_svc/cpu/batch_builder.py",
             "worker_svc/sampling/candidates.py",
@@ -84,7 +84,7 @@ TARGETS = (
             "worker_svc/steps/executor.py",
         ),
         tests=(
-            "tests/worker/test_slot_table.py",
+            "tests/worker/test_seat_table.py",
             "tests/worker/test_step_*.py",
             "tests/worker/test_trial_steps.py",
             "tests/worker/test_candidates.py",

@@ -11,8 +11,8 @@ from tests.services import Service, start_scheduler, start_worker
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BUDGET = ("--max-batched-tokens", "48")  # prompts are computed in chunks, beside decoding
-# The worker's share: as many slots as the requests of a test, so that few graphs are captured.
-SLOTS = ("--max-num-seqs", "8")
+# The worker's share: as many seats as the requests of a test, so that few graphs are captured.
+SEATS = ("--max-num-seqs", "8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,9 @@ def all_serving(variants: Mapping[str, Variant]) -> Iterator[dict[str, Served]]:
     with ExitStack() as stack:
         served = {}
         for name, variant in variants.items():
-            scheduler, address = start_scheduler(*BUDGET, *SLOTS, *variant.scheduler_flags)
+            scheduler, address = start_scheduler(*BUDGET, *SEATS, *variant.scheduler_flags)
             stack.enter_context(scheduler)
-            flags = ("--device", DEVICE, "--runner", "device", "--threads", "1", *SLOTS, *variant.worker_flags)
+            flags = ("--device", DEVICE, "--runner", "device", "--threads", "1", *SEATS, *variant.worker_flags)
             worker = stack.enter_context(start_worker(address, *flags, model=variant.model))
             served[name] = Served(scheduler, worker)
         yield served

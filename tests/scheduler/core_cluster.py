@@ -67,17 +67,17 @@ class Cluster:
         *,
         num_blocks: int,
         block_size: int = 4,
-        num_slots: int = 64,
+        num_seats: int = 64,
         num_host_blocks: int = 0,
     ) -> None:
         self.scheduler.workers.add_worker(
             worker_id,
             num_blocks=num_blocks,
             block_size=block_size,
-            num_slots=num_slots,
+            num_seats=num_seats,
             num_host_blocks=num_host_blocks,
         )
-        self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_slots, num_host_blocks)
+        self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_seats, num_host_blocks)
         self.in_flight[worker_id] = deque()
         self.plans[worker_id] = deque()
 
@@ -279,7 +279,7 @@ class Cluster:
     def assert_figures_add_up(self) -> None:
         """Statistics against a count block by block."""
         for worker in self.scheduler.stats().workers:
-            held = [blocks_held(s) for s in self.sequences if s.worker_id == worker.worker_id and s.slot is not None]
+            held = [blocks_held(s) for s in self.sequences if s.worker_id == worker.worker_id and s.seat is not None]
             num_distinct = len({block for blocks in held for block in blocks})
             assert worker.num_sequence_blocks == num_distinct
             assert worker.num_saved_blocks == sum(map(len, held)) - num_distinct

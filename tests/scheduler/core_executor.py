@@ -1,4 +1,4 @@
-"""A worker that has blocks and slots but no model: KV of a token is the token and a checksum of all up to it.
+"""A worker that has blocks and seats but no model: KV of a token is the token and a checksum of all up to it.
 
 It obeys plans as a real worker does, knows of a sequence only what plans say, and reads contexts through block tables.
 """
@@ -72,7 +72,7 @@ def unconstrained_output(
 
 
 @dataclass(slots=True)
-class Slot:
+class Seat:
     """A worker's state of a sequence."""
 
     position: int
@@ -88,13 +88,13 @@ class EncodedStep:
 
     step_id: int
     snapshot: bool
-    whole: dict[int, Slot]
+    whole: dict[int, Seat]
     append_pairs: list[int]
-    freed_slots: list[int]
+    freed_seats: list[int]
     rows: list[int]
     num_tokens: list[int]
     positions: list[int]
-    samples: list[tuple[int, int]]  # (row, slot)
+    samples: list[tuple[int, int]]  # (row, seat)
     candidate_rows: list[int]
     copies: list[int]
     swap_out: list[int]
@@ -106,28 +106,28 @@ def encode(plan: StepPlan) -> EncodedStep:
     position_of = dict(zip(plan.sequences, plan.positions, strict=True))
     whole = {}
     for sequence in plan.whole:
-        assert sequence.slot is not None and sequence.slot not in whole
+        assert sequence.seat is not None and sequence.seat not in whole
         position = position_of.get(sequence, sequence.num_computed_tokens)
         token_ids = sequence.token_ids[position:]
         is_sampled = sequence in plan.sampled_sequences and sequence not in position_of
         is_beam = sequence.group.awaits_host
-        assert token_ids or is_sampled or is_beam, "a slot described whole has a token to go on from, or gets it now"
+        assert token_ids or is_sampled or is_beam, "a seat described whole has a token to go on from, or gets it now"
         sample_index = sequence.group.sequences.index(sequence)
-        whole[sequence.slot] = Slot(position, list(sequence.block_table), token_ids, sample_index, is_beam)
+        whole[sequence.seat] = Seat(position, list(sequence.block_table), token_ids, sample_index, is_beam)
     ends = [position + n for position, n in zip(plan.positions, plan.num_tokens, strict=True)]
     return EncodedStep(
         step_id=plan.step_id,
         snapshot=plan.snapshot,
         whole=whole,
         append_pairs=list(plan.append_pairs),
-        freed_slots=list(plan.freed_slots),
-        rows=[sequence.slot for sequence in plan.sequences if sequence.slot is not None],
+        freed_seats=list(plan.freed_seats),
+        rows=[sequence.seat for sequence in plan.sequences if sequence.seat is not None],
         num_tokens=list(plan.num_tokens),
         positions=list(plan.positions),
         samples=[
-            (row, sequence.slot)
+            (row, sequence.seat)
             for row, sequence in zip(plan.sampled_rows, plan.sampled_sequences, strict=True)
-            if sequence.slot is not None
+            if sequence.seat is not None
         ],
         candidate_rows=list(plan.candidate_rows),
         copies=list(plan.copies),
@@ -142,11 +142,11 @@ def encode(plan: StepPlan) -> EncodedStep:
 class FakeWorker:
     """Executes encoded steps in order, and asserts that each makes sense to it."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int, num_host_blocks: int = 0) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_seats: int, num_host_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_slots = num_slots
-        self.slots: dict[int, Slot] = {}
+        self.num_seats = num_seats
+        self.seats: dict[int, Seat] = {}
         self.num_computed_tokens = 0
         self.num_copies = 0
         self.last_of_candidates: list[KV] = []  # beside the candidate rows of the last step executed
@@ -156,7 +156,7 @@ class FakeWorker:
 
     def execute(self, step: EncodedStep) -> list[int]:
         """The sampled tokens, one for each sample."""
-        self._update_slots(step)
+        self._update_seats(step)
         _move(step.swap_out, self._kv, self._host_kv, self.block_size)
         _move(step.swap_in, self._host_kv, self._kv, self.block_size)
         self._copy(step.copies)
@@ -164,50 +164,50 @@ class FakeWorker:
         self._check_single_writers(step)
         last = [self._compute(step, row) for row in range(len(step.rows))]
         sampled = []
-        assert len({slot_id for _, slot_id in step.samples}) == len(step.samples)
-        for row, slot_id in step.samples:
-            slot = self.slots[slot_id]
-            assert not self.slots[step.rows[row]].token_ids or slot_id != step.rows[row]
-            assert not slot.token_ids, "a slot samples at the end of its tokens only"
-            assert slot.position == step.positions[row] + step.num_tokens[row]
-            slot.token_ids = [next_token(last[row], slot.sample_index)]
-            sampled.append(slot.token_ids[0])
+        assert len({seat_id for _, seat_id in step.samples}) == len(step.samples)
+        for row, seat_id in step.samples:
+            seat = self.seats[seat_id]
+            assert not self.seats[step.rows[row]].token_ids or seat_id != step.rows[row]
+            assert not seat.token_ids, "a seat samples at the end of its tokens only"
+            assert seat.position == step.positions[row] + step.num_tokens[row]
+            seat.token_ids = [next_token(last[row], seat.sample_index)]
+            sampled.append(seat.token_ids[0])
         for row in step.candidate_rows:
-            slot = self.slots[step.rows[row]]
-            assert slot.is_beam and not slot.token_ids
+            seat = self.seats[step.rows[row]]
+            assert seat.is_beam and not seat.token_ids
         self.last_of_candidates = [last[row] for row in step.candidate_rows]
         return sampled
 
     def scramble(self, step: EncodedStep) -> None:
-        """The step fails in the middle: what it would have written is garbage, the slots are in disorder."""
-        self._update_slots(step)
-        for slot_id, n, position in zip(step.rows, step.num_tokens, step.positions, strict=True):
-            table = self.slots[slot_id].block_table
+        """The step fails in the middle: what it would have written is garbage, the seats are in disorder."""
+        self._update_seats(step)
+        for seat_id, n, position in zip(step.rows, step.num_tokens, step.positions, strict=True):
+            table = self.seats[seat_id].block_table
             for p in range(position, position + n):
                 self._kv[self._address(table, p)] = None
-            self.slots[slot_id].position = position + n
+            self.seats[seat_id].position = position + n
         self._last_step_id = step.step_id
 
     def block_kv(self, block: int) -> list[KV | None]:
         return self._kv[block * self.block_size : (block + 1) * self.block_size]
 
-    def _update_slots(self, step: EncodedStep) -> None:
+    def _update_seats(self, step: EncodedStep) -> None:
         if step.snapshot:
-            self.slots.clear()
-            assert not step.freed_slots and not step.append_pairs
+            self.seats.clear()
+            assert not step.freed_seats and not step.append_pairs
         else:
             assert self._last_step_id is not None and step.step_id == self._last_step_id + 1
         self._last_step_id = step.step_id
-        for slot_id in step.freed_slots:
-            del self.slots[slot_id]
-        for slot_id, slot in step.whole.items():
-            assert 0 <= slot_id < self.num_slots
-            assert slot_id not in self.slots or (slot.is_beam and self.slots[slot_id].is_beam)
-            self.slots[slot_id] = slot
+        for seat_id in step.freed_seats:
+            del self.seats[seat_id]
+        for seat_id, seat in step.whole.items():
+            assert 0 <= seat_id < self.num_seats
+            assert seat_id not in self.seats or (seat.is_beam and self.seats[seat_id].is_beam)
+            self.seats[seat_id] = seat
         pairs = step.append_pairs
-        for slot_id, block in zip(pairs[::2], pairs[1::2], strict=True):
-            assert slot_id not in step.whole
-            self.slots[slot_id].block_table.append(block)
+        for seat_id, block in zip(pairs[::2], pairs[1::2], strict=True):
+            assert seat_id not in step.whole
+            self.seats[seat_id].block_table.append(block)
 
     def _copy(self, pairs: list[int]) -> None:
         """Copy all pairs at once, like a device: no block is both source and destination, none twice a destination."""
@@ -218,31 +218,31 @@ class FakeWorker:
 
     def _check_single_writers(self, step: EncodedStep) -> None:
         writer_of: dict[int, int] = {}
-        for slot_id, position, num_tokens in zip(step.rows, step.positions, step.num_tokens, strict=True):
+        for seat_id, position, num_tokens in zip(step.rows, step.positions, step.num_tokens, strict=True):
             for p in range(position, position + num_tokens):
-                block = self.slots[slot_id].block_table[p // self.block_size]
-                assert writer_of.setdefault(block, slot_id) == slot_id, "two rows write one block"
+                block = self.seats[seat_id].block_table[p // self.block_size]
+                assert writer_of.setdefault(block, seat_id) == seat_id, "two rows write one block"
 
     def _compute(self, step: EncodedStep, row: int) -> KV:
         """Write the KV of a row's tokens, read its context back, return the last."""
-        slot, num_tokens = self.slots[step.rows[row]], step.num_tokens[row]
-        assert slot.position == step.positions[row] and 1 <= num_tokens <= len(slot.token_ids)
-        previous = self._read(slot, slot.position)
+        seat, num_tokens = self.seats[step.rows[row]], step.num_tokens[row]
+        assert seat.position == step.positions[row] and 1 <= num_tokens <= len(seat.token_ids)
+        previous = self._read(seat, seat.position)
         value = previous[-1][1] if previous else 0
-        for token_id in slot.token_ids[:num_tokens]:
+        for token_id in seat.token_ids[:num_tokens]:
             value = checksum(value, token_id)
-            self._kv[self._address(slot.block_table, slot.position)] = (token_id, value)
-            slot.position += 1
-        del slot.token_ids[:num_tokens]
+            self._kv[self._address(seat.block_table, seat.position)] = (token_id, value)
+            seat.position += 1
+        del seat.token_ids[:num_tokens]
         self.num_computed_tokens += num_tokens
-        context = self._read(slot, slot.position)
+        context = self._read(seat, seat.position)
         expected = step.contexts[row]
         known = [token_id for token_id, _ in context] if expected is None else expected
         assert context == context_kv(known), "the block table does not lead to the sequence's own tokens"
         return context[-1]
 
-    def _read(self, slot: Slot, num_tokens: int) -> list[KV]:
-        kv = [self._kv[self._address(slot.block_table, position)] for position in range(num_tokens)]
+    def _read(self, seat: Seat, num_tokens: int) -> list[KV]:
+        kv = [self._kv[self._address(seat.block_table, position)] for position in range(num_tokens)]
         assert None not in kv, "a block was read before it was written"
         return [value for value in kv if value is not None]
 

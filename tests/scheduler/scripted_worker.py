@@ -1,7 +1,7 @@
 """A worker in small that behaves as a test says: a real gRPC server, a fake model, and a script of misbehaviour.
 
 The model is `scripted_model`: after token t comes t + 1, or what the sample index and the candidates of beams make of
-it. The worker checks what a real one checks first, the order of steps, and knows of a slot only what steps said.
+it. The worker checks what a real one checks first, the order of steps, and knows of a seat only what steps said.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Script = Callable[[pb.StepRequest], Answer]
 
 
 @dataclass(slots=True)
-class Slot:
+class Seat:
     """`token_ids` are known and not yet computed, the first of them at `position`."""
 
     token_ids: list[int]
@@ -45,7 +45,7 @@ class Slot:
 class ScriptedWorker:
     """Answers `Describe` and `StepStream`: by `execute`, or as `script` says, which may call that."""
 
-    def __init__(self, worker_id: str = "w1", *, num_blocks: int = 64, num_slots: int = 64) -> None:
+    def __init__(self, worker_id: str = "w1", *, num_blocks: int = 64, num_seats: int = 64) -> None:
         self.description = pb.DescribeResponse(
             worker_id=worker_id,
             incarnation=f"{worker_id}-1",
@@ -59,7 +59,7 @@ class ScriptedWorker:
                 eos_token_ids=[EOS],
             ),
             pool=pb.PoolInfo(num_blocks=num_blocks, block_size=16, bytes_per_block=1024),
-            num_slots=num_slots,
+            num_seats=num_seats,
             max_batched_tokens=4096,
             device="none",
         )
@@ -73,7 +73,7 @@ class ScriptedWorker:
         self.may_answer.set()
         self.may_describe = asyncio.Event()
         self.may_describe.set()
-        self._slots: dict[int, Slot] = {}
+        self._seats: dict[int, Seat] = {}
         self._next_step_id: int | None = None
         self._epoch = EPOCH_OF_NOBODY
         self._server: grpc.aio.Server | None = None
@@ -177,26 +177,26 @@ class ScriptedWorker:
             response.status = pb.STEP_STATUS_NEED_SNAPSHOT
             return response
         self._next_step_id = request.step_id + 1
-        self._update_slots(request)
+        self._update_seats(request)
         last = self._compute(request, response)
         self._sample(request, last, response)
         pairs = unpack_int32(request.candidates)
         rows = unpack_int32(request.rows)
         for row, num_wanted in zip(pairs[::2], pairs[1::2], strict=True):
-            response.candidates.append(_candidates(self._slots[rows[row]], last[row], num_wanted))
+            response.candidates.append(_candidates(self._seats[rows[row]], last[row], num_wanted))
         return response
 
     def _is_due(self, request: pb.StepRequest) -> bool:
         return request.snapshot or request.step_id == self._next_step_id
 
-    def _update_slots(self, request: pb.StepRequest) -> None:
+    def _update_seats(self, request: pb.StepRequest) -> None:
         if request.snapshot:
-            self._slots.clear()
-        for slot in unpack_int32(request.freed_slots):
-            del self._slots[slot]
+            self._seats.clear()
+        for seat in unpack_int32(request.freed_seats):
+            del self._seats[seat]
         for state in request.whole:
             token_ids = list(unpack_int32(state.token_ids))
-            self._slots[state.slot] = Slot(token_ids, state.position, state.num_prompt_tokens, state.sampling)
+            self._seats[state.seat] = Seat(token_ids, state.position, state.num_prompt_tokens, state.sampling)
 
     def _compute(self, request: pb.StepRequest, response: pb.StepResponse) -> list[int]:
         """The last token that each row computed."""
@@ -204,13 +204,13 @@ class ScriptedWorker:
         num_tokens = unpack_int32(request.num_tokens) or [1] * len(rows)
         last: list[int] = []
         for number, count in zip(rows, num_tokens, strict=True):
-            slot = self._slots[number]
-            assert 1 <= count <= len(slot.token_ids), "more tokens are to be computed than this slot knows"
-            if self.tells_prompt_logprobs and slot.sampling.HasField("num_prompt_logprobs"):
-                _add_prompt_logprobs(response, number, slot, count)
-            last.append(slot.token_ids[count - 1])
-            del slot.token_ids[:count]
-            slot.position += count
+            seat = self._seats[number]
+            assert 1 <= count <= len(seat.token_ids), "more tokens are to be computed than this seat knows"
+            if self.tells_prompt_logprobs and seat.sampling.HasField("num_prompt_logprobs"):
+                _add_prompt_logprobs(response, number, seat, count)
+            last.append(seat.token_ids[count - 1])
+            del seat.token_ids[:count]
+            seat.position += count
         return last
 
     def _sample(self, request: pb.StepRequest, last: list[int], response: pb.StepResponse) -> None:
@@ -220,29 +220,29 @@ class ScriptedWorker:
             samples = list(zip(pairs[::2], pairs[1::2], strict=True))
         token_ids = []
         for sample, (row, number) in enumerate(samples):
-            slot = self._slots[number]
-            token_ids.append(model.next_token(last[row], slot.sampling.sample_index))
-            slot.token_ids.append(token_ids[-1])
-            if slot.sampling.HasField("num_logprobs"):
-                rows = _logprob_rows(last[row], token_ids[-1:], slot.sampling.num_logprobs)
+            seat = self._seats[number]
+            token_ids.append(model.next_token(last[row], seat.sampling.sample_index))
+            seat.token_ids.append(token_ids[-1])
+            if seat.sampling.HasField("num_logprobs"):
+                rows = _logprob_rows(last[row], token_ids[-1:], seat.sampling.num_logprobs)
                 response.logprobs.add(sample=sample, rows=rows)
         response.token_ids = pack_int32(token_ids)
 
 
-def _add_prompt_logprobs(response: pb.StepResponse, number: int, slot: Slot, count: int) -> None:
-    num_rows = min(slot.position + count, slot.num_prompt_tokens - 1) - slot.position
+def _add_prompt_logprobs(response: pb.StepResponse, number: int, seat: Seat, count: int) -> None:
+    num_rows = min(seat.position + count, seat.num_prompt_tokens - 1) - seat.position
     if num_rows < 1:
         return
-    pairs = zip(slot.token_ids[:num_rows], slot.token_ids[1 : num_rows + 1], strict=True)
+    pairs = zip(seat.token_ids[:num_rows], seat.token_ids[1 : num_rows + 1], strict=True)
     rows = pb.LogprobRows()
     for last, token_id in pairs:
-        row = _logprob_rows(last, [token_id], slot.sampling.num_prompt_logprobs)
+        row = _logprob_rows(last, [token_id], seat.sampling.num_prompt_logprobs)
         rows.logprobs += row.logprobs
         rows.ranks += row.ranks
         rows.num_top = row.num_top
         rows.top_token_ids += row.top_token_ids
         rows.top_logprobs += row.top_logprobs
-    response.prompt_logprobs.add(slot=number, position=slot.position + 1, rows=rows)
+    response.prompt_logprobs.add(seat=number, position=seat.position + 1, rows=rows)
 
 
 def _logprob_rows(last: int, token_ids: Sequence[int], num_top: int) -> pb.LogprobRows:
@@ -256,13 +256,13 @@ def _logprob_rows(last: int, token_ids: Sequence[int], num_top: int) -> pb.Logpr
     )
 
 
-def _candidates(slot: Slot, last: int, num_wanted: int) -> pb.Candidates:
-    allowed, held_back = unpack_int32(slot.sampling.allowed_ids), slot.held_back()
+def _candidates(seat: Seat, last: int, num_wanted: int) -> pb.Candidates:
+    allowed, held_back = unpack_int32(seat.sampling.allowed_ids), seat.held_back()
     token_ids = model.candidates(last, num_wanted, allowed=allowed, held_back=held_back)
     logprobs = model.candidate_logprobs(last, token_ids, allowed=allowed, held_back=held_back)
     found = pb.Candidates(token_ids=pack_int32(token_ids), logprobs=pack_float32(logprobs))
-    if slot.sampling.HasField("num_logprobs"):
-        found.rows.CopyFrom(_logprob_rows(last, token_ids, slot.sampling.num_logprobs))
+    if seat.sampling.HasField("num_logprobs"):
+        found.rows.CopyFrom(_logprob_rows(last, token_ids, seat.sampling.num_logprobs))
     return found
 
 

@@ -118,7 +118,7 @@ async def test_a_burst_larger_than_the_queue_is_served_in_order_of_arrival() -> 
 
 async def test_a_thousand_requests_wait_and_all_are_served() -> None:
     async with running_site() as site:
-        worker = await site.add_worker(num_slots=64, num_blocks=256)
+        worker = await site.add_worker(num_seats=64, num_blocks=256)
         worker.may_answer.clear()
         runs = [asyncio.create_task(site.run(counting(10 * i, 3))) for i in range(1000)]
         await until(lambda: site.engine.num_admitted == 1000, 60)
@@ -131,7 +131,7 @@ async def test_a_thousand_requests_wait_and_all_are_served() -> None:
 
 async def test_prompt_tokens_that_wait_are_bounded() -> None:
     async with running_site(max_queue_tokens=100) as site:
-        worker = await site.add_worker(num_slots=1)
+        worker = await site.add_worker(num_seats=1)
         worker.may_answer.clear()
         long = counting(10)
         long.token_ids.ids[:] = [7] * 60
@@ -335,7 +335,7 @@ async def test_a_record_that_cannot_be_read_now_is_unavailable_not_unknown(site:
 
 async def test_who_would_wait_too_long_is_told_when_to_come_back_and_comes_in_then() -> None:
     async with running_site(max_queue_wait_s=0.2) as site:
-        await site.add_worker(num_slots=1, num_blocks=4000)
+        await site.add_worker(num_seats=1, num_blocks=4000)
         running = asyncio.create_task(site.run(counting(10, 60_000, "long")))
         await until(lambda: "long" in site.engine.live)
         waiting = asyncio.create_task(site.run(counting(20, 2)))
@@ -357,11 +357,11 @@ async def test_who_would_wait_too_long_is_told_when_to_come_back_and_comes_in_th
 
 async def test_one_that_nobody_can_take_now_keeps_nobody_out() -> None:
     async with running_site(max_queue_wait_s=0.001) as site:
-        large = await site.add_worker("large", num_blocks=64, num_slots=4)
+        large = await site.add_worker("large", num_blocks=64, num_seats=4)
         large.may_answer.clear()
         running = asyncio.create_task(site.run(counting(10, 500, "long")))  # 32 blocks
         await until(lambda: "long" in site.engine.live)
-        await site.add_worker("small", num_blocks=8, num_slots=4)
+        await site.add_worker("small", num_blocks=8, num_seats=4)
         await large.stop()
         await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
         for number in range(4):

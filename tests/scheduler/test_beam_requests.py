@@ -232,8 +232,8 @@ async def test_greedy_drawn_and_beam_requests_share_steps(site: Site) -> None:
         assert seen.token_ids == [counted(1000 * i, 15, sample) for sample in range(1 + i)]
 
 
-async def test_more_beams_than_a_worker_has_slots_for_are_refused_by_field(site: Site) -> None:
-    await site.add_worker(num_slots=4)
+async def test_more_beams_than_a_worker_has_seats_for_are_refused_by_field(site: Site) -> None:
+    await site.add_worker(num_seats=4)
     seen = await see(site, searching(100, 5, 5))
     assert seen.error is not None and seen.error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "beam.beam_width: is 5, more than run at once on a worker: give at most 4" in (seen.error.details() or "")

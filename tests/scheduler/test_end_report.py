@@ -55,7 +55,7 @@ async def test_it_tells_of_prompt_tokens_that_were_found_in_the_cache() -> None:
 async def test_a_request_that_was_cancelled_before_it_ran_has_no_worker_and_no_latency() -> None:
     with capture_logs() as lines:
         async with running_site() as site:
-            worker = await site.add_worker(num_slots=1)
+            worker = await site.add_worker(num_seats=1)
             worker.may_answer.clear()
             first = asyncio.create_task(site.run(counting(10, 5, "first")))
             await until(lambda: bool(worker.steps))

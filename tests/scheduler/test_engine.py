@@ -47,7 +47,7 @@ async def test_a_request_may_end_while_its_first_step_is_being_sent(site: Site) 
     await site.workers.close()
     link = GatedLink(worker.address)
     link.open()
-    site.engine.scheduler.workers.add_worker("slow", num_blocks=64, block_size=16, num_slots=8)
+    site.engine.scheduler.workers.add_worker("slow", num_blocks=64, block_size=16, num_seats=8)
     await site.inference.GetModel(pb.GetModelRequest())
     driving = asyncio.create_task(
         WorkerLoop("slow", link, site.engine, current_epoch=lambda: 2, send_whole=False).run()
@@ -140,7 +140,7 @@ async def test_logprobs_stand_beside_their_tokens_in_chunks_and_journal(site: Si
             response.logprobs.add(sample=sample, rows=rows)
         for state in request.whole:
             rows = worker_pb2.LogprobRows(logprobs=bytes(8), ranks=b"\1\0\0\0\2\0\0\0")
-            response.prompt_logprobs.add(slot=state.slot, position=1, rows=rows)
+            response.prompt_logprobs.add(seat=state.seat, position=1, rows=rows)
         return response
 
     worker.script = script
@@ -193,7 +193,7 @@ async def test_a_waiting_request_is_cancelled_without_any_worker(site: Site) -> 
     worker = await site.add_worker()
     await worker.stop()
     await until(lambda: not site.workers.members)
-    site.engine.scheduler.workers.add_worker("ghost", num_blocks=64, block_size=16, num_slots=8)  # that nobody drives
+    site.engine.scheduler.workers.add_worker("ghost", num_blocks=64, block_size=16, num_seats=8)  # that nobody drives
     messages = aiter(site.inference.Generate(counting(10, 4, "idle")))
     await anext(messages)
     assert (await site.inference.GetRequest(pb.GetRequestRequest(request_id="idle"))).state == pb.REQUEST_STATE_WAITING
@@ -219,8 +219,8 @@ async def test_prompt_logprobs_are_whole_though_a_worker_was_lost_among_them(sit
                     logprobs=pack_float32(-float(i) for i in range(start + 1, start + 1 + num_rows)),
                     ranks=pack_int32([1] * num_rows),
                 )
-                slot = unpack_int32(request.rows)[0]
-                response.prompt_logprobs.add(slot=slot, position=start + 1, rows=rows)
+                seat = unpack_int32(request.rows)[0]
+                response.prompt_logprobs.add(seat=seat, position=start + 1, rows=rows)
             if worker is first and len(worker.steps) == 2:
                 worker.may_answer.clear()
             return response

@@ -187,7 +187,7 @@ async def test_results_taken_together_are_one_record_with_each_log_probability_b
         await worker.stop()
         await site.until_nobody_is_left()
         scheduler, engine = site.engine.scheduler, site.engine
-        scheduler.workers.add_worker("ghost", num_blocks=64, block_size=16, num_slots=9)  # 2 + 3 + 4, not driven
+        scheduler.workers.add_worker("ghost", num_blocks=64, block_size=16, num_seats=9)  # 2 + 3 + 4, not driven
         requests = [sampled(100 * i, 2, 2 + i, f"r{i}") for i in range(3)]
         for request in requests:
             request.output.logprobs = 0

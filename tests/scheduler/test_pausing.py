@@ -135,7 +135,7 @@ async def test_what_is_unknown_or_has_ended_is_not_paused(site: Site) -> None:
 
 async def test_a_request_that_waits_may_be_paused_and_does_not_count_in_the_queue() -> None:
     async with running_site(max_queue_requests=1) as site:
-        worker = await site.add_worker(num_slots=1)
+        worker = await site.add_worker(num_seats=1)
         running = await started(site, worker, counting(10, LONG, "running"))
         waiting = asyncio.create_task(site.run(counting(20, 3, "waiting")))
         await until(lambda: site.engine.scheduler.waiting.num_groups == 1)

@@ -25,17 +25,17 @@ async def site() -> AsyncIterator[Site]:
 
 
 def on_poison(worker: ScriptedWorker, answer: Callable[[worker_pb2.StepRequest], Answer]) -> None:
-    """Replace the answers to steps with a slot that contains, or has generated, POISON."""
+    """Replace the answers to steps with a seat that contains, or has generated, POISON."""
     poisoned: set[int] = set()
 
     def script(request: worker_pb2.StepRequest) -> Answer:
         if request.snapshot:
             poisoned.clear()
-        poisoned.difference_update(unpack_int32(request.freed_slots))
-        for slot in request.whole:
-            poisoned.discard(slot.slot)
-            if POISON in unpack_int32(slot.token_ids):
-                poisoned.add(slot.slot)
+        poisoned.difference_update(unpack_int32(request.freed_seats))
+        for seat in request.whole:
+            poisoned.discard(seat.seat)
+            if POISON in unpack_int32(seat.token_ids):
+                poisoned.add(seat.seat)
         return answer(request) if poisoned.intersection(unpack_int32(request.rows)) else worker.execute(request)
 
     worker.script = script

@@ -65,11 +65,11 @@ async def replace(site: Site, worker: ScriptedWorker, change: Callable[[Scripted
 
 
 async def busy(site: Site, worker: ScriptedWorker) -> "asyncio.Task[list[pb.GenerateResponse]]":
-    """The only worker is given a request that takes all of its slots, and does not answer until it is told to."""
+    """The only worker is given a request that takes all of its seats, and does not answer until it is told to."""
     worker.may_answer.clear()
     num_steps = len(worker.steps)
     request = counting(10, 40)
-    request.sampling.n = worker.description.num_slots
+    request.sampling.n = worker.description.num_seats
     running = asyncio.create_task(site.run(request))
     await until(lambda: len(worker.steps) > num_steps)
     return running
@@ -91,7 +91,7 @@ async def test_what_is_pinned_stays_when_other_prefixes_are_evicted(site: Site) 
 
 @pytest.mark.parametrize("kind", ["one", "samples", "beams"])
 async def test_another_worker_pins_a_prefix_at_its_first_use_there(site: Site, kind: str) -> None:
-    first = await site.add_worker("w1", num_slots=3)
+    first = await site.add_worker("w1", num_seats=3)
     await pin(site)
     running = await busy(site, first)
     second = await site.add_worker("w2")
@@ -116,7 +116,7 @@ async def test_another_worker_pins_a_prefix_at_its_first_use_there(site: Site, k
 
 
 async def test_a_first_use_whose_memory_is_promised_is_followed_by_another(site: Site) -> None:
-    first = await site.add_worker("w1", num_slots=1)
+    first = await site.add_worker("w1", num_seats=1)
     await pin(site, blocks_of(3))
     running = await busy(site, first)
     second = await site.add_worker("w2", num_blocks=20)
@@ -176,7 +176,7 @@ async def test_the_other_worker_computes_what_is_lost_with_the_first(site: Site)
 
 
 async def test_what_another_worker_still_has_is_not_computed_again(site: Site) -> None:
-    first = await site.add_worker("w1", num_slots=1)
+    first = await site.add_worker("w1", num_seats=1)
     await pin(site)
     running = await busy(site, first)
     second = await site.add_worker("w2")
@@ -198,7 +198,7 @@ async def test_a_request_that_computes_a_lost_prefix_first_is_enough(site: Site)
     gate: list[ScriptedWorker] = []
 
     def narrow(follower: ScriptedWorker) -> None:
-        follower.description.num_slots = 1  # the request came first, so the computation waits
+        follower.description.num_seats = 1  # the request came first, so the computation waits
         gate.append(follower)
 
     await replace(site, worker, narrow)
@@ -254,7 +254,7 @@ async def test_a_lost_prefix_comes_back_once_requests_leave_it_room(site: Site) 
 
 
 async def test_a_pin_gives_way_when_only_its_memory_is_left_for_an_admitted_request(site: Site) -> None:
-    large = await site.add_worker("large", num_blocks=64, num_slots=1)
+    large = await site.add_worker("large", num_blocks=64, num_seats=1)
     large.may_answer.clear()
     num_steps = len(large.steps)
     running = asyncio.create_task(site.run(counting(10, 280)))  # 18 blocks, which `small` has as well
@@ -270,7 +270,7 @@ async def test_a_pin_gives_way_when_only_its_memory_is_left_for_an_admitted_requ
 
 
 async def test_a_pin_gives_way_to_a_paused_request_that_lost_its_worker(site: Site) -> None:
-    large = await site.add_worker("large", num_blocks=64, num_slots=1)
+    large = await site.add_worker("large", num_blocks=64, num_seats=1)
     large.may_answer.clear()
     num_steps = len(large.steps)
     running = asyncio.create_task(site.run(counting(10, 280, "paused")))  # 18 blocks, which `small` has as well

@@ -64,27 +64,27 @@ def test_a_stall_is_forgotten_when_others_leave_again() -> None:
     assert wait.expected_s(70.0, 20) == pytest.approx(1.0, rel=0.05)
 
 
-@pytest.mark.parametrize("num_slots", [1, 4, 64])
+@pytest.mark.parametrize("num_seats", [1, 4, 64])
 @pytest.mark.parametrize("service_s", [0.05, 1.0, 30.0])
 @pytest.mark.parametrize("bound", [1, 10])
 def test_under_overload_nobody_who_is_let_in_waits_much_longer_than_the_bound(
-    num_slots: int, service_s: float, bound: int
+    num_seats: int, service_s: float, bound: int
 ) -> None:
-    """Half of what can be served comes, then ten times of it. The bound is the time in which `bound` per slot leave."""
-    rng = random.Random(num_slots)
+    """Half of what can be served comes, then ten times of it. The bound is the time in which `bound` per seat leave."""
+    rng = random.Random(num_seats)
     wait, bound_s = QueueWait(), bound * service_s
-    ends = [0.0] * num_slots
+    ends = [0.0] * num_seats
     queue: deque[float] = deque()  # when they came
     waits: list[float] = []
     num_served, now_s = 0, 0.0
-    phases = [0.5] * (20 * num_slots) + [10.0] * (40 * num_slots * (bound + 5))
+    phases = [0.5] * (20 * num_seats) + [10.0] * (40 * num_seats * (bound + 5))
     for load in phases:
-        now_s += rng.expovariate(load * num_slots / service_s)
+        now_s += rng.expovariate(load * num_seats / service_s)
         while queue and min(ends) <= now_s:  # a step is planned whenever somebody has ended
-            slot = ends.index(min(ends))
-            start_s = max(ends[slot], queue[0])
+            seat = ends.index(min(ends))
+            start_s = max(ends[seat], queue[0])
             waits.append(start_s - queue.popleft())
-            ends[slot] = start_s + service_s * rng.uniform(0.5, 1.5)
+            ends[seat] = start_s + service_s * rng.uniform(0.5, 1.5)
             num_served += 1
             wait.record_step(start_s, num_served, len(queue))
         wait.record_step(now_s, num_served, len(queue))
@@ -92,5 +92,5 @@ def test_under_overload_nobody_who_is_let_in_waits_much_longer_than_the_bound(
             queue.append(now_s)
     overloaded = sorted(waits[len(waits) // 4 :])
     assert overloaded[int(0.99 * len(overloaded))] < 2 * bound_s + 2 * service_s  # who comes waits for whole services
-    busy_part = num_served * service_s / (now_s * num_slots)
+    busy_part = num_served * service_s / (now_s * num_seats)
     assert busy_part > 0.5  # nobody is sent away for nothing

@@ -93,7 +93,7 @@ def group_of(*outputs: list[int], awaits_host: bool = False) -> SequenceGroup:
 
 def test_a_group_with_output_comes_back_as_one_that_was_preempted() -> None:
     scheduler = Scheduler(SchedulerConfig(pipeline_depth=1))
-    scheduler.workers.add_worker("w", num_blocks=32, block_size=4, num_slots=8)
+    scheduler.workers.add_worker("w", num_blocks=32, block_size=4, num_seats=8)
     group = group_of([100, 101, 102], [200], [])
     scheduler.finish(group.sequences[2])  # it had ended
     scheduler.add(group)
@@ -113,7 +113,7 @@ def test_a_replayed_search_goes_on_as_the_one_that_was_not_interrupted() -> None
     params = BeamSearchParams(beam_width=2, max_tokens=9, eos_token_ids=frozenset({0}))
     first, again = BeamDecoding(params), BeamDecoding(params)
     scheduler = Scheduler(SchedulerConfig(pipeline_depth=1))
-    scheduler.workers.add_worker("w", num_blocks=32, block_size=4, num_slots=8)
+    scheduler.workers.add_worker("w", num_blocks=32, block_size=4, num_seats=8)
     group = group_of([], [], awaits_host=True)
     scheduler.add(group)
     for step in range(5):

@@ -93,7 +93,7 @@ async def test_output_and_beams_are_told(site: Site) -> None:
 
 async def test_what_is_queued_says_what_it_waits_for(site: Site) -> None:
     await submit_without_worker(site)
-    worker = await held_worker(site, num_slots=1)
+    worker = await held_worker(site, num_seats=1)
     await until(lambda: bool(worker.steps))
     await submit(site, counting(30, 3, "second"), counting(40, 3, "third"))
     found = await listed(site)
@@ -102,7 +102,7 @@ async def test_what_is_queued_says_what_it_waits_for(site: Site) -> None:
         pb.LIVE_STATE_QUEUED,
         pb.LIVE_STATE_QUEUED,
     ]
-    assert found["second"].waiting_for == "a free slot: as many requests run as may run at once"
+    assert found["second"].waiting_for == "a free seat: as many requests run as may run at once"
     assert found["third"].waiting_for == "earlier requests"
     assert (await record(site, "third")).waiting_for == "earlier requests"
     assert not (await record(site, "first")).waiting_for
@@ -110,7 +110,7 @@ async def test_what_is_queued_says_what_it_waits_for(site: Site) -> None:
 
 async def submit_without_worker(site: Site) -> None:
     """`first` is accepted, and then its worker is lost."""
-    worker = await held_worker(site, worker_id="gone", num_slots=1)
+    worker = await held_worker(site, worker_id="gone", num_seats=1)
     await submit(site, counting(10, 3, "first"))
     await worker.stop()
     await site.until_nobody_is_left()
@@ -185,7 +185,7 @@ async def test_requests_of_an_earlier_scheduler_wait_for_a_worker_of_their_model
 
 
 async def test_pages_give_each_request_once_in_the_order_of_arrival(site: Site) -> None:
-    await held_worker(site, num_slots=3)
+    await held_worker(site, num_seats=3)
     names = [f"r{number}" for number in range(7)]
     await submit(site, *(counting(10 + number, 300, name) for number, name in enumerate(names)))
     seen: list[str] = []
@@ -206,7 +206,7 @@ async def test_a_last_page_that_is_full_says_that_it_is_the_last(site: Site) -> 
 
 
 async def test_pages_are_100_requests_unless_asked_for_and_never_more_than_1000(site: Site) -> None:
-    await held_worker(site, num_blocks=2048, num_slots=4)
+    await held_worker(site, num_blocks=2048, num_seats=4)
     submitting = [asyncio.create_task(site.run(counting(10, 3, f"r{number}"))) for number in range(1001)]
     await until(lambda: len(site.engine.live) == 1001, 60)
     assert len((await page(site)).requests) == 100
@@ -217,7 +217,7 @@ async def test_pages_are_100_requests_unless_asked_for_and_never_more_than_1000(
 
 
 async def test_a_listing_can_be_of_one_tenant_and_of_some_states(site: Site) -> None:
-    worker = await held_worker(site, num_slots=1)
+    worker = await held_worker(site, num_seats=1)
     await submit(site, counting(10, 300, "runs", tenant="a"))
     await until(lambda: bool(worker.steps))
     await submit(

@@ -167,10 +167,10 @@ def test_each_sample_draws_the_noise_of_its_own_index_and_all_else_is_alike() ->
         stopping=pb.StoppingParams(min_tokens=4),
     )
     params = settled(request)
-    slots = [params.sequence_sampling(10, index) for index in range(3)]
-    assert [slot.sample_index for slot in slots] == [7, 8, 9]
-    assert {slot.seed for slot in slots} == {77}
-    assert {slot.suppressed_until for slot in slots} == {14}
+    seats = [params.sequence_sampling(10, index) for index in range(3)]
+    assert [seat.sample_index for seat in seats] == [7, 8, 9]
+    assert {seat.seed for seat in seats} == {77}
+    assert {seat.suppressed_until for seat in seats} == {14}
 
 
 def test_what_is_ranked_is_computed_with_log_probabilities_even_if_nobody_sees_them() -> None:

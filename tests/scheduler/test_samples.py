@@ -224,8 +224,8 @@ async def test_the_same_id_with_another_number_of_samples_is_another_request(sit
     assert site.engine.num_admitted == 1
 
 
-async def test_more_samples_than_a_worker_has_slots_for_are_refused_by_field(site: Site) -> None:
-    await site.add_worker(num_slots=4)
+async def test_more_samples_than_a_worker_has_seats_for_are_refused_by_field(site: Site) -> None:
+    await site.add_worker(num_seats=4)
     assert (await see(site, sampled(0, 3, 4))).token_ids == [counted(0, 3, i) for i in range(4)]
     for request, field in ((sampled(0, 3, 5), "sampling.n"), (sampled(0, 3, 2, best_of=5), "sampling.best_of")):
         seen = await see(site, request)

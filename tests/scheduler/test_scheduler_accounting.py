@@ -60,7 +60,7 @@ def test_token_slots_are_filled_reserved_fragmented_or_free() -> None:
     cluster.complete()
     cluster.step()
     stats = cluster.stats()
-    # The sampled token exists, and has its slot in the last block.
+    # The sampled token exists, and has its seat in the last block.
     assert (stats.num_filled_token_slots, stats.num_reserved_token_slots, stats.num_fragmented_token_slots) == (
         10,
         1,

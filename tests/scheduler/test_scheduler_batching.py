@@ -12,10 +12,10 @@ from tests.scheduler.core_cluster import Cluster, single
 
 
 def make_cluster(
-    *, budget: int = 64, max_num_seqs: int = 8, depth: int = 1, num_blocks: int = 100, num_slots: int = 8
+    *, budget: int = 64, max_num_seqs: int = 8, depth: int = 1, num_blocks: int = 100, num_seats: int = 8
 ) -> Cluster:
     cluster = Cluster(SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, pipeline_depth=depth))
-    cluster.add_worker(num_blocks=num_blocks, num_slots=num_slots)
+    cluster.add_worker(num_blocks=num_blocks, num_seats=num_seats)
     return cluster
 
 
@@ -64,13 +64,13 @@ def test_the_budget_is_never_exceeded_and_never_wasted() -> None:
     assert totals == [5, 5, 5, 1]
 
 
-def test_a_new_block_is_told_by_its_slot() -> None:
+def test_a_new_block_is_told_by_its_seat() -> None:
     cluster = make_cluster()
     a = cluster.add([1, 2, 3, 4], max_tokens=6)
     cluster.step()
     assert len(a.block_table) == 1
     plan = cluster.step()  # the fifth token
-    assert plan.append_pairs == [a.slot, a.block_table[1]]
+    assert plan.append_pairs == [a.seat, a.block_table[1]]
     assert plan.whole == []
     assert cluster.step().append_pairs == []
 
@@ -105,22 +105,22 @@ def test_nothing_passes_the_head_of_the_queue() -> None:
     assert cluster.step().sequences == [second, third]
 
 
-@pytest.mark.parametrize(("max_num_seqs", "num_slots"), [(2, 8), (8, 2)])
-def test_no_more_run_than_seats_and_slots(max_num_seqs: int, num_slots: int) -> None:
-    cluster = make_cluster(max_num_seqs=max_num_seqs, num_slots=num_slots)
+@pytest.mark.parametrize(("max_num_seqs", "num_seats"), [(2, 8), (8, 2)])
+def test_no_more_run_than_seats_and_seats(max_num_seqs: int, num_seats: int) -> None:
+    cluster = make_cluster(max_num_seqs=max_num_seqs, num_seats=num_seats)
     sequences = [cluster.add([1], max_tokens=1) for _ in range(3)]
     assert cluster.step().sequences == sequences[:2]
     assert cluster.step().sequences == sequences[2:]
 
 
-def test_a_slot_freed_is_told_once_and_used_again_at_once() -> None:
-    cluster = make_cluster(num_slots=1)
+def test_a_seat_freed_is_told_once_and_used_again_at_once() -> None:
+    cluster = make_cluster(num_seats=1)
     a, b = cluster.add([1], max_tokens=1), cluster.add([2], max_tokens=2)
-    assert cluster.step().freed_slots == []
+    assert cluster.step().freed_seats == []
     assert a.is_finished
     plan = cluster.step()
-    assert plan.freed_slots == [0] and plan.whole == [b] and b.slot == 0
-    assert cluster.step().freed_slots == []
+    assert plan.freed_seats == [0] and plan.whole == [b] and b.seat == 0
+    assert cluster.step().freed_seats == []
 
 
 def test_max_tokens_ends_scheduling_before_the_results_are_known() -> None:
@@ -149,8 +149,8 @@ def test_as_many_steps_are_in_flight_as_the_pipeline_is_deep(depth: int) -> None
     assert cluster.start() is not None
 
 
-def test_a_finished_sequence_in_flight_keeps_blocks_and_slot_until_its_last_step_is_done() -> None:
-    cluster = make_cluster(depth=2, num_slots=1)
+def test_a_finished_sequence_in_flight_keeps_blocks_and_seat_until_its_last_step_is_done() -> None:
+    cluster = make_cluster(depth=2, num_seats=1)
     a = cluster.add([1, 2, 3], max_tokens=10)
     cluster.start()
     cluster.start()
@@ -158,13 +158,13 @@ def test_a_finished_sequence_in_flight_keeps_blocks_and_slot_until_its_last_step
     cluster.scheduler.finish(a)  # as if its first token were a stop token
     assert cluster.stats().num_used_blocks == 1
     b = cluster.add([7])
-    assert cluster.start() is None  # the only slot is still in use
+    assert cluster.start() is None  # the only seat is still in use
     cluster.scheduler.check()
     assert cluster.complete() == []  # the token of the second step is dropped
     assert a.num_output_tokens == 1
     assert cluster.stats().num_used_blocks == 0
     plan = cluster.start()
-    assert plan is not None and plan.sequences == [b] and plan.freed_slots == [0]
+    assert plan is not None and plan.sequences == [b] and plan.freed_seats == [0]
 
 
 def test_a_finished_sequence_that_is_not_in_flight_is_freed_at_once() -> None:

@@ -17,7 +17,7 @@ def make_cluster(
     num_blocks: int = 100,
     depth: int = 1,
     budget: int = 64,
-    num_slots: int = 16,
+    num_seats: int = 16,
     enable_prefix_cache: bool = False,
     preempt_every: int | None = None,
 ) -> Cluster:
@@ -30,7 +30,7 @@ def make_cluster(
         preempt_every=preempt_every,
     )
     cluster = Cluster(config)
-    cluster.add_worker(num_blocks=num_blocks, num_slots=num_slots)
+    cluster.add_worker(num_blocks=num_blocks, num_seats=num_seats)
     return cluster
 
 
@@ -95,14 +95,14 @@ def test_the_first_child_goes_on_in_place_and_a_beam_without_child_gives_back_it
     assert [s.output_token_ids for s in (b, c, a)] == [[2, 7], [3, 8], [2, 9]]
     assert a.block_table == b.block_table[:1] and a.fork_tail == b.block_table[1]
     assert cluster.stats().num_used_blocks == 3  # the shared first block, the second of b and that of c
-    # Only c has a child, in one place: the others are idle and hold nothing but their slots.
+    # Only c has a child, in one place: the others are idle and hold nothing but their seats.
     assert search_by_hand(cluster, group, [(c, 5)]) == [c]
     assert [s.status.name for s in (a, b, c)] == ["IDLE", "IDLE", "RUNNING"]
     assert cluster.stats().num_used_blocks == 2
-    assert all(s.slot is not None for s in group.sequences)
+    assert all(s.seat is not None for s in group.sequences)
     plan = cluster.scheduler.schedule("w")
     assert plan is not None and plan.sequences == [c]
-    assert sorted(plan.freed_slots) == sorted(s.slot for s in (a, b) if s.slot is not None)
+    assert sorted(plan.freed_seats) == sorted(s.seat for s in (a, b) if s.seat is not None)
 
 
 def test_a_fork_from_a_full_last_block_copies_nothing() -> None:
@@ -115,8 +115,8 @@ def test_a_fork_from_a_full_last_block_copies_nothing() -> None:
     assert a.block_table[0] == b.block_table[0] and a.block_table[1] != b.block_table[1]
 
 
-def test_a_beam_group_holds_a_slot_for_each_beam_from_its_admission_on() -> None:
-    cluster = make_cluster(num_slots=4)
+def test_a_beam_group_holds_a_seat_for_each_beam_from_its_admission_on() -> None:
+    cluster = make_cluster(num_seats=4)
     other = cluster.add([1, 2], 3)
     cluster.step()
     group = add_beams(cluster, 4)

@@ -15,7 +15,7 @@ def decode_beyond_a_block() -> tuple[Cluster, list[int]]:
         cluster.step()
     assert sequence.num_computed_tokens == 8 and len(sequence.token_ids) == 9
     plan = cluster.start()  # the 9th needs a third block
-    assert plan is not None and plan.append_pairs == [sequence.slot, sequence.block_table[2]]
+    assert plan is not None and plan.append_pairs == [sequence.seat, sequence.block_table[2]]
     return cluster, sequence.token_ids[:8]
 
 
@@ -50,7 +50,7 @@ def test_what_a_failed_step_was_to_fill_is_offered_when_it_is_computed_again() -
 
 def test_a_sequence_that_has_ended_meanwhile_is_passed_over() -> None:
     cluster, tokens = decode_beyond_a_block()
-    (sequence,) = [each for each in cluster.sequences if each.slot is not None]
+    (sequence,) = [each for each in cluster.sequences if each.seat is not None]
     cluster.scheduler.finish(sequence)
     cluster.scheduler.cache_decoded_blocks("w")
     cluster.scheduler.check()

@@ -20,7 +20,7 @@ def make_cluster(
     depth: int = 1,
     budget: int = 64,
     max_num_seqs: int = 16,
-    num_slots: int = 16,
+    num_seats: int = 16,
     enable_prefix_cache: bool = False,
     preempt_every: int | None = None,
 ) -> Cluster:
@@ -33,7 +33,7 @@ def make_cluster(
         preempt_every=preempt_every,
     )
     cluster = Cluster(config)
-    cluster.add_worker(num_blocks=num_blocks, num_slots=num_slots)
+    cluster.add_worker(num_blocks=num_blocks, num_seats=num_seats)
     return cluster
 
 
@@ -70,7 +70,7 @@ def test_forked_sequences_share_blocks_until_each_writes() -> None:
     assert plan.sequences == [a, b, c]
     assert a.block_table == [full, tail]
     assert plan.copies == [tail, b.block_table[1], tail, c.block_table[1]]
-    assert plan.append_pairs == [b.slot, b.block_table[1], c.slot, c.block_table[1]]
+    assert plan.append_pairs == [b.seat, b.block_table[1], c.seat, c.block_table[1]]
     assert len({a.block_table[1], b.block_table[1], c.block_table[1]}) == 3
     cluster.complete()
     assert cluster.stats().num_used_blocks == 4
@@ -98,7 +98,7 @@ def test_the_last_holder_writes_in_place() -> None:
     assert plan is not None
     assert plan.copies == [tail, b.block_table[1]]
     assert c.block_table[1] == tail
-    assert plan.append_pairs[2:] == [c.slot, tail]
+    assert plan.append_pairs[2:] == [c.seat, tail]
     cluster.scheduler.check()
     cluster.complete()
     finish_and_compare(cluster)
@@ -132,17 +132,17 @@ def test_a_member_that_ends_gives_back_what_nobody_shares() -> None:
     cluster.step()
     cluster.step()
     assert cluster.stats().num_used_blocks == 3
-    slot = b.slot
+    seat = b.seat
     cluster.scheduler.finish(b)
     assert not a.group.is_finished
     assert (cluster.stats().num_used_blocks, cluster.stats().num_running) == (2, 1)
-    assert cluster.step().freed_slots == [slot]
+    assert cluster.step().freed_seats == [seat]
     finish_and_compare(cluster)
     assert a.group.is_finished
 
 
-def test_a_group_starts_with_a_slot_for_each_member_or_not_at_all() -> None:
-    cluster = make_cluster(num_slots=4)
+def test_a_group_starts_with_a_seat_for_each_member_or_not_at_all() -> None:
+    cluster = make_cluster(num_seats=4)
     first = cluster.add([1, 2], 3)
     cluster.step()
     group = cluster.add_group(PROMPT, 4, 3)
@@ -151,24 +151,24 @@ def test_a_group_starts_with_a_slot_for_each_member_or_not_at_all() -> None:
     cluster.step()
     assert first.is_finished
     assert cluster.step().sequences == group.sequences[:1]
-    assert len({s.slot for s in group.sequences}) == 4
+    assert len({s.seat for s in group.sequences}) == 4
     finish_and_compare(cluster)
 
 
-def test_a_slot_that_the_worker_was_never_told_of_is_not_told_to_be_free() -> None:
+def test_a_seat_that_the_worker_was_never_told_of_is_not_told_to_be_free() -> None:
     cluster = make_cluster(budget=4)
     group = cluster.add_group(PROMPT, 3, 8)
     cluster.step()  # in the middle of the prompt
     cluster.scheduler.finish(group.sequences[2])
     other = cluster.add([1, 2], 3)
-    assert cluster.step().freed_slots == []
+    assert cluster.step().freed_seats == []
     cluster.scheduler.finish_group(group)
     finish_and_compare(cluster)
     assert other.num_output_tokens == 3
 
 
-def test_a_group_that_no_worker_has_slots_for_steps_aside() -> None:
-    cluster = make_cluster(num_slots=2)
+def test_a_group_that_no_worker_has_seats_for_steps_aside() -> None:
+    cluster = make_cluster(num_seats=2)
     group = cluster.add_group(PROMPT, 3)
     other = cluster.add([1], 2)
     assert cluster.step().sequences == [other]
@@ -206,7 +206,7 @@ def test_the_group_that_arrived_last_is_preempted_as_a_whole() -> None:
         cluster.step()
     for s in group.sequences:
         assert s.status is SequenceStatus.PREEMPTED
-        assert (s.slot, s.block_table, s.fork_tail, s.num_computed_tokens, s.num_preemptions) == (None, [], None, 0, 1)
+        assert (s.seat, s.block_table, s.fork_tail, s.num_computed_tokens, s.num_preemptions) == (None, [], None, 0, 1)
     assert cluster.stats().num_preemptions == 1
     assert first.status is SequenceStatus.RUNNING
     finish_and_compare(cluster)
@@ -379,7 +379,7 @@ def test_a_lost_worker_takes_a_group_anywhere_in_its_life() -> None:
                 cluster.complete()
                 cluster.start()
         cluster.remove_all_memory("w", num_blocks=20)
-        assert all(s.num_computed_tokens == s.num_pending_tokens == 0 and s.slot is None for s in group.sequences)
+        assert all(s.num_computed_tokens == s.num_pending_tokens == 0 and s.seat is None for s in group.sequences)
         finish_and_compare(cluster)
 
 

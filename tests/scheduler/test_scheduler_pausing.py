@@ -15,7 +15,7 @@ def pause(cluster: Cluster, group: SequenceGroup, *, keep_on_host: bool = True) 
     cluster.scheduler.pause(group, keep_on_host=keep_on_host)
     cluster.scheduler.check()
     assert cluster.scheduler.stats().num_paused_groups == 1
-    assert all(sequence.slot is None and not sequence.block_table for sequence in group.sequences)
+    assert all(sequence.seat is None and not sequence.block_table for sequence in group.sequences)
 
 
 def resume_and_compare(cluster: Cluster, group: SequenceGroup) -> None:

@@ -42,7 +42,7 @@ def test_the_last_arrived_gives_way_to_those_before_it() -> None:
     plan = cluster.step()  # a takes the fourth, b takes that of c
     assert plan.sequences == [a, b]
     assert c.status is SequenceStatus.PREEMPTED
-    assert (c.num_computed_tokens, c.num_output_tokens, c.block_table, c.slot) == (0, 1, [], None)
+    assert (c.num_computed_tokens, c.num_output_tokens, c.block_table, c.seat) == (0, 1, [], None)
     assert (c.num_preemptions, cluster.stats().num_preemptions) == (1, 1)
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()

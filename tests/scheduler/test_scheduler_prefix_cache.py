@@ -171,6 +171,6 @@ def test_an_evictable_prefix_counts_against_the_room_for_its_own_sequence() -> N
     assert cluster.stats().num_cached_blocks == 2
     late = cluster.add([*SHARED, 2], 1)
     cluster.step()
-    assert late.slot is None
+    assert late.seat is None
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()

@@ -73,16 +73,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.cluster.workers) < len(WORKER_IDS))
     @rule(
         num_tokens=st.integers(30, 70),
-        num_slots=st.sampled_from([1, 4, 16]),
+        num_seats=st.sampled_from([1, 4, 16]),
         num_host_tokens=st.sampled_from([0, 12, 40, 70]),
     )
-    def add_worker(self, num_tokens: int, num_slots: int, num_host_tokens: int = 40) -> None:
+    def add_worker(self, num_tokens: int, num_seats: int, num_host_tokens: int = 40) -> None:
         worker_id = next(w for w in WORKER_IDS if w not in self.cluster.workers)
         self.cluster.add_worker(
             worker_id,
             num_blocks=num_tokens // self.block_size,
             block_size=self.block_size,
-            num_slots=num_slots,
+            num_seats=num_seats,
             num_host_blocks=num_host_tokens // self.block_size,
         )
         # The larger groups are cheaper to compute again, the smaller to swap.
@@ -169,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pause(self, data: Any, keep_on_host: bool) -> None:
         group = data.draw(st.sampled_from(self.unfinished())).group
         self.cluster.scheduler.pause(group, keep_on_host=keep_on_host)
-        assert all(sequence.slot is None and not blocks_held(sequence) for sequence in group.sequences)
+        assert all(sequence.seat is None and not blocks_held(sequence) for sequence in group.sequences)
 
     @precondition(lambda self: self.paused())
     @rule(data=st.data())

@@ -35,7 +35,7 @@ def make_cluster(
         preempt_every=preempt_every,
     )
     cluster = Cluster(config)
-    cluster.add_worker(num_blocks=num_blocks, num_slots=16, num_host_blocks=num_host_blocks)
+    cluster.add_worker(num_blocks=num_blocks, num_seats=16, num_host_blocks=num_host_blocks)
     return cluster
 
 

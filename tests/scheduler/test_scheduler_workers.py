@@ -10,13 +10,13 @@ from tests.scheduler.core_cluster import Cluster, single
 SHARED = [11, 12, 13, 14, 15, 16, 17, 18]  # two blocks
 
 
-def make_cluster(workers: dict[str, int], *, depth: int = 1, budget: int = 64, num_slots: int = 8) -> Cluster:
+def make_cluster(workers: dict[str, int], *, depth: int = 1, budget: int = 64, num_seats: int = 8) -> Cluster:
     """`workers`: their pools, in blocks."""
     cluster = Cluster(
         SchedulerConfig(max_num_batched_tokens=budget, pipeline_depth=depth, watermark=0.0, max_num_seqs=8)
     )
     for worker_id, num_blocks in workers.items():
-        cluster.add_worker(worker_id, num_blocks=num_blocks, num_slots=num_slots)
+        cluster.add_worker(worker_id, num_blocks=num_blocks, num_seats=num_seats)
     return cluster
 
 
@@ -69,7 +69,7 @@ def test_equal_workers_take_what_they_are_asked_for_first() -> None:
 
 
 def test_a_burst_is_spread_over_the_workers() -> None:
-    cluster = make_cluster({"a": 40, "b": 40}, num_slots=4)
+    cluster = make_cluster({"a": 40, "b": 40}, num_seats=4)
     sequences = [cluster.add([i + 1, 2, 3], 8) for i in range(8)]
     for _ in range(3):
         for worker_id in ("a", "b"):
@@ -80,8 +80,8 @@ def test_a_burst_is_spread_over_the_workers() -> None:
     assert sorted(s.worker_id or "" for s in sequences) == ["a"] * 4 + ["b"] * 4
 
 
-def test_a_worker_without_a_slot_is_no_candidate() -> None:
-    cluster = make_cluster({"better": 40}, num_slots=1)
+def test_a_worker_without_a_seat_is_no_candidate() -> None:
+    cluster = make_cluster({"better": 40}, num_seats=1)
     cluster.add([1, 2, 3], 9)
     cluster.step("better")
     cluster.add_worker("other", num_blocks=10)
@@ -138,7 +138,7 @@ def test_a_busy_worker_leaves_the_head_to_the_one_with_its_prefix_though_its_pip
     head = cluster.add([*SHARED, 2], 1)
     for _ in range(MAX_TIMES_LEFT):
         cluster.step("other")
-        assert head.slot is None
+        assert head.seat is None
     cluster.step("other")  # the one with the prefix stands still: it has been waited for long enough
     assert head.worker_id is None and head.is_finished
     cluster.run_until_idle()
@@ -214,7 +214,7 @@ def test_sequences_of_a_dead_worker_go_on_elsewhere_in_their_order() -> None:
     assert cluster.remove_worker("a") == sequences
     for s in sequences:
         assert (s.num_computed_tokens, s.num_pending_tokens, s.num_output_tokens) == (0, 0, 1)
-        assert s.worker_id is None and s.slot is None and s.block_table == []
+        assert s.worker_id is None and s.seat is None and s.block_table == []
     cluster.scheduler.check()
     plan = cluster.start("b")
     assert plan is not None and plan.sequences == [*sequences, late]
@@ -277,7 +277,7 @@ def test_a_worker_computes_no_more_tokens_in_a_step_than_it_can() -> None:
     cluster = make_cluster({}, budget=8)
     for worker_id, limit in [("weak", 3), ("strong", 100)]:
         cluster.scheduler.workers.add_worker(
-            worker_id, num_blocks=20, block_size=4, num_slots=4, max_num_batched_tokens=limit
+            worker_id, num_blocks=20, block_size=4, num_seats=4, max_num_batched_tokens=limit
         )
         cluster.scheduler.add(single(Sequence(limit, list(range(1, 21)), 20, 4, frozenset())))
         plan = cluster.scheduler.schedule(worker_id)
@@ -296,11 +296,11 @@ def test_a_stranded_sequence_can_be_cancelled() -> None:
 def test_a_worker_is_added_once_and_with_the_block_size_of_the_others() -> None:
     cluster = make_cluster({"a": 10})
     with pytest.raises(ValueError, match="here already"):
-        cluster.scheduler.workers.add_worker("a", num_blocks=10, block_size=4, num_slots=1)
+        cluster.scheduler.workers.add_worker("a", num_blocks=10, block_size=4, num_seats=1)
     with pytest.raises(ValueError, match="has block size 8, worker a has 4"):
-        cluster.scheduler.workers.add_worker("b", num_blocks=10, block_size=8, num_slots=1)
-    with pytest.raises(ValueError, match="0 slots"):
-        cluster.scheduler.workers.add_worker("b", num_blocks=10, block_size=4, num_slots=0)
+        cluster.scheduler.workers.add_worker("b", num_blocks=10, block_size=8, num_seats=1)
+    with pytest.raises(ValueError, match="0 seats"):
+        cluster.scheduler.workers.add_worker("b", num_blocks=10, block_size=4, num_seats=0)
     assert list(cluster.workers) == ["a"]
 
 
@@ -331,11 +331,11 @@ def test_a_rollback_takes_back_every_step_in_flight() -> None:
     cluster.scheduler.check()
     assert (a.status, a.num_computed_tokens, a.num_pending_tokens) == (SequenceStatus.RUNNING, 4, 0)
     assert (b.status, b.num_computed_tokens, b.num_pending_tokens) == (SequenceStatus.WAITING, 0, 0)
-    assert b.slot is None and b.block_table == []
+    assert b.seat is None and b.block_table == []
     plan = cluster.start("w")
     assert plan is not None
     assert (plan.step_id, plan.snapshot, plan.whole, plan.append_pairs) == (4, True, [a, b], [])
-    assert plan.freed_slots == []
+    assert plan.freed_seats == []
     assert plan.positions == [4, 0]  # what b had registered is forgotten
     cluster.run_until_idle()
     assert cluster.stats("w").num_recomputed_tokens == 0  # nothing of b had been computed
@@ -415,7 +415,7 @@ def test_a_snapshot_asked_for_comes_when_no_step_is_in_flight_and_describes_all(
     late = cluster.add([7, 8, 9], 8)
     plan = cluster.start("w")
     assert plan is not None and plan.snapshot
-    assert plan.whole == [s for s in (a, b, late) if s.slot is not None]
+    assert plan.whole == [s for s in (a, b, late) if s.seat is not None]
     assert {a, b} <= set(plan.whole)
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()

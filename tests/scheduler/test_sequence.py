@@ -127,7 +127,7 @@ def test_a_new_sequence_waits_with_nothing_computed() -> None:
     sequence = make_sequence()
     assert sequence.status is SequenceStatus.WAITING
     assert not sequence.is_finished
-    assert sequence.slot is None and sequence.worker_id is None and sequence.block_table == []
+    assert sequence.seat is None and sequence.worker_id is None and sequence.block_table == []
 
 
 def test_a_group_that_is_taken_out_and_pushed_again_is_served_once_at_its_place() -> None:

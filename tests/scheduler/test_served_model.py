@@ -141,7 +141,7 @@ async def test_who_says_otherwise_of_the_model_changes_nothing_and_is_told_the_d
         ("pool.num_blocks", 50_000_000),
         ("pool.num_host_blocks", 2**32 - 1),
         ("pool.block_size", 0),
-        ("num_slots", 2**32 - 1),
+        ("num_seats", 2**32 - 1),
         ("max_batched_tokens", 2**32 - 1),
         ("model.vocab_size", 0),
         ("model.vocab_size", 4_000_000_000),

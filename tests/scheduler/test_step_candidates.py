@@ -23,7 +23,7 @@ GOOD = Candidates(token_ids=[7, 3, 9, 1], logprobs=[-0.5, -1.0, -2.0, -math.inf]
 
 def make_scheduler(max_num_batched_tokens: int = 64) -> Scheduler:
     scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=max_num_batched_tokens, pipeline_depth=1))
-    scheduler.workers.add_worker("w", num_blocks=40, block_size=4, num_slots=16)
+    scheduler.workers.add_worker("w", num_blocks=40, block_size=4, num_seats=16)
     return scheduler
 
 
@@ -49,7 +49,7 @@ def test_a_step_of_beams_alone_asks_for_candidates_and_samples_nothing() -> None
     scheduler = make_scheduler()
     group = add(scheduler, 0, 2, is_beam=True)
     plan, step = next_step(scheduler)
-    assert step.samples == []  # none at all: absent would be every row into its own slot
+    assert step.samples == []  # none at all: absent would be every row into its own seat
     assert step.candidates == [0, NUM_CANDIDATES]
     scheduler.apply("w", plan.step_id, [])
     (beam,) = group.live
@@ -57,17 +57,17 @@ def test_a_step_of_beams_alone_asks_for_candidates_and_samples_nothing() -> None
     _, step = next_step(scheduler)
     assert step.samples == []
     assert step.candidates == [0, NUM_CANDIDATES, 1, NUM_CANDIDATES]
-    assert [state.slot for state in step.whole] == list(step.rows)
+    assert [state.seat for state in step.whole] == list(step.rows)
 
 
 def test_sampled_rows_and_candidate_rows_stand_in_one_step() -> None:
     scheduler = make_scheduler()
     sampled, beams = add(scheduler, 0, 2, is_beam=False), add(scheduler, 10, 2, is_beam=True)
     _, step = next_step(scheduler)
-    slots = [sequence.slot for sequence in sampled.sequences]
-    assert step.rows[0] == slots[0]
-    assert step.samples == [0, slots[0], 0, slots[1]]
-    assert (step.rows[1], list(step.candidates)) == (beams.sequences[0].slot, [1, NUM_CANDIDATES])
+    seats = [sequence.seat for sequence in sampled.sequences]
+    assert step.rows[0] == seats[0]
+    assert step.samples == [0, seats[0], 0, seats[1]]
+    assert (step.rows[1], list(step.candidates)) == (beams.sequences[0].seat, [1, NUM_CANDIDATES])
 
 
 def test_a_beam_whose_prompt_is_not_done_is_asked_for_nothing() -> None:

@@ -28,8 +28,8 @@ async def refused(call: Awaitable[Any], *words: str) -> None:
 
 
 async def busy_worker(site: Site) -> tuple[ScriptedWorker, "asyncio.Task[Any]"]:
-    """A worker with one slot, which a request has, and does not answer until it may."""
-    worker = await site.add_worker(num_slots=1)
+    """A worker with one seat, which a request has, and does not answer until it may."""
+    worker = await site.add_worker(num_seats=1)
     worker.may_answer.clear()
     running = asyncio.create_task(site.run(counting(10, 2, "running", tenant="first")))
     await until(lambda: len(worker.steps) > 0)

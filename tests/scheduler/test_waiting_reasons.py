@@ -6,9 +6,9 @@ from scheduler_svc.core.waiting_reasons import WaitingReason
 from tests.scheduler.core_cluster import Cluster
 
 
-def make_cluster(num_blocks: int = 64, *, num_slots: int = 64, num_host_blocks: int = 0) -> Cluster:
+def make_cluster(num_blocks: int = 64, *, num_seats: int = 64, num_host_blocks: int = 0) -> Cluster:
     cluster = Cluster(SchedulerConfig(max_num_batched_tokens=64, pipeline_depth=1, watermark=0.0, preemption="swap"))
-    cluster.add_worker(num_blocks=num_blocks, num_slots=num_slots, num_host_blocks=num_host_blocks)
+    cluster.add_worker(num_blocks=num_blocks, num_seats=num_seats, num_host_blocks=num_host_blocks)
     return cluster
 
 

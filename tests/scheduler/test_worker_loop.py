@@ -116,7 +116,7 @@ def damage(change: str) -> "list[worker_pb2.StepResponse | bytes]":
         case "top logprobs missing":
             wrong.logprobs.add(sample=0, rows=worker_pb2.LogprobRows(logprobs=bytes(4), ranks=bytes(4), num_top=3))
         case "prompt logprobs without ranks":
-            wrong.prompt_logprobs.add(slot=0, position=1, rows=worker_pb2.LogprobRows(logprobs=bytes(4)))
+            wrong.prompt_logprobs.add(seat=0, position=1, rows=worker_pb2.LogprobRows(logprobs=bytes(4)))
         case "step out of turn":
             wrong.step_id = 99
     return [wrong]

@@ -1,6 +1,6 @@
-"""Device of a simulated worker: blocks that hold checksums of contexts, and slots known only from steps.
+"""Device of a simulated worker: blocks that hold checksums of contexts, and seats known only from steps.
 
-It obeys as a real worker does, and says what makes no sense: a slot that is not there, a block that does not hold what
+It obeys as a real worker does, and says what makes no sense: a seat that is not there, a block that does not hold what
 the table says. Sampling seeds of some values make a request poisonous.
 """
 
@@ -23,7 +23,7 @@ class FatalStepError(Exception):
 
 
 @dataclass(slots=True)
-class ToySlot:
+class ToySeat:
     """`token_ids` are known and not yet computed, the first of them at `position`."""
 
     position: int
@@ -44,14 +44,14 @@ class ToyDevice:
     """A block is [checksum before it, checksum after its first token, ...]; None before it was ever written."""
 
     def __init__(
-        self, *, num_blocks: int, num_host_blocks: int, block_size: int, num_slots: int, violate: Callable[[str], None]
+        self, *, num_blocks: int, num_host_blocks: int, block_size: int, num_seats: int, violate: Callable[[str], None]
     ) -> None:
         self.block_size = block_size
         self.fails_next = False  # the next step raises
         self._violate = violate
         self._fence = StepFence()
-        self._slots: dict[int, ToySlot] = {}
-        self._num_slots = num_slots
+        self._seats: dict[int, ToySeat] = {}
+        self._num_seats = num_seats
         self._blocks: list[list[int] | None] = [None] * num_blocks
         self._host_blocks: list[list[int] | None] = [None] * num_host_blocks
 
@@ -67,52 +67,52 @@ class ToyDevice:
         refusal = self._fence.refusal(step)
         if refusal is not None:
             return refusal
-        self._update_slots(step)
+        self._update_seats(step)
         self._move(step.swap_out, self._blocks, self._host_blocks)
         self._move(step.swap_in, self._host_blocks, self._blocks)
         self._move(step.copies, self._blocks, self._blocks)
-        if any(self._slots[slot].is_poisoned_by(WORKER_KILLER_SEED) for slot in step.rows):
+        if any(self._seats[seat].is_poisoned_by(WORKER_KILLER_SEED) for seat in step.rows):
             raise FatalStepError
-        if self.fails_next or any(self._slots[slot].is_poisoned_by(STEP_KILLER_SEED) for slot in step.rows):
+        if self.fails_next or any(self._seats[seat].is_poisoned_by(STEP_KILLER_SEED) for seat in step.rows):
             return self._break_off(step)
         result = StepResult(epoch=step.epoch, step_id=step.step_id)
         counts = step.num_tokens or [1] * len(step.rows)
         self._check_writers(step.rows, counts)
-        last = [self._compute(slot, count, result) for slot, count in zip(step.rows, counts, strict=True)]
+        last = [self._compute(seat, count, result) for seat, count in zip(step.rows, counts, strict=True)]
         self._sample(step, last, result)
         for row, num_wanted in _pairs(step.candidates):
-            result.candidates.append(self._candidates(self._slots[step.rows[row]], last[row], num_wanted))
+            result.candidates.append(self._candidates(self._seats[step.rows[row]], last[row], num_wanted))
         self._fence.record_executed(step)
         return result
 
     def _break_off(self, step: Step) -> StepResult:
-        """Leave garbage in the blocks that the step would have written, and the slots in disorder."""
+        """Leave garbage in the blocks that the step would have written, and the seats in disorder."""
         self.fails_next = False
         counts = step.num_tokens or [1] * len(step.rows)
         for number, count in zip(step.rows, counts, strict=True):
-            slot = self._slots[number]
-            for position in range(slot.position, slot.position + count):
-                block = self._blocks[slot.block_table[position // self.block_size]]
+            seat = self._seats[number]
+            for position in range(seat.position, seat.position + count):
+                block = self._blocks[seat.block_table[position // self.block_size]]
                 if block is not None:
                     del block[position % self.block_size + 1 :]
-        self._slots.clear()
+        self._seats.clear()
         self._fence.require_snapshot()
         return StepResult(epoch=step.epoch, step_id=step.step_id, status=StepStatus.FAILED, error="it raised")
 
-    def _update_slots(self, step: Step) -> None:
+    def _update_seats(self, step: Step) -> None:
         if step.snapshot:
-            self._slots.clear()
-        for number in step.freed_slots:
-            if self._slots.pop(number, None) is None:
-                self._violate(f"slot {number} is freed, and is not there")
+            self._seats.clear()
+        for number in step.freed_seats:
+            if self._seats.pop(number, None) is None:
+                self._violate(f"seat {number} is freed, and is not there")
         for state in step.whole:
-            if not 0 <= state.slot < self._num_slots:
-                self._violate(f"there is no slot {state.slot}")
-            self._slots[state.slot] = ToySlot(
+            if not 0 <= state.seat < self._num_seats:
+                self._violate(f"there is no seat {state.seat}")
+            self._seats[state.seat] = ToySeat(
                 state.position, list(state.block_table), list(state.token_ids), state.num_prompt_tokens, state.sampling
             )
         for number, block in _pairs(step.append_pairs):
-            self._slots[number].block_table.append(block)
+            self._seats[number].block_table.append(block)
 
     def _move(
         self, pairs: Sequence[int], sources: list[list[int] | None], destinations: list[list[int] | None]
@@ -127,22 +127,22 @@ class ToyDevice:
         size = self.block_size
         writer_of: dict[int, int] = {}
         for number, count in zip(rows, counts, strict=True):
-            slot = self._slots[number]
-            for index in range(slot.position // size, (slot.position + count - 1) // size + 1):
-                if writer_of.setdefault(slot.block_table[index], number) != number:
-                    self._violate(f"two rows of a step write block {slot.block_table[index]}")
+            seat = self._seats[number]
+            for index in range(seat.position // size, (seat.position + count - 1) // size + 1):
+                if writer_of.setdefault(seat.block_table[index], number) != number:
+                    self._violate(f"two rows of a step write block {seat.block_table[index]}")
 
     def _compute(self, number: int, count: int, result: StepResult) -> int:
         """The checksum behind the last token that the row computed."""
-        slot, size = self._slots[number], self.block_size
-        if not 1 <= count <= len(slot.token_ids):
-            self._violate(f"{count} tokens of slot {number} are to be computed, and {len(slot.token_ids)} are known")
-        checksum = self._context(slot)
-        num_prompt_logprobs = slot.sampling.num_prompt_logprobs
+        seat, size = self._seats[number], self.block_size
+        if not 1 <= count <= len(seat.token_ids):
+            self._violate(f"{count} tokens of seat {number} are to be computed, and {len(seat.token_ids)} are known")
+        checksum = self._context(seat)
+        num_prompt_logprobs = seat.sampling.num_prompt_logprobs
         told: list[tuple[int, int]] = []  # checksum before, token
-        for index, token_id in enumerate(slot.token_ids[:count]):
-            position = slot.position + index
-            offset, place = position % size, slot.block_table[position // size]
+        for index, token_id in enumerate(seat.token_ids[:count]):
+            position = seat.position + index
+            offset, place = position % size, seat.block_table[position // size]
             block = self._blocks[place]
             if offset == 0 and (block is None or block[0] != checksum):
                 block = self._blocks[place] = [checksum]
@@ -151,30 +151,30 @@ class ToyDevice:
             if len(block) <= offset + 1 or block[offset + 1] != checksum:
                 del block[offset + 1 :]
                 block.append(checksum)
-            if num_prompt_logprobs is not None and index + 1 < len(slot.token_ids):
-                told.append((checksum, slot.token_ids[index + 1]))
-        if num_prompt_logprobs is not None and slot.position < slot.num_prompt_tokens - 1:
-            told = told[: slot.num_prompt_tokens - 1 - slot.position]
+            if num_prompt_logprobs is not None and index + 1 < len(seat.token_ids):
+                told.append((checksum, seat.token_ids[index + 1]))
+        if num_prompt_logprobs is not None and seat.position < seat.num_prompt_tokens - 1:
+            told = told[: seat.num_prompt_tokens - 1 - seat.position]
             rows = _logprob_rows(told, num_prompt_logprobs)
-            result.prompt_logprobs.append(PromptLogprobs(slot=number, position=slot.position + 1, rows=rows))
-        del slot.token_ids[:count]
-        slot.position += count
+            result.prompt_logprobs.append(PromptLogprobs(seat=number, position=seat.position + 1, rows=rows))
+        del seat.token_ids[:count]
+        seat.position += count
         return checksum
 
-    def _context(self, slot: ToySlot) -> int:
+    def _context(self, seat: ToySeat) -> int:
         """The checksum of what the block table leads to, up to the position."""
-        checksum, left = model.START, slot.position
-        for place in slot.block_table:
+        checksum, left = model.START, seat.position
+        for place in seat.block_table:
             if left <= 0:
                 break
             block, num_read = self._blocks[place], min(left, self.block_size)
             if block is None or block[0] != checksum or len(block) <= num_read:
-                self._violate(f"block {place} does not hold what a table says: {slot}")
+                self._violate(f"block {place} does not hold what a table says: {seat}")
                 return -1
             checksum = block[num_read]
             left -= num_read
         if left > 0:
-            self._violate(f"a block table is too short: {slot}")
+            self._violate(f"a block table is too short: {seat}")
         return checksum
 
     def _sample(self, step: Step, last: Sequence[int], result: StepResult) -> None:
@@ -182,28 +182,28 @@ class ToyDevice:
         token_ids: list[int] = []
         invalid: list[int] = []
         for sample, (row, number) in enumerate(pairs):
-            slot, checksum = self._slots[number], last[row]
-            sampling = slot.sampling
-            if slot.token_ids:
-                self._violate(f"slot {number} samples before the end of its tokens")
-            if slot.is_poisoned_by(NAN_SEED):
+            seat, checksum = self._seats[number], last[row]
+            sampling = seat.sampling
+            if seat.token_ids:
+                self._violate(f"seat {number} samples before the end of its tokens")
+            if seat.is_poisoned_by(NAN_SEED):
                 invalid.append(sample)
             token_id = model.drawn(
-                checksum, sampling.seed, sampling.sample_index, slot.barred, is_greedy=sampling.is_greedy
+                checksum, sampling.seed, sampling.sample_index, seat.barred, is_greedy=sampling.is_greedy
             )
             token_ids.append(token_id)
-            slot.token_ids = [token_id]
+            seat.token_ids = [token_id]
             if sampling.num_logprobs is not None:
                 result.logprobs[sample] = _logprob_rows([(checksum, token_id)], sampling.num_logprobs)
         result.token_ids, result.invalid_samples = token_ids, invalid
 
-    def _candidates(self, slot: ToySlot, checksum: int, num_wanted: int) -> Candidates:
-        if slot.is_poisoned_by(NAN_SEED):
+    def _candidates(self, seat: ToySeat, checksum: int, num_wanted: int) -> Candidates:
+        if seat.is_poisoned_by(NAN_SEED):
             return Candidates(token_ids=(), logprobs=())
-        found = model.candidates(checksum, num_wanted, slot.barred)
+        found = model.candidates(checksum, num_wanted, seat.barred)
         rows = None
-        if slot.sampling.num_logprobs is not None:
-            rows = _logprob_rows([(checksum, token_id) for token_id, _ in found], slot.sampling.num_logprobs)
+        if seat.sampling.num_logprobs is not None:
+            rows = _logprob_rows([(checksum, token_id) for token_id, _ in found], seat.sampling.num_logprobs)
         return Candidates(token_ids=[each for each, _ in found], logprobs=[each for _, each in found], rows=rows)
 
 

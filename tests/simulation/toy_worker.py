@@ -48,7 +48,7 @@ class ToyWorker:
         worker_id: str,
         pool: worker_pb2.PoolInfo,
         *,
-        num_slots: int,
+        num_seats: int,
         step_s: tuple[float, float],
         find_leader: Callable[[], Leader | None],
         on_step: Callable[[], None],
@@ -61,7 +61,7 @@ class ToyWorker:
         self.random = random_
         self._history = history
         self._pool = pool
-        self._num_slots = num_slots
+        self._num_seats = num_seats
         self._step_s = step_s
         self._find_leader = find_leader
         self._on_step = on_step
@@ -128,7 +128,7 @@ class ToyWorker:
             incarnation=self.process.name,
             model=MODEL,
             pool=self._pool,
-            num_slots=self._num_slots,
+            num_seats=self._num_seats,
             max_batched_tokens=4096,
             device="cpu" if self._decides_late else "none",
         )
@@ -197,7 +197,7 @@ class ToyWorker:
             num_blocks=self._pool.num_blocks,
             num_host_blocks=self._pool.num_host_blocks,
             block_size=self._pool.block_size,
-            num_slots=self._num_slots,
+            num_seats=self._num_seats,
             violate=lambda sentence: self._history.violate(f"{self.process.name}: {sentence}"),
         )
 

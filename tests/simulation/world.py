@@ -315,7 +315,7 @@ class World:
             block_size=BLOCK_SIZE,
             bytes_per_block=64,
         )
-        num_slots = draw.randrange(8, 33)
+        num_seats = draw.randrange(8, 33)
         slowest_s = draw.choice([0.005, 0.02, 0.05])
         return {
             worker_id: ToyWorker(
@@ -325,7 +325,7 @@ class World:
                 self.clocks.draw("worker"),
                 worker_id,
                 pool,
-                num_slots=num_slots,
+                num_seats=num_seats,
                 step_s=(0.001, slowest_s),
                 find_leader=self._leader,
                 on_step=self._on_step,

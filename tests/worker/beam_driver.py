@@ -1,4 +1,4 @@
-"""A beam search by hand over a runner: which slot computes which beam, and how blocks follow the hypotheses.
+"""A beam search by hand over a runner: which seat computes which beam, and how blocks follow the hypotheses.
 
 It stands in for the scheduler in the worker's tests: every beam with a row is described whole, siblings share what is
 full, and all but one of them get a copy of the last block that is not.
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.sampling_params import SequenceSampling
-from common.step import Candidates, SlotState, Step
+from common.step import Candidates, SequenceState, Step
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate
 
 
@@ -23,7 +23,7 @@ class Beam:
 
 
 class BeamDriver:
-    """One request. `blocks` are its own to hand out; beam i has slot first_slot + i."""
+    """One request. `blocks` are its own to hand out; beam i has seat first_seat + i."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class BeamDriver:
         *,
         blocks: Sequence[int],
         block_size: int,
-        first_slot: int = 0,
+        first_seat: int = 0,
     ) -> None:
         self.search = BeamSearch(params)
         self.beams = [Beam(list(prompt))]
@@ -44,7 +44,7 @@ class BeamDriver:
         self._num_prompt_tokens = len(prompt)
         self._sampling = sampling
         self._block_size = block_size
-        self._first_slot = first_slot
+        self._first_seat = first_seat
         self._copies: list[int] = []  # of the next step
 
     def add_rows(self, step: Step, chunk: int = 1000) -> int:
@@ -56,11 +56,11 @@ class BeamDriver:
         for index, beam in enumerate(self.beams):
             count = min(chunk, len(beam.token_ids) - beam.num_computed)
             self._grow(beam, beam.num_computed + count)
-            step.whole.append(self._state(self._first_slot + index, beam))
+            step.whole.append(self._state(self._first_seat + index, beam))
             beam.num_computed += count
             if beam.num_computed == len(beam.token_ids):
                 candidates += [len(step.rows), self.search.num_candidates]
-            step.rows.append(self._first_slot + index)
+            step.rows.append(self._first_seat + index)
             step.num_tokens.append(count)
         step.candidates = [*step.candidates, *candidates]
         return len(candidates) // 2
@@ -116,9 +116,9 @@ class BeamDriver:
         self.ref_counts[block] += 1
         return block
 
-    def _state(self, slot: int, beam: Beam) -> SlotState:
-        return SlotState(
-            slot=slot,
+    def _state(self, seat: int, beam: Beam) -> SequenceState:
+        return SequenceState(
+            seat=seat,
             position=beam.num_computed,
             block_table=list(beam.block_table),
             token_ids=beam.token_ids[beam.num_computed :],

@@ -1,6 +1,6 @@
 """The best next tokens of rows whose next token the scheduler chooses, as a beam search needs them.
 
-As in the beam search of `transformers`, what a slot asks for (ids, bias, penalties) edits the log-probabilities of the
+As in the beam search of `transformers`, what a seat asks for (ids, bias, penalties) edits the log-probabilities of the
 model, not its logits, and nothing is normalised again. A row is ranked the same whatever else is in the batch. It knows
 nothing of beams.
 """
@@ -19,7 +19,7 @@ from tests.worker.reference_edits import TokenHistory, edit_rows
 def rank_candidates(
     logits: Tensor,
     counts: Sequence[int],
-    slots: Sequence[SequenceSampling],
+    seats: Sequence[SequenceSampling],
     positions: Sequence[int],
     histories: Sequence[TokenHistory | None],
 ) -> list[Candidates]:
@@ -27,18 +27,18 @@ def rank_candidates(
 
     A token that is barred stands at -inf. A row whose logits are not all finite has no candidates. counts are at most
     V; positions[i] is the index, in prompt and output, of the next token; histories[i] is needed only where
-    slots[i].needs_history.
+    seats[i].needs_history.
     """
     logits = logits.float()
     logprobs = model_logprobs(logits)
-    edited = edit_rows(logprobs, slots, positions, histories)
+    edited = edit_rows(logprobs, seats, positions, histories)
     valid = (finite_rows(logits) & (edited.amax(-1) < torch.inf)).tolist()
     token_ids = best_tokens(edited, max(counts))
     found_ids, found_logprobs = token_ids.tolist(), edited.gather(1, token_ids).tolist()
     wanted = {
-        row: (counts[row], min(slot.num_logprobs, logits.shape[1]))
-        for row, slot in enumerate(slots)
-        if slot.num_logprobs is not None and valid[row]
+        row: (counts[row], min(seat.num_logprobs, logits.shape[1]))
+        for row, seat in enumerate(seats)
+        if seat.num_logprobs is not None and valid[row]
     }
     rows_of = _model_rows(logits, logprobs, token_ids, wanted)
     return [

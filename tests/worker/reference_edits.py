@@ -1,4 +1,4 @@
-"""The edits that slots ask for on their rows of logits: allowed and suppressed ids, bias, penalties.
+"""The edits that seats ask for on their rows of logits: allowed and suppressed ids, bias, penalties.
 
 They turn parameters into tensors once for all rows of a step. What is off costs nothing, and a row is edited the same
 whatever else is in the batch. What is edited may be logits or log-probabilities.
@@ -17,7 +17,7 @@ from kernels.sampling.sampling import add_bias, allow_only, apply_penalties, sup
 
 @dataclass(frozen=True, slots=True)
 class TokenHistory:
-    """The tokens of a slot before the one that is sampled; the prompt comes first."""
+    """The tokens of a seat before the one that is sampled; the prompt comes first."""
 
     token_ids: Tensor | Sequence[int]
     num_prompt_tokens: int
@@ -25,18 +25,18 @@ class TokenHistory:
 
 def edit_rows(
     logits: Tensor,
-    slots: Sequence[SequenceSampling],
+    seats: Sequence[SequenceSampling],
     positions: Sequence[int],
     histories: Sequence[TokenHistory | None],
 ) -> Tensor:
-    """Allowed and suppressed ids, bias, penalties, on a copy; the logits themselves if no slot has any."""
-    allowed: list[Sequence[int]] = [slot.allowed_token_ids or () for slot in slots]
+    """Allowed and suppressed ids, bias, penalties, on a copy; the logits themselves if no seat has any."""
+    allowed: list[Sequence[int]] = [seat.allowed_token_ids or () for seat in seats]
     suppressed = [
-        slot.suppressed_token_ids if position < slot.suppressed_until else ()
-        for slot, position in zip(slots, positions, strict=True)
+        seat.suppressed_token_ids if position < seat.suppressed_until else ()
+        for seat, position in zip(seats, positions, strict=True)
     ]
-    biases = [_sum_by_token(slot.logit_bias) for slot in slots]
-    has_penalties = any(slot.needs_history for slot in slots)
+    biases = [_sum_by_token(seat.logit_bias) for seat in seats]
+    has_penalties = any(seat.needs_history for seat in seats)
     if not (any(allowed) or any(suppressed) or any(biases) or has_penalties):
         return logits
     logits = logits.clone()
@@ -48,22 +48,22 @@ def edit_rows(
         values = torch.tensor([value for bias in biases for value in bias.values()], dtype=torch.float32)
         add_bias(logits, *_pairs([tuple(bias) for bias in biases], logits.device), values.to(logits.device))
     if has_penalties:
-        _penalise(logits, slots, histories)
+        _penalise(logits, seats, histories)
     return logits
 
 
-def _penalise(logits: Tensor, slots: Sequence[SequenceSampling], histories: Sequence[TokenHistory | None]) -> None:
+def _penalise(logits: Tensor, seats: Sequence[SequenceSampling], histories: Sequence[TokenHistory | None]) -> None:
     rows, token_ids, is_output = [], [], []
-    for row, (slot, history) in enumerate(zip(slots, histories, strict=True)):
-        if not slot.needs_history:
+    for row, (seat, history) in enumerate(zip(seats, histories, strict=True)):
+        if not seat.needs_history:
             continue
-        assert history is not None, "a slot with penalties comes with its history"
+        assert history is not None, "a seat with penalties comes with its history"
         tokens = torch.as_tensor(history.token_ids, dtype=torch.int64, device=logits.device)
         rows.append(torch.full_like(tokens, row))
         token_ids.append(tokens)
         is_output.append(torch.arange(len(tokens), device=logits.device) >= history.num_prompt_tokens)
     penalties = torch.tensor(
-        [(slot.repetition_penalty, slot.presence_penalty, slot.frequency_penalty) for slot in slots],
+        [(seat.repetition_penalty, seat.presence_penalty, seat.frequency_penalty) for seat in seats],
         dtype=torch.float32,
         device=logits.device,
     )

@@ -1,6 +1,6 @@
-"""From logits and the sampling parameters of slots to tokens: turns parameters into tensors and groups the rows.
+"""From logits and the sampling parameters of seats to tokens: turns parameters into tensors and groups the rows.
 
-What is off costs nothing, and a slot gets the same token and log-probabilities whatever else is in the batch.
+What is off costs nothing, and a seat gets the same token and log-probabilities whatever else is in the batch.
 It keeps no state between calls, and it knows nothing of sequences, blocks or the wire.
 """
 
@@ -29,80 +29,80 @@ class SampleOutput:
     """One sample for each row of logits, in their order."""
 
     token_ids: Tensor  # int64 [S] on the device of the logits; 0 where not valid
-    valid: Tensor  # bool [S]: all logits were finite, and the slot's parameters left a token to choose
+    valid: Tensor  # bool [S]: all logits were finite, and the seat's parameters left a token to choose
     logprobs: tuple[TokenLogprobs | None, ...]  # on the host, each with one row; None where not asked for
 
 
 class Sampler:
-    """Samples for any mix of slots at once."""
+    """Samples for any mix of seats at once."""
 
     def sample(
         self,
         logits: Tensor,
-        slots: Sequence[SequenceSampling],
+        seats: Sequence[SequenceSampling],
         positions: Sequence[int],
         histories: Sequence[TokenHistory | None],
     ) -> SampleOutput:
-        """Sample row i of `logits` [S, V], which is not changed, as slots[i] says.
+        """Sample row i of `logits` [S, V], which is not changed, as seats[i] says.
 
         positions[i] is the index, in prompt and output, of the token that is sampled. histories[i] is needed only
-        where slots[i].needs_history. The same row may be given twice with different slots.
+        where seats[i].needs_history. The same row may be given twice with different seats.
         """
         logits = logits.float()
         valid = finite_rows(logits)
-        edited = edit_rows(logits, slots, positions, histories)
+        edited = edit_rows(logits, seats, positions, histories)
         if edited is not logits:
             valid &= edited.amax(-1).isfinite()
-        token_ids = torch.where(valid, _choose(edited, slots, positions), 0)
-        return SampleOutput(token_ids, valid, _logprobs(logits, token_ids, slots))
+        token_ids = torch.where(valid, _choose(edited, seats, positions), 0)
+        return SampleOutput(token_ids, valid, _logprobs(logits, token_ids, seats))
 
 
-def _choose(logits: Tensor, slots: Sequence[SequenceSampling], positions: Sequence[int]) -> Tensor:
+def _choose(logits: Tensor, seats: Sequence[SequenceSampling], positions: Sequence[int]) -> Tensor:
     """The argmax of greedy rows, a draw for the others; int64 [S]."""
-    greedy = [i for i, slot in enumerate(slots) if slot.is_greedy]
-    if len(greedy) == len(slots):
+    greedy = [i for i, seat in enumerate(seats) if seat.is_greedy]
+    if len(greedy) == len(seats):
         return logits.argmax(-1)
     if not greedy:
-        return _draw(logits, slots, positions)
-    sampled = [i for i, slot in enumerate(slots) if not slot.is_greedy]
+        return _draw(logits, seats, positions)
+    sampled = [i for i, seat in enumerate(seats) if not seat.is_greedy]
     greedy_rows = torch.tensor(greedy, device=logits.device)
     sampled_rows = torch.tensor(sampled, device=logits.device)
-    drawn = _draw(logits[sampled_rows], [slots[i] for i in sampled], [positions[i] for i in sampled])
-    token_ids = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
+    drawn = _draw(logits[sampled_rows], [seats[i] for i in sampled], [positions[i] for i in sampled])
+    token_ids = torch.empty(len(seats), dtype=torch.int64, device=logits.device)
     token_ids[greedy_rows] = logits[greedy_rows].argmax(-1)
     token_ids[sampled_rows] = drawn
     return token_ids
 
 
-def _draw(logits: Tensor, slots: Sequence[SequenceSampling], positions: Sequence[int]) -> Tensor:
-    """Temperature, truncation and noise, for slots of which none is greedy."""
+def _draw(logits: Tensor, seats: Sequence[SequenceSampling], positions: Sequence[int]) -> Tensor:
+    """Temperature, truncation and noise, for seats of which none is greedy."""
     device, vocab_size = logits.device, logits.shape[1]
-    scaled = scale(logits, torch.tensor([slot.temperature for slot in slots], dtype=torch.float32, device=device))
-    min_p = torch.tensor([slot.min_p for slot in slots], dtype=torch.float64, device=device)
+    scaled = scale(logits, torch.tensor([seat.temperature for seat in seats], dtype=torch.float32, device=device))
+    min_p = torch.tensor([seat.min_p for seat in seats], dtype=torch.float64, device=device)
     thresholds = min_p_thresholds(min_p)
     # Apart, because with top-k only the largest few logits need sorting.
-    has_top_k = [slot.top_k is not None and slot.top_k < vocab_size for slot in slots]
+    has_top_k = [seat.top_k is not None and seat.top_k < vocab_size for seat in seats]
     with_top_k = [i for i, on in enumerate(has_top_k) if on]
-    with_top_p_only = [i for i, on in enumerate(has_top_k) if not on and slots[i].top_p < 1]
+    with_top_p_only = [i for i, on in enumerate(has_top_k) if not on and seats[i].top_p < 1]
     for chosen in (with_top_k, with_top_p_only):
         if chosen:
             rows = torch.tensor(chosen, device=device)
-            thresholds[rows] = _truncate(scaled[rows], thresholds[rows], [slots[i] for i in chosen])
-    keys = row_keys([slot.seed for slot in slots], [slot.sample_index for slot in slots], positions)
+            thresholds[rows] = _truncate(scaled[rows], thresholds[rows], [seats[i] for i in chosen])
+    keys = row_keys([seat.seed for seat in seats], [seat.sample_index for seat in seats], positions)
     return draw(scaled, thresholds, keys.to(device))
 
 
-def _truncate(scaled: Tensor, floors: Tensor, slots: Sequence[SequenceSampling]) -> Tensor:
+def _truncate(scaled: Tensor, floors: Tensor, seats: Sequence[SequenceSampling]) -> Tensor:
     vocab_size = scaled.shape[1]
-    top_k = [vocab_size if slot.top_k is None else min(slot.top_k, vocab_size) for slot in slots]
-    top_p = torch.tensor([slot.top_p for slot in slots], dtype=torch.float64, device=scaled.device)
+    top_k = [vocab_size if seat.top_k is None else min(seat.top_k, vocab_size) for seat in seats]
+    top_p = torch.tensor([seat.top_p for seat in seats], dtype=torch.float64, device=scaled.device)
     return truncation_thresholds(scaled, floors, torch.tensor(top_k, device=scaled.device), top_p, max(top_k))
 
 
-def _logprobs(logits: Tensor, token_ids: Tensor, slots: Sequence[SequenceSampling]) -> tuple[TokenLogprobs | None, ...]:
-    wanted = {i: slot.num_logprobs for i, slot in enumerate(slots) if slot.num_logprobs is not None}
+def _logprobs(logits: Tensor, token_ids: Tensor, seats: Sequence[SequenceSampling]) -> tuple[TokenLogprobs | None, ...]:
+    wanted = {i: seat.num_logprobs for i, seat in enumerate(seats) if seat.num_logprobs is not None}
     if not wanted:
-        return (None,) * len(slots)
+        return (None,) * len(seats)
     rows = torch.tensor(list(wanted), device=logits.device)
     table = token_logprobs(logits[rows], token_ids[rows, None], max(wanted.values()))
     found = {
@@ -114,4 +114,4 @@ def _logprobs(logits: Tensor, token_ids: Tensor, slots: Sequence[SequenceSamplin
         )
         for place, (i, num_top) in enumerate(wanted.items())
     }
-    return tuple(found.get(i) for i in range(len(slots)))
+    return tuple(found.get(i) for i in range(len(seats)))

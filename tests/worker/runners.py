@@ -19,7 +19,7 @@ from worker_svc.model.decoder import Decoder
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import StepRunner, result_of
 
-NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS = 96, 32, 4, 12
+NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SEATS = 96, 32, 4, 12
 
 
 class SteppedRunner:
@@ -54,7 +54,7 @@ def make_host_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> t
 def make_device_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
     """Make a runner with the kernels' torch references, and batches padded as for graphs."""
     pool, limits = poisoned_pool(decoder), limits_for(decoder)
-    sizes = graph_sizes(limits.num_slots)
+    sizes = graph_sizes(limits.num_seats)
     return SteppedRunner(
         DeviceRunner(decoder, pool, limits, OPERATIONS, sizes, max_prompt_logits=max_prompt_logits)
     ), pool
@@ -73,7 +73,7 @@ def poisoned_pool(decoder: Decoder) -> KVPool:
 
 def limits_for(decoder: Decoder) -> StepLimits:
     return StepLimits(
-        num_slots=NUM_SLOTS,
+        num_seats=NUM_SEATS,
         num_blocks=NUM_BLOCKS,
         num_host_blocks=NUM_HOST_BLOCKS,
         block_size=BLOCK_SIZE,

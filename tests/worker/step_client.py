@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from common.sampling_params import SequenceSampling
-from common.step import SlotState, Step, StepResult, StepStatus
+from common.step import SequenceState, Step, StepResult, StepStatus
 from tests.worker.steps import GREEDY
 
 
@@ -16,7 +16,7 @@ from tests.worker.steps import GREEDY
 class Sent:
     """Sequence as the client knows it."""
 
-    slot: int
+    seat: int
     token_ids: list[int]
     num_prompt_tokens: int
     sampling: SequenceSampling
@@ -64,10 +64,10 @@ class StepClient:
                 step.whole.append(_state(sequence))
                 sequence.is_sent = True
             else:
-                append_pairs += [number for block in appended for number in (sequence.slot, block)]
+                append_pairs += [number for block in appended for number in (sequence.seat, block)]
             if sequence.num_computed + count == len(sequence.token_ids):
-                samples += [len(rows), sequence.slot]
-            rows.append(sequence.slot)
+                samples += [len(rows), sequence.seat]
+            rows.append(sequence.seat)
             num_tokens.append(count)
         return replace(step, rows=rows, num_tokens=num_tokens, samples=samples, append_pairs=append_pairs)
 
@@ -75,16 +75,16 @@ class StepClient:
         """Learns what was sampled."""
         assert result.status is StepStatus.OK, result.error
         assert not result.invalid_samples
-        for slot, count in zip(step.rows, step.num_tokens, strict=True):
-            self.sequences[slot].num_computed += count
+        for seat, count in zip(step.rows, step.num_tokens, strict=True):
+            self.sequences[seat].num_computed += count
         assert step.samples is not None
-        for index, (slot, token_id) in enumerate(zip(step.samples[1::2], result.token_ids, strict=True)):
-            self.sequences[slot].token_ids.append(token_id)
+        for index, (seat, token_id) in enumerate(zip(step.samples[1::2], result.token_ids, strict=True)):
+            self.sequences[seat].token_ids.append(token_id)
             if index in result.logprobs:
-                self.sequences[slot].logprobs += result.logprobs[index].logprobs
-                self.sequences[slot].top_token_ids.append(list(result.logprobs[index].top_token_ids))
+                self.sequences[seat].logprobs += result.logprobs[index].logprobs
+                self.sequences[seat].top_token_ids.append(list(result.logprobs[index].top_token_ids))
         for part in result.prompt_logprobs:
-            found = self.sequences[part.slot].prompt_logprobs
+            found = self.sequences[part.seat].prompt_logprobs
             found.update(enumerate(part.rows.logprobs, start=part.position))
 
     def outputs(self, num_tokens: int) -> list[list[int]]:
@@ -100,10 +100,10 @@ class StepClient:
         return appended
 
 
-def _state(sequence: Sent) -> SlotState:
+def _state(sequence: Sent) -> SequenceState:
     done = sequence.num_computed
-    return SlotState(
-        slot=sequence.slot,
+    return SequenceState(
+        seat=sequence.seat,
         position=done,
         block_table=list(sequence.block_table),
         token_ids=sequence.token_ids[done:],

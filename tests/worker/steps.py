@@ -1,16 +1,16 @@
-"""Shorthand for what the worker's tests are full of: limits, slots and steps."""
+"""Shorthand for what the worker's tests are full of: limits, seats and steps."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from common.sampling_params import SequenceSampling
-from common.step import SlotState
+from common.step import SequenceState
 from worker_svc.steps.step_limits import StepLimits
 
 GREEDY = SequenceSampling(seed=0, temperature=0.0)
 
 LIMITS = StepLimits(
-    num_slots=8,
+    num_seats=8,
     num_blocks=32,
     num_host_blocks=4,
     block_size=4,
@@ -20,7 +20,7 @@ LIMITS = StepLimits(
 )
 
 
-def slot_state(slot: int, token_ids: Sequence[int], block_table: Sequence[int], **fields: Any) -> SlotState:
+def seat_state(seat: int, token_ids: Sequence[int], block_table: Sequence[int], **fields: Any) -> SequenceState:
     """A greedy sequence from its beginning, all of it prompt, unless `fields` say otherwise."""
     fields = {"position": 0, "num_prompt_tokens": len(token_ids), "sampling": GREEDY, **fields}
-    return SlotState(slot=slot, token_ids=token_ids, block_table=block_table, **fields)
+    return SequenceState(seat=seat, token_ids=token_ids, block_table=block_table, **fields)

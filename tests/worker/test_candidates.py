@@ -22,7 +22,7 @@ from transformers import (
 from common.sampling_params import SequenceSampling
 from common.step import Candidates
 from tests.worker.reference_edits import TokenHistory
-from tests.worker.sampling_by_slots import BUNDLES, SlotSamplers
+from tests.worker.sampling_by_seats import BUNDLES, SeatSamplers
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 
@@ -31,9 +31,9 @@ POSITION = 9
 HISTORY = TokenHistory([5, 9, 9, 70, 200, 9, 70, 1, 5], num_prompt_tokens=4)
 
 
-def rank_with(bundle: str, logits: Tensor, counts: list[int], slots: list[SequenceSampling]) -> list[Candidates]:
-    histories = [HISTORY if slot.needs_history else None for slot in slots]
-    return SlotSamplers(bundle, slots, [POSITION] * len(slots), histories, logits.shape[1]).rank(logits, counts)
+def rank_with(bundle: str, logits: Tensor, counts: list[int], seats: list[SequenceSampling]) -> list[Candidates]:
+    histories = [HISTORY if seat.needs_history else None for seat in seats]
+    return SeatSamplers(bundle, seats, [POSITION] * len(seats), histories, logits.shape[1]).rank(logits, counts)
 
 
 Rank = Callable[[Tensor, list[int], list[SequenceSampling]], list[Candidates]]
@@ -44,23 +44,23 @@ def rank(request: pytest.FixtureRequest) -> Rank:
     return partial(rank_with, request.param)
 
 
-def reference_scores(logits: Tensor, slot: SequenceSampling) -> Tensor:
+def reference_scores(logits: Tensor, seat: SequenceSampling) -> Tensor:
     """The scores [V] that the beam search of `transformers` ranks; what it has no processor for, written out."""
     scores = logits.log_softmax(-1)[None]
-    if slot.allowed_token_ids is not None:
-        barred = [token for token in range(len(logits)) if token not in slot.allowed_token_ids]
+    if seat.allowed_token_ids is not None:
+        barred = [token for token in range(len(logits)) if token not in seat.allowed_token_ids]
         scores = SuppressTokensLogitsProcessor(barred)(history_ids(), scores)
     processors = LogitsProcessorList()
-    if slot.suppressed_token_ids and slot.suppressed_until > POSITION:
-        processors.append(SuppressTokensLogitsProcessor(list(slot.suppressed_token_ids)))
-    if slot.logit_bias:
-        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in slot.logit_bias]))
-    processors.append(RepetitionPenaltyLogitsProcessor(slot.repetition_penalty))
+    if seat.suppressed_token_ids and seat.suppressed_until > POSITION:
+        processors.append(SuppressTokensLogitsProcessor(list(seat.suppressed_token_ids)))
+    if seat.logit_bias:
+        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in seat.logit_bias]))
+    processors.append(RepetitionPenaltyLogitsProcessor(seat.repetition_penalty))
     scores = processors(history_ids(), scores)[0]
     for token in HISTORY.token_ids[HISTORY.num_prompt_tokens :]:
-        scores[token] -= slot.frequency_penalty
+        scores[token] -= seat.frequency_penalty
     for token in set(HISTORY.token_ids[HISTORY.num_prompt_tokens :]):
-        scores[token] -= slot.presence_penalty
+        scores[token] -= seat.presence_penalty
     return scores
 
 
@@ -93,21 +93,21 @@ samplings = st.builds(
 def test_candidates_are_those_of_transformers_in_its_order(
     asked: list[tuple[SequenceSampling, int]], seed: int, has_ties: bool, bundle: str
 ) -> None:
-    slots, counts = [slot for slot, _ in asked], [count for _, count in asked]
-    logits = torch.randn(len(slots), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
+    seats, counts = [seat for seat, _ in asked], [count for _, count in asked]
+    logits = torch.randn(len(seats), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
     if has_ties:
         logits = logits.round()
-    found = rank_with(bundle, logits, counts, slots)
-    for row, (slot, count) in enumerate(asked):
-        expected = reference_scores(logits[row], slot).sort(descending=True, stable=True)
+    found = rank_with(bundle, logits, counts, seats)
+    for row, (seat, count) in enumerate(asked):
+        expected = reference_scores(logits[row], seat).sort(descending=True, stable=True)
         assert found[row].logprobs == pytest.approx(expected.values[:count].tolist(), abs=2e-6)
-        scores = reference_scores(logits[row], slot)
+        scores = reference_scores(logits[row], seat)
         assert scores[list(found[row].token_ids)].tolist() == pytest.approx(list(found[row].logprobs), abs=2e-6)
         assert len(set(found[row].token_ids)) == count
         pairs = list(zip(found[row].logprobs, found[row].token_ids, strict=True))
         assert pairs == sorted(pairs, key=lambda pair: (-pair[0], pair[1]))  # equals by rising id
         if (
-            bundle == "torch" and slot.frequency_penalty == slot.presence_penalty == 0
+            bundle == "torch" and seat.frequency_penalty == seat.presence_penalty == 0
         ):  # nothing written out: the bits of torch
             assert found[row].token_ids == expected.indices[:count].tolist()
             assert found[row].logprobs == expected.values[:count].tolist()
@@ -134,14 +134,14 @@ def test_a_row_is_ranked_the_same_alone_and_among_any_neighbours(rank: Rank, kin
     (alone,) = rank(own, [6], [KINDS[kind]])
     generator = random.Random(kind)
     for num_neighbours in (1, 6, 40):
-        slots = [generator.choice(KINDS) for _ in range(num_neighbours)]
-        counts = [generator.choice([1, 5, 211]) for _ in slots]
+        seats = [generator.choice(KINDS) for _ in range(num_neighbours)]
+        counts = [generator.choice([1, 5, 211]) for _ in seats]
         place = generator.randrange(num_neighbours + 1)
         logits = random_logits(num_neighbours + 1, seed=100)
         logits[(place + 1) % len(logits), 3] = math.nan
         logits[place] = own[0]
-        slots.insert(place, KINDS[kind])
-        assert rank(logits, [*counts[:place], 6, *counts[place:]], slots)[place] == alone
+        seats.insert(place, KINDS[kind])
+        assert rank(logits, [*counts[:place], 6, *counts[place:]], seats)[place] == alone
     for count in (1, 3, 5):  # nor does it matter how many are asked for
         (fewer,) = rank(own, [count], [KINDS[kind]])
         assert fewer.token_ids == alone.token_ids[:count]
@@ -162,20 +162,20 @@ def test_a_row_that_is_not_finite_has_no_candidates_and_disturbs_no_other(rank: 
 
 
 def test_what_is_barred_comes_last_at_minus_infinity(rank: Rank) -> None:
-    slot = SequenceSampling(
+    seat = SequenceSampling(
         seed=0, allowed_token_ids=(9, 4, 7), suppressed_token_ids=(7,), suppressed_until=POSITION + 1
     )
     logits = torch.zeros(1, 12)
     logits[0, 9] = 2.0
-    (found,) = rank(logits, [5], [slot])
+    (found,) = rank(logits, [5], [seat])
     expected = logits[0].log_softmax(-1)
     assert found.token_ids == [9, 4, 0, 1, 2]
     assert found.logprobs == pytest.approx([float(expected[9]), float(expected[4]), *[-math.inf] * 3])
 
 
 def test_a_row_whose_tokens_are_all_barred_has_nothing_but_barred_candidates(rank: Rank) -> None:
-    slot = SequenceSampling(seed=0, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=POSITION + 1)
-    (found,) = rank(random_logits(1, seed=0), [2], [slot])
+    seat = SequenceSampling(seed=0, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=POSITION + 1)
+    (found,) = rank(random_logits(1, seed=0), [2], [seat])
     assert found == Candidates(token_ids=[0, 1], logprobs=[-math.inf, -math.inf])
 
 
@@ -183,11 +183,11 @@ def test_a_row_whose_tokens_are_all_barred_has_nothing_but_barred_candidates(ran
 def test_the_models_own_distribution_comes_beside_the_candidates_if_asked_for(rank: Rank, num_logprobs: int) -> None:
     logits = random_logits(3, seed=9)
     logits[1] = logits[1].round()  # ranks of equals are equal
-    slot = SequenceSampling(
+    seat = SequenceSampling(
         seed=0, num_logprobs=num_logprobs, logit_bias=((8, 40.0), (9, -40.0)), repetition_penalty=3.0
     )
-    plain = dataclasses.replace(slot, num_logprobs=None)
-    found = rank(logits, [4, 6, 2], [plain, slot, slot])
+    plain = dataclasses.replace(seat, num_logprobs=None)
+    found = rank(logits, [4, 6, 2], [plain, seat, seat])
     assert found[0].rows is None
     for row, count in ((1, 6), (2, 2)):
         rows, logprobs = found[row].rows, logits[row].double().log_softmax(-1)

@@ -100,9 +100,9 @@ async def test_a_step_that_raises_fails_alone_and_only_a_snapshot_follows(harnes
 
 async def test_an_invalid_step_is_refused_and_its_turn_stays(harness: Harness) -> None:
     await harness.send(1, 1, snapshot=True)
-    harness.runner.errors[2] = InvalidStepError("rows[0] names slot 9")
+    harness.runner.errors[2] = InvalidStepError("rows[0] names seat 9")
     result = await harness.send(1, 2)
-    assert (result.status, result.error) == (StepStatus.INVALID, "rows[0] names slot 9")
+    assert (result.status, result.error) == (StepStatus.INVALID, "rows[0] names seat 9")
     assert await harness.status(1, 3) is StepStatus.NEED_SNAPSHOT
     assert await harness.status(1, 2) is StepStatus.OK
 
@@ -125,7 +125,7 @@ async def test_a_failed_single_step_sent_again_stays_failed(harness: Harness) ->
 
 async def test_another_step_with_the_same_id_is_no_repetition(harness: Harness) -> None:
     await harness.executor.answer(Step(epoch=1, step_id=1, snapshot=True))
-    result = await harness.executor.answer(Step(epoch=1, step_id=1, freed_slots=[3]))
+    result = await harness.executor.answer(Step(epoch=1, step_id=1, freed_seats=[3]))
     assert result.status is StepStatus.NEED_SNAPSHOT
 
 

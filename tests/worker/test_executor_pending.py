@@ -126,7 +126,7 @@ async def test_the_next_step_is_launched_before_the_one_before_is_done(harness: 
 
 async def test_answers_come_in_the_order_of_the_steps_though_some_are_known_at_once(harness: Harness) -> None:
     harness.device.done_at_once = {2}
-    harness.device.launch_errors[3] = InvalidStepError("rows[0] names slot 9")
+    harness.device.launch_errors[3] = InvalidStepError("rows[0] names seat 9")
     answers = await harness.launch(1, 2)
     invalid, refused = await harness.send(3), await harness.send(7)
     decided = StepResult(epoch=1, step_id=8, status=INVALID)
@@ -201,7 +201,7 @@ async def test_a_step_that_cannot_be_launched_leaves_the_one_before_as_it_is(har
 
 
 async def test_an_invalid_step_keeps_its_turn_while_others_are_on_the_device(harness: Harness) -> None:
-    harness.device.launch_errors = {2: InvalidStepError("rows[0] names slot 9")}
+    harness.device.launch_errors = {2: InvalidStepError("rows[0] names seat 9")}
     answers = [*await harness.launch(1, 2), await harness.send(2)]
     harness.device.finish(1, 2)
     assert await statuses(answers) == [OK, INVALID, OK]

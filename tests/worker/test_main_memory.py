@@ -56,6 +56,6 @@ def test_the_largest_step_takes_no_more_than_is_kept_free_for_it(
     pool = KVPool(decoder.block_shape(limits.block_size), limits.num_blocks, decoder.device)
     ModelRunner(model, pool, limits, model.sampling, greedy=model.greedy).launch(largest_step(limits))
     kept_free = step_buffer_bytes(
-        decoder.config, decoder.dtype, num_tokens=limits.max_batched_tokens, num_rows=limits.num_slots
+        decoder.config, decoder.dtype, num_tokens=limits.max_batched_tokens, num_rows=limits.num_seats
     )
     assert 0.4 * kept_free < model.buffer_bytes <= kept_free

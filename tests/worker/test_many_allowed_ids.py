@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.bounds import MOST_ALLOWED
 from common.sampling_params import SequenceSampling
-from common.step import SlotState, Step
+from common.step import SequenceState, Step
 from common.step_codec import step_from_pb, step_to_pb
 from kernels.sampling.logit_edits import apply_edits
 from kernels.sampling.penalty_reference import penalise
@@ -66,7 +66,9 @@ def test_a_request_keeps_four_bytes_for_each_of_its_allowed_ids(samples: list[Se
 def test_a_step_with_many_allowed_ids_is_sent_and_checked_in_the_time_of_a_few(samples: list[SequenceSampling]) -> None:
     """One request with 128 samples held the scheduler up for 0.7 s; it was 22 looks."""
     states = [
-        SlotState(slot=i, position=0, block_table=[i], token_ids=[1], history=(), num_prompt_tokens=1, sampling=each)
+        SequenceState(
+            seat=i, position=0, block_table=[i], token_ids=[1], history=(), num_prompt_tokens=1, sampling=each
+        )
         for i, each in enumerate(samples)
     ]
     step = Step(epoch=1, step_id=1, whole=states)
@@ -85,18 +87,18 @@ def test_rows_with_many_allowed_ids_are_edited_in_the_time_of_a_few_looks_at_eac
     """Every step of 128 such rows took 2.5 s longer, for whoever else was in it; it was 11 looks."""
     logits = torch.randn(NUM_SAMPLES, VOCAB_SIZE)
     columns = SamplingColumns(NUM_SAMPLES, VOCAB_SIZE)
-    for slot, sampling in enumerate(samples):
-        columns.place(slot, sampling, 1)
-    slots, upload = np.arange(NUM_SAMPLES), DirectUpload(torch.device("cpu"))
+    for seat, sampling in enumerate(samples):
+        columns.place(seat, sampling, 1)
+    seats, upload = np.arange(NUM_SAMPLES), DirectUpload(torch.device("cpu"))
 
     def edit_rows() -> Tensor:
         edited = logits.clone()
-        edits = pack_edits(upload, columns, slots, slots + 1)
+        edits = pack_edits(upload, columns, seats, seats + 1)
         assert edits is not None
-        apply_edits(edited, edits, penalise, slots_of_no_history)
+        apply_edits(edited, edits, penalise, seats_of_no_history)
         return edited
 
-    slots_of_no_history = torch.zeros((1, 1), dtype=torch.int32)
+    seats_of_no_history = torch.zeros((1, 1), dtype=torch.int32)
     edited = edit_rows()
     assert torch.equal(edited[:, IDS.start :], logits[:, IDS.start :])
     assert (edited[:, : IDS.start] == -torch.inf).all()

@@ -16,7 +16,7 @@ from worker_svc.memory.pool_plan import (
 from worker_svc.option_check import OptionError
 
 NOTHING_ASKED = PoolRequest(num_blocks=None, memory_bytes=None, fraction=None, default_fraction=0.5)
-SEQUENCES = SequenceLimits(num_slots=4, block_size=16, model_len=100, max_model_len=None)
+SEQUENCES = SequenceLimits(num_seats=4, block_size=16, model_len=100, max_model_len=None)
 BLOCK_BYTES = 1000
 
 
@@ -24,8 +24,8 @@ def plan(request: PoolRequest, sequences: SequenceLimits = SEQUENCES, free_bytes
     return plan_pool(request, sequences, FreeMemory(device=free_bytes), BLOCK_BYTES)
 
 
-def test_an_unasked_pool_holds_the_longest_sequence_in_every_slot_and_no_more() -> None:
-    # 101 tokens, one of them not yet known: 7 blocks in each of 4 slots.
+def test_an_unasked_pool_holds_the_longest_sequence_in_every_seat_and_no_more() -> None:
+    # 101 tokens, one of them not yet known: 7 blocks in each of 4 seats.
     assert plan(NOTHING_ASKED) == PoolPlan(num_blocks=28, max_model_len=100)
 
 

@@ -12,7 +12,7 @@ from common.step import Step, StepResult
 from tests.equality import assert_equal_greedy
 from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, MakeRunner, SteppedRunner, full_logits
 from tests.worker.step_client import StepClient
-from tests.worker.steps import GREEDY, slot_state
+from tests.worker.steps import GREEDY, seat_state
 from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
 from worker_svc.cpu.runner import distinct_rows
 from worker_svc.model.decoder import Decoder, load_decoder
@@ -111,8 +111,8 @@ def test_one_row_feeds_the_first_token_of_several_samples(make_runner: MakeRunne
     prompt = PROMPTS[3] + PROMPTS[2][:3]  # 8 tokens: 2 blocks
     samplings = [SequenceSampling(seed=5, sample_index=index, temperature=1.5) for index in range(2)]
     runner, _ = make_runner(decoder)
-    first = slot_state(0, prompt, [10, 11], sampling=samplings[0])
-    second = slot_state(1, [], [10, 11], sampling=samplings[1], position=8, num_prompt_tokens=8)
+    first = seat_state(0, prompt, [10, 11], sampling=samplings[0])
+    second = seat_state(1, [], [10, 11], sampling=samplings[1], position=8, num_prompt_tokens=8)
     step = Step(epoch=1, step_id=1, snapshot=True, whole=[first, second], rows=[0])
     step = replace(step, num_tokens=[8], samples=[0, 0, 0, 1])
     outputs = [[token] for token in runner.run(step).token_ids]
@@ -135,9 +135,9 @@ def test_children_of_a_prompt_copy_its_last_block_before_they_write(make_runner:
     common = SequenceSampling(seed=5, temperature=1.5, repetition_penalty=1.2, frequency_penalty=0.4)
     samplings = [replace(common, sample_index=index) for index in range(3)]
     runner, pool = make_runner(decoder)
-    parent = slot_state(0, prompt, [10, 11, 12], sampling=samplings[0])
+    parent = seat_state(0, prompt, [10, 11, 12], sampling=samplings[0])
     at_its_end = {"position": 9, "num_prompt_tokens": 9, "history": prompt}
-    children = [slot_state(slot, [], [10, 11], sampling=samplings[slot], **at_its_end) for slot in (1, 2)]
+    children = [seat_state(seat, [], [10, 11], sampling=samplings[seat], **at_its_end) for seat in (1, 2)]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=[parent, *children], rows=[0], num_tokens=[9])
     outputs = [[token] for token in runner.run(replace(step, samples=[0, 0, 0, 1, 0, 2])).token_ids]
     free = iter(range(20, 40))
@@ -148,9 +148,9 @@ def test_children_of_a_prompt_copy_its_last_block_before_they_write(make_runner:
             pool.blocks[[first, second]] = float("nan")
             step = replace(step, copies=[12, first, 12, second], append_pairs=[1, first, 2, second])
         elif position % BLOCK_SIZE == 0:
-            step = replace(step, append_pairs=[number for slot in range(3) for number in (slot, next(free))])
-        for slot, token in zip(step.rows, runner.run(step).token_ids, strict=True):
-            outputs[slot].append(token)
+            step = replace(step, append_pairs=[number for seat in range(3) for number in (seat, next(free))])
+        for seat, token in zip(step.rows, runner.run(step).token_ids, strict=True):
+            outputs[seat].append(token)
     for sampling, output in zip(samplings, outputs, strict=True):
         client = new_client()
         client.add(prompt, sampling)
@@ -158,10 +158,10 @@ def test_children_of_a_prompt_copy_its_last_block_before_they_write(make_runner:
     assert len({tuple(output) for output in outputs}) == 3
 
 
-def test_penalties_see_the_prompt_and_the_output_however_the_slot_was_sent(
+def test_penalties_see_the_prompt_and_the_output_however_the_seat_was_sent(
     make_runner: MakeRunner, decoder: Decoder
 ) -> None:
-    """A frequency penalty that no logit outweighs forbids repeating an output, also after the slot was moved."""
+    """A frequency penalty that no logit outweighs forbids repeating an output, also after the seat was moved."""
     sampling = replace(GREEDY, frequency_penalty=1000.0)
     outputs = []
     for snapshots in (False, True):
@@ -180,7 +180,7 @@ def test_penalties_see_the_prompt_and_the_output_however_the_slot_was_sent(
 
 def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(make_runner: MakeRunner, decoder: Decoder) -> None:
     prompts = [PROMPTS[2], PROMPTS[3]]
-    states = [slot_state(slot, prompt, [2 * slot, 2 * slot + 1]) for slot, prompt in enumerate(prompts)]
+    states = [seat_state(seat, prompt, [2 * seat, 2 * seat + 1]) for seat, prompt in enumerate(prompts)]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1], num_tokens=[4, 5])
     clean, _ = make_runner(decoder)
     expected = [clean.run(step), clean.run(Step(epoch=1, step_id=2, rows=[1]))]
@@ -192,9 +192,9 @@ def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(make_runner:
     assert result.token_ids[1] == expected[1].token_ids[0]
 
 
-def test_a_step_without_rows_only_changes_slots(make_runner: MakeRunner, decoder: Decoder) -> None:
+def test_a_step_without_rows_only_changes_seats(make_runner: MakeRunner, decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
-    state = slot_state(0, PROMPTS[1], [0])
+    state = seat_state(0, PROMPTS[1], [0])
     assert runner.run(Step(epoch=1, step_id=1, snapshot=True, whole=[state])).token_ids == ()
     result = runner.run(Step(epoch=1, step_id=2, rows=[0], num_tokens=[3]))
     assert isinstance(result, StepResult)

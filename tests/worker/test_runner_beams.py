@@ -17,7 +17,7 @@ from tests.scheduler.beam_reference import BeamReport, compare_beams, reference_
 from tests.worker.beam_driver import BeamDriver
 from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, MakeRunner, SteppedRunner, full_logits
 from tests.worker.step_client import StepClient
-from tests.worker.steps import GREEDY, slot_state
+from tests.worker.steps import GREEDY, seat_state
 from tests.worker.tiny_models import random_prompts, reference_greedy, write_tiny_model
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
@@ -191,8 +191,8 @@ def test_beams_among_greedy_and_sampled_sequences_disturb_nobody(
     all_params = [model.params(2, max_tokens=18), model.params(5, early_stopping="never")]
     places = [(range(half, half + 16), 4), (range(half + 16, NUM_BLOCKS), 6)]
     drivers = [
-        new_driver(model, params, blocks=blocks, first_slot=slot)
-        for params, (blocks, slot) in zip(all_params, places, strict=True)
+        new_driver(model, params, blocks=blocks, first_seat=seat)
+        for params, (blocks, seat) in zip(all_params, places, strict=True)
     ]
     while not client.is_done(num_tokens) or any(driver.beams for driver in drivers):
         own = client.next_step(chunk=3)
@@ -225,9 +225,9 @@ def test_ranked_sampled_and_prompt_rows_of_one_step_have_each_their_own_logits(
     runner, _ = make_runner(model.decoder)
     ranked = replace(GREEDY, num_logprobs=2, num_prompt_logprobs=1)
     states = [
-        slot_state(0, OTHERS[1], [1, 2]),
-        slot_state(1, PROMPT, [3, 4, 5], sampling=ranked),
-        slot_state(2, OTHERS[2], [6, 7], sampling=ranked),
+        seat_state(0, OTHERS[1], [1, 2]),
+        seat_state(1, PROMPT, [3, 4, 5], sampling=ranked),
+        seat_state(2, OTHERS[2], [6, 7], sampling=ranked),
     ]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1, 2], num_tokens=[6, 9, 5])
     result = runner.run(replace(step, samples=[0, 0], candidates=[1, 3]))
@@ -242,20 +242,20 @@ def test_ranked_sampled_and_prompt_rows_of_one_step_have_each_their_own_logits(
     assert list(found.rows.top_token_ids) == best.indices[:2].tolist() * 3
     of_prompt, of_part = result.prompt_logprobs
     expected = logprobs[range(8), PROMPT[1:]].tolist()
-    assert (of_prompt.slot, of_prompt.position) == (1, 1)
+    assert (of_prompt.seat, of_prompt.position) == (1, 1)
     assert list(of_prompt.rows.logprobs) == pytest.approx(expected, abs=1e-4)
-    assert (of_part.slot, of_part.position, len(of_part.rows.logprobs)) == (2, 1, 5)
+    assert (of_part.seat, of_part.position, len(of_part.rows.logprobs)) == (2, 1, 5)
 
 
 def test_a_ranked_row_that_is_not_finite_has_no_candidates_and_disturbs_no_other(
     make_runner: MakeRunner, model: Model
 ) -> None:
     runner, pool = make_runner(model.decoder)
-    states = [slot_state(0, OTHERS[1], [1, 2]), slot_state(1, PROMPT, [3, 4, 5])]
+    states = [seat_state(0, OTHERS[1], [1, 2]), seat_state(1, PROMPT, [3, 4, 5])]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=[0, 1], num_tokens=[6, 9], samples=[])
     clean = runner.run(replace(step, candidates=[0, 4, 1, 4])).candidates
     pool.blocks[3] = float("nan")
-    again = [slot_state(0, OTHERS[1], [1, 2]), slot_state(1, PROMPT[8:], [3, 4, 5], position=8, num_prompt_tokens=9)]
+    again = [seat_state(0, OTHERS[1], [1, 2]), seat_state(1, PROMPT[8:], [3, 4, 5], position=8, num_prompt_tokens=9)]
     result = runner.run(replace(step, whole=again, num_tokens=[6, 1], candidates=[0, 4, 1, 4]))
     assert list(result.candidates[0].token_ids) == list(clean[0].token_ids)
     assert (result.candidates[1].token_ids, result.candidates[1].logprobs) == ((), ())

@@ -10,7 +10,7 @@ from torch import Tensor
 from common.step import Step
 from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS, MakeRunner
 from tests.worker.step_client import StepClient
-from tests.worker.steps import slot_state
+from tests.worker.steps import seat_state
 from tests.worker.tiny_models import random_prompts, write_tiny_model
 from worker_svc.model.decoder import Decoder, load_decoder
 
@@ -45,9 +45,9 @@ def greedy_tokens(make_runner: MakeRunner, decoder: Decoder, prompt: list[int], 
 
 def test_a_sequence_goes_on_from_copied_blocks(make_runner: MakeRunner, decoder: Decoder) -> None:
     runner, _ = make_runner(decoder)
-    start = Step(epoch=1, step_id=1, snapshot=True, whole=[slot_state(0, PROMPT, [5, 6, 7])], rows=[0], num_tokens=[9])
+    start = Step(epoch=1, step_id=1, snapshot=True, whole=[seat_state(0, PROMPT, [5, 6, 7])], rows=[0], num_tokens=[9])
     first = list(runner.run(start).token_ids)
-    moved = slot_state(0, first, [40, 41, 42], position=9, num_prompt_tokens=9)
+    moved = seat_state(0, first, [40, 41, 42], position=9, num_prompt_tokens=9)
     result = runner.run(Step(epoch=1, step_id=2, copies=[5, 40, 6, 41, 7, 42], whole=[moved], rows=[0]))
     assert [*first, *result.token_ids] == greedy_tokens(make_runner, decoder, PROMPT, 2)
     assert result.swap_ns == 0
@@ -59,11 +59,11 @@ def test_a_swapped_sequence_comes_back_bit_by_bit_though_others_had_its_blocks(
     """The other one computes in the very step that swaps the first out, and leaves in the one that swaps it in."""
     runner, pool = make_runner(decoder)
     device, host, other_host, elsewhere = [5, 6, 7], [2, 0, 3], [7, 1, 9], [7, 40, 6]
-    start = Step(epoch=1, step_id=1, snapshot=True, whole=[slot_state(0, PROMPT, device)], rows=[0], num_tokens=[9])
+    start = Step(epoch=1, step_id=1, snapshot=True, whole=[seat_state(0, PROMPT, device)], rows=[0], num_tokens=[9])
     tokens = list(runner.run(start).token_ids)
     before = bits(pool.blocks[device])
-    other = slot_state(0, OTHER, [6, 7, 5])
-    step = Step(epoch=1, step_id=2, freed_slots=[0], swap_out=pairs(device, host), whole=[other], rows=[0])
+    other = seat_state(0, OTHER, [6, 7, 5])
+    step = Step(epoch=1, step_id=2, freed_seats=[0], swap_out=pairs(device, host), whole=[other], rows=[0])
     step.num_tokens = [11]
     result = runner.run(step)
     other_tokens = list(result.token_ids)
@@ -74,14 +74,14 @@ def test_a_swapped_sequence_comes_back_bit_by_bit_though_others_had_its_blocks(
     other_tokens += result.token_ids
     assert result.swap_ns == 0
     other_before = bits(pool.blocks[[6, 7, 5]])
-    back = slot_state(3, tokens, elsewhere, position=9, num_prompt_tokens=9)
-    step = Step(epoch=1, step_id=4, freed_slots=[0], swap_out=pairs([6, 7, 5], other_host), whole=[back], rows=[3])
+    back = seat_state(3, tokens, elsewhere, position=9, num_prompt_tokens=9)
+    step = Step(epoch=1, step_id=4, freed_seats=[0], swap_out=pairs([6, 7, 5], other_host), whole=[back], rows=[3])
     step.swap_in = pairs(host, elsewhere)
     tokens += runner.run(step).token_ids
     assert torch.equal(bits(pool.host_blocks[other_host]), other_before)
     assert torch.equal(bits(pool.blocks[elsewhere[:2]]), before[:2])  # the last has one token more
     assert torch.equal(bits(pool.blocks[6, :, :, 0]), before[2, :, :, 0])
-    again = slot_state(1, other_tokens[-1:], [50, 51, 52, 53], position=12, num_prompt_tokens=11)
+    again = seat_state(1, other_tokens[-1:], [50, 51, 52, 53], position=12, num_prompt_tokens=11)
     step = Step(epoch=1, step_id=5, swap_in=pairs(other_host, [50, 51, 52]), whole=[again], rows=[1, 3])
     result = runner.run(step)
     assert [*other_tokens, result.token_ids[0]] == greedy_tokens(make_runner, decoder, OTHER, 3)

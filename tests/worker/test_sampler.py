@@ -1,4 +1,4 @@
-"""The sampler over mixed batches: each slot gets what it would get alone, and bad rows harm no other."""
+"""The sampler over mixed batches: each seat gets what it would get alone, and bad rows harm no other."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.sampling_params import SequenceSampling
 from tests.worker.reference_edits import TokenHistory
-from tests.worker.sampling_by_slots import BUNDLES, Samples, sample_slots
+from tests.worker.sampling_by_seats import BUNDLES, Samples, sample_seats
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 
@@ -41,9 +41,9 @@ Sample = Callable[[Tensor, list[SequenceSampling], list[int]], Samples]
 
 @pytest.fixture(params=BUNDLES)
 def sample(request: pytest.FixtureRequest) -> Sample:
-    def sample_with(logits: Tensor, slots: list[SequenceSampling], positions: list[int]) -> Samples:
-        histories = [HISTORY if slot.needs_history else None for slot in slots]
-        return sample_slots(request.param, logits, slots, positions, histories)
+    def sample_with(logits: Tensor, seats: list[SequenceSampling], positions: list[int]) -> Samples:
+        histories = [HISTORY if seat.needs_history else None for seat in seats]
+        return sample_seats(request.param, logits, seats, positions, histories)
 
     return sample_with
 
@@ -56,19 +56,19 @@ def result_of(output: Samples, row: int) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("num_neighbours", [6, 63])
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_a_slot_gets_the_same_alone_and_among_any_neighbours(sample: Sample, kind: int, num_neighbours: int) -> None:
+def test_a_seat_gets_the_same_alone_and_among_any_neighbours(sample: Sample, kind: int, num_neighbours: int) -> None:
     own = random_logits(1, seed=kind)
     alone = result_of(sample(own, [KINDS[kind]], [77]), 0)
     generator = random.Random(kind)
-    slots = [dataclasses.replace(generator.choice(KINDS), seed=i) for i in range(num_neighbours)]
-    positions = [generator.randrange(2000) for _ in slots]
+    seats = [dataclasses.replace(generator.choice(KINDS), seed=i) for i in range(num_neighbours)]
+    positions = [generator.randrange(2000) for _ in seats]
     place = generator.randrange(num_neighbours)
-    slots.insert(place, KINDS[kind])
+    seats.insert(place, KINDS[kind])
     positions.insert(place, 77)
     logits = random_logits(num_neighbours + 1, seed=100)
-    logits[(place + 1) % len(slots), 3] = math.nan
+    logits[(place + 1) % len(seats), 3] = math.nan
     logits[place] = own[0]
-    assert result_of(sample(logits, slots, positions), place) == alone
+    assert result_of(sample(logits, seats, positions), place) == alone
     assert alone[1] is True
 
 
@@ -86,23 +86,23 @@ def test_plain_greedy_takes_the_lowest_of_equal_maxima(sample: Sample) -> None:
 def test_a_row_that_is_not_finite_is_reported_and_disturbs_no_other(
     sample: Sample, bad: float, temperature: float
 ) -> None:
-    slots = [dataclasses.replace(slot, temperature=temperature) for slot in KINDS]
-    positions = list(range(len(slots)))
-    logits = random_logits(len(slots), seed=3)
-    clean = sample(logits, slots, positions)
-    for row in range(len(slots)):
+    seats = [dataclasses.replace(seat, temperature=temperature) for seat in KINDS]
+    positions = list(range(len(seats)))
+    logits = random_logits(len(seats), seed=3)
+    clean = sample(logits, seats, positions)
+    for row in range(len(seats)):
         spoiled = logits.clone()
         spoiled[row, 1234] = bad
-        output = sample(spoiled, slots, positions)
-        assert output.valid.tolist() == [i != row for i in range(len(slots))]
+        output = sample(spoiled, seats, positions)
+        assert output.valid.tolist() == [i != row for i in range(len(seats))]
         assert int(output.token_ids[row]) == 0
-        others = [i for i in range(len(slots)) if i != row]
+        others = [i for i in range(len(seats)) if i != row]
         assert [result_of(output, i) for i in others] == [result_of(clean, i) for i in others]
 
 
 def test_a_row_whose_tokens_are_all_barred_is_not_valid(sample: Sample) -> None:
-    slot = SequenceSampling(seed=1, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=3)
-    output = sample(random_logits(2, seed=0), [slot, slot], [2, 3])
+    seat = SequenceSampling(seed=1, allowed_token_ids=(4,), suppressed_token_ids=(4,), suppressed_until=3)
+    output = sample(random_logits(2, seed=0), [seat, seat], [2, 3])
     assert output.valid.tolist() == [False, True]
     assert int(output.token_ids[1]) == 4
 
@@ -110,8 +110,8 @@ def test_a_row_whose_tokens_are_all_barred_is_not_valid(sample: Sample) -> None:
 def test_ids_are_suppressed_below_their_position_only(sample: Sample) -> None:
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[:, 50] = 30.0
-    slot = SequenceSampling(seed=1, temperature=0.0, suppressed_token_ids=(50,), suppressed_until=8)
-    assert sample(logits, [slot, slot], [7, 8]).token_ids.tolist() == [0, 50]
+    seat = SequenceSampling(seed=1, temperature=0.0, suppressed_token_ids=(50,), suppressed_until=8)
+    assert sample(logits, [seat, seat], [7, 8]).token_ids.tolist() == [0, 50]
 
 
 def test_the_logits_are_not_changed(sample: Sample) -> None:
@@ -124,9 +124,9 @@ def test_the_logits_are_not_changed(sample: Sample) -> None:
 def test_logprobs_ignore_every_parameter(sample: Sample) -> None:
     logits = random_logits(1, seed=2)
     expected = logits[0].double().log_softmax(-1)
-    for slot in KINDS:
-        slot = dataclasses.replace(slot, num_logprobs=3)
-        output = sample(logits, [slot], [12])
+    for seat in KINDS:
+        seat = dataclasses.replace(seat, num_logprobs=3)
+        output = sample(logits, [seat], [12])
         rows = output.logprobs[0]
         assert rows is not None
         token = int(output.token_ids[0])
@@ -138,19 +138,19 @@ def test_logprobs_ignore_every_parameter(sample: Sample) -> None:
 @pytest.mark.parametrize("bundle", BUNDLES)
 def test_penalties_tell_prompt_from_output(bundle: str) -> None:
     logits = torch.zeros(2, 8)
-    slot = SequenceSampling(seed=0, temperature=0.0, presence_penalty=1.0)
+    seat = SequenceSampling(seed=0, temperature=0.0, presence_penalty=1.0)
     tokens = [0, 1, 2, 2]
     histories = [TokenHistory(tokens, 2), TokenHistory(tokens, 0)]
     # The first row penalises token 2 alone, the second tokens 0 to 2.
-    assert sample_slots(bundle, logits, [slot, slot], [4, 4], histories).token_ids.tolist() == [0, 3]
+    assert sample_seats(bundle, logits, [seat, seat], [4, 4], histories).token_ids.tolist() == [0, 3]
 
 
 def test_samples_of_one_row_differ_by_their_index(sample: Sample) -> None:
     logits = random_logits(1, seed=4).expand(16, -1)
-    slots = [SequenceSampling(seed=3, sample_index=i) for i in range(16)]
-    tokens = sample(logits, slots, [9] * 16).token_ids
+    seats = [SequenceSampling(seed=3, sample_index=i) for i in range(16)]
+    tokens = sample(logits, seats, [9] * 16).token_ids
     assert len(set(tokens.tolist())) > 8
-    assert torch.equal(tokens, sample(logits, slots, [9] * 16).token_ids)
+    assert torch.equal(tokens, sample(logits, seats, [9] * 16).token_ids)
 
 
 def test_half_precision_logits_are_sampled_as_their_float32_values(sample: Sample) -> None:

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from common.sampling_params import SequenceSampling
-from tests.worker.sampling_by_slots import sample_slots
+from tests.worker.sampling_by_seats import sample_seats
 
 torch.set_num_threads(1)  # on contended cores two threads mostly wait for each other
 
@@ -35,29 +35,29 @@ CASES = {
 }
 
 
-def exact_probabilities(slot: SequenceSampling) -> npt.NDArray[np.float64]:
+def exact_probabilities(seat: SequenceSampling) -> npt.NDArray[np.float64]:
     """The definition, token by token, in float64."""
     logits = LOGITS.astype(np.float64)
-    if slot.allowed_token_ids is not None:
-        logits = np.where(np.isin(np.arange(40), slot.allowed_token_ids), logits, -np.inf)
-    logits[list(slot.suppressed_token_ids)] = -np.inf
-    for token_id, bias in slot.logit_bias:
+    if seat.allowed_token_ids is not None:
+        logits = np.where(np.isin(np.arange(40), seat.allowed_token_ids), logits, -np.inf)
+    logits[list(seat.suppressed_token_ids)] = -np.inf
+    for token_id, bias in seat.logit_bias:
         logits[token_id] += bias
-    weights = np.exp(logits / slot.temperature)
+    weights = np.exp(logits / seat.temperature)
     probabilities = weights / weights.sum()
-    kept = [i for i in np.argsort(-probabilities) if probabilities[i] >= slot.min_p * probabilities.max()]
-    kept = kept[: slot.top_k]
+    kept = [i for i in np.argsort(-probabilities) if probabilities[i] >= seat.min_p * probabilities.max()]
+    kept = kept[: seat.top_k]
     mass = probabilities[kept] / probabilities[kept].sum()
     before = np.concatenate(([0.0], np.cumsum(mass)[:-1]))
-    kept = [token for token, sum_before in zip(kept, before, strict=True) if sum_before < slot.top_p]
+    kept = [token for token, sum_before in zip(kept, before, strict=True) if sum_before < seat.top_p]
     result = np.zeros(40)
     result[kept] = probabilities[kept] / probabilities[kept].sum()
     return result
 
 
-def draw(slots: list[SequenceSampling], positions: list[int]) -> npt.NDArray[np.int64]:
-    logits = torch.from_numpy(LOGITS).expand(len(slots), -1)
-    output = sample_slots("native", logits, slots, positions, [None] * len(slots))
+def draw(seats: list[SequenceSampling], positions: list[int]) -> npt.NDArray[np.int64]:
+    logits = torch.from_numpy(LOGITS).expand(len(seats), -1)
+    output = sample_seats("native", logits, seats, positions, [None] * len(seats))
     assert bool(output.valid.all())
     return output.token_ids.numpy()
 
@@ -77,8 +77,8 @@ def p_value(tokens: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64
     return float(stats.chisquare(observed, [expected[tokens_of_bin].sum() for tokens_of_bin in bins]).pvalue)
 
 
-def over_positions(slot: SequenceSampling) -> npt.NDArray[np.int64]:
-    return draw([slot] * NUM_DRAWS, list(range(NUM_DRAWS)))
+def over_positions(seat: SequenceSampling) -> npt.NDArray[np.int64]:
+    return draw([seat] * NUM_DRAWS, list(range(NUM_DRAWS)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -90,8 +90,8 @@ def test_samples_follow_the_exact_distribution(name: str) -> None:
 @pytest.mark.parametrize("coordinate", ["seed", "sample_index"])
 def test_samples_of_many_seeds_or_samples_follow_it_too(name: str, coordinate: str) -> None:
     changes: list[dict[str, Any]] = [{coordinate: i} for i in range(NUM_DRAWS)]
-    slots = [dataclasses.replace(CASES[name], **change) for change in changes]
-    assert p_value(draw(slots, [100] * NUM_DRAWS), exact_probabilities(CASES[name])) > 0.001
+    seats = [dataclasses.replace(CASES[name], **change) for change in changes]
+    assert p_value(draw(seats, [100] * NUM_DRAWS), exact_probabilities(CASES[name])) > 0.001
 
 
 def test_successive_samples_are_independent() -> None:
@@ -104,14 +104,14 @@ def test_successive_samples_are_independent() -> None:
 def test_a_large_vocabulary_is_sampled_evenly() -> None:
     """Equal logits over 32,000 tokens, 500 draws: 25 bins of neighbours and 25 of strides, each expecting 20."""
     logits = torch.zeros(1, 32_000).expand(50, -1)
-    slots = [SequenceSampling(seed=9)] * 50
-    parts = [sample_slots("native", logits, slots, list(range(i, i + 50)), [None] * 50) for i in range(0, 500, 50)]
+    seats = [SequenceSampling(seed=9)] * 50
+    parts = [sample_seats("native", logits, seats, list(range(i, i + 50)), [None] * 50) for i in range(0, 500, 50)]
     tokens = torch.cat([part.token_ids for part in parts]).numpy()
     for bins in (tokens // 1280, tokens % 25):
         assert stats.chisquare(np.bincount(bins, minlength=25)).pvalue > 0.001
 
 
-NUM_KEPT = {name: int((exact_probabilities(slot) > 0).sum()) for name, slot in CASES.items()}
+NUM_KEPT = {name: int((exact_probabilities(seat) > 0).sum()) for name, seat in CASES.items()}
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "temperature inverted": ("cold", {"temperature": 1 / 0.6}),
     "temperature forgotten": ("hot", {"temperature": 1.0}),

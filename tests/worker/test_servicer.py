@@ -151,7 +151,7 @@ async def client(loading: Worker) -> AsyncIterator[Connection]:
 async def test_describe_says_what_the_worker_is(worker: Worker, client: Connection) -> None:
     answer = await client.stub.Describe(pb.DescribeRequest())
     assert (answer.worker_id, answer.incarnation, answer.device) == ("w1", "i1", "cpu")
-    assert (answer.num_slots, answer.max_batched_tokens) == (8, 24)
+    assert (answer.num_seats, answer.max_batched_tokens) == (8, 24)
     assert answer.model == pb.ModelInfo(
         name="tiny",
         fingerprint="f" * 64,

@@ -13,50 +13,50 @@ from hypothesis import strategies as st
 
 from common.sampling_params import SequenceSampling
 from common.step import Step
-from tests.worker.steps import GREEDY, LIMITS, slot_state
-from worker_svc.steps.slot_table import SlotTable
+from tests.worker.steps import GREEDY, LIMITS, seat_state
+from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import StepRows, check_step
 from worker_svc.steps.step_limits import InvalidStepError
 
 PENALISED = replace(GREEDY, frequency_penalty=1.0)
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"freed_slots": [8]}, "freed_slots names slot 8: there are 8, counted from 0"),
-    ({"freed_slots": [-1]}, "freed_slots names slot -1"),
-    ({"freed_slots": [5]}, "freed_slots[0] names slot 5, which is not in use"),
-    ({"whole": [slot_state(8, [1], [0])]}, "whole[0].slot names slot 8"),
-    ({"whole": [slot_state(3, [1], [0]), slot_state(3, [1], [0])]}, "whole names 3 twice"),
-    ({"whole": [slot_state(3, [1], [32])]}, "whole[0].block_table names block 32"),
-    ({"whole": [slot_state(3, [1], [0] * 12)]}, "whole[0].block_table has 12 blocks: at most 11"),
-    ({"whole": [slot_state(3, [100], [0])]}, "whole[0].token_ids names token id 100"),
-    ({"whole": [slot_state(3, [-1], [0])]}, "whole[0].token_ids names token id -1"),
-    ({"whole": [slot_state(3, [1], [0], position=-1)]}, "whole[0] goes from position -1"),
-    ({"whole": [slot_state(3, [1, 2], [0], position=39)]}, "whole[0] goes from position 39 to 41"),
-    ({"whole": [slot_state(3, [1], [0], num_prompt_tokens=-1)]}, "whole[0].num_prompt_tokens is -1"),
-    ({"whole": [slot_state(3, [1], [0], position=2, history=[1])]}, "whole[0].history has 1 tokens"),
-    ({"whole": [slot_state(3, [1], [0], position=2, sampling=PENALISED)]}, "whole[0].history has 0 tokens"),
+    ({"freed_seats": [8]}, "freed_seats names seat 8: there are 8, counted from 0"),
+    ({"freed_seats": [-1]}, "freed_seats names seat -1"),
+    ({"freed_seats": [5]}, "freed_seats[0] names seat 5, which is not in use"),
+    ({"whole": [seat_state(8, [1], [0])]}, "whole[0].seat names seat 8"),
+    ({"whole": [seat_state(3, [1], [0]), seat_state(3, [1], [0])]}, "whole names 3 twice"),
+    ({"whole": [seat_state(3, [1], [32])]}, "whole[0].block_table names block 32"),
+    ({"whole": [seat_state(3, [1], [0] * 12)]}, "whole[0].block_table has 12 blocks: at most 11"),
+    ({"whole": [seat_state(3, [100], [0])]}, "whole[0].token_ids names token id 100"),
+    ({"whole": [seat_state(3, [-1], [0])]}, "whole[0].token_ids names token id -1"),
+    ({"whole": [seat_state(3, [1], [0], position=-1)]}, "whole[0] goes from position -1"),
+    ({"whole": [seat_state(3, [1, 2], [0], position=39)]}, "whole[0] goes from position 39 to 41"),
+    ({"whole": [seat_state(3, [1], [0], num_prompt_tokens=-1)]}, "whole[0].num_prompt_tokens is -1"),
+    ({"whole": [seat_state(3, [1], [0], position=2, history=[1])]}, "whole[0].history has 1 tokens"),
+    ({"whole": [seat_state(3, [1], [0], position=2, sampling=PENALISED)]}, "whole[0].history has 0 tokens"),
     (
-        {"whole": [slot_state(3, [1], [0], num_prompt_tokens=2, sampling=replace(GREEDY, num_prompt_logprobs=0))]},
+        {"whole": [seat_state(3, [1], [0], num_prompt_tokens=2, sampling=replace(GREEDY, num_prompt_logprobs=0))]},
         "whole[0].num_prompt_tokens is 2: it is from 0 to 1",
     ),
-    ({"append_pairs": [5, 0]}, "append_pairs[0] names slot 5, which is not in use"),
+    ({"append_pairs": [5, 0]}, "append_pairs[0] names seat 5, which is not in use"),
     ({"append_pairs": [2, 32]}, "append_pairs names block 32"),
-    ({"append_pairs": [2, 0] * 10}, "append_pairs[9]: slot 2 has 11 blocks, which is the most"),
+    ({"append_pairs": [2, 0] * 10}, "append_pairs[9]: seat 2 has 11 blocks, which is the most"),
     ({"swap_out": [32, 0]}, "swap_out (sources) names block 32"),
     ({"swap_out": [0, 4]}, "swap_out (destinations) names block 4: there are 4"),
     ({"swap_in": [4, 0]}, "swap_in (sources) names block 4"),
     ({"copies": [1, 2, 3, 2]}, "copies (destinations) names 2 twice"),
     ({"rows": [2, 2]}, "rows names 2 twice"),
-    ({"rows": [5]}, "rows[0] names slot 5, which is not in use"),
+    ({"rows": [5]}, "rows[0] names seat 5, which is not in use"),
     ({"rows": [2], "num_tokens": [1, 1]}, "num_tokens has 2 entries beside 1 rows"),
     ({"rows": [2], "num_tokens": [0]}, "num_tokens[0] is 0: a row computes at least 1 token"),
-    ({"rows": [2], "num_tokens": [7]}, "rows[0]: slot 2 knows 6 tokens and is to compute 0 to 7"),
-    ({"rows": [1], "num_tokens": [20]}, "rows[0]: slot 1 has blocks for 8 tokens and computes up to 20"),
+    ({"rows": [2], "num_tokens": [7]}, "rows[0]: seat 2 knows 6 tokens and is to compute 0 to 7"),
+    ({"rows": [1], "num_tokens": [20]}, "rows[0]: seat 1 has blocks for 8 tokens and computes up to 20"),
     ({"rows": [1, 2], "num_tokens": [20, 5]}, "num_tokens are 25 together: one step computes at most 24"),
-    ({"rows": [2], "num_tokens": [4]}, "samples[0]: row of slot 2 knows 6 tokens, and the row ends at 4"),
+    ({"rows": [2], "num_tokens": [4]}, "samples[0]: row of seat 2 knows 6 tokens, and the row ends at 4"),
     ({"rows": [2], "num_tokens": [6], "samples": [1, 2]}, "samples names row 1: there are 1"),
-    ({"rows": [2], "num_tokens": [6], "samples": [0, 5]}, "samples[0] names slot 5, which is not in use"),
-    ({"rows": [2], "num_tokens": [6], "samples": [0, 1]}, "samples[0]: slot 1 knows 20 tokens, and the row ends at 6"),
-    ({"rows": [2], "num_tokens": [6], "samples": [0, 2, 0, 2]}, "samples (slots) names 2 twice"),
+    ({"rows": [2], "num_tokens": [6], "samples": [0, 5]}, "samples[0] names seat 5, which is not in use"),
+    ({"rows": [2], "num_tokens": [6], "samples": [0, 1]}, "samples[0]: seat 1 knows 20 tokens, and the row ends at 6"),
+    ({"rows": [2], "num_tokens": [6], "samples": [0, 2, 0, 2]}, "samples (seats) names 2 twice"),
     ({"rows": [2], "num_tokens": [6], "samples": [], "candidates": [1, 5]}, "candidates names row 1: there are 1"),
     ({"rows": [2], "num_tokens": [6], "samples": [], "candidates": [-1, 5]}, "candidates names row -1"),
     (
@@ -69,7 +69,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rows": [7, 2], "num_tokens": [2, 5], "samples": [], "candidates": [0, 3, 1, 3]},
-        "candidates[1]: slot 2 knows 6 tokens, and the row ends at 5",
+        "candidates[1]: seat 2 knows 6 tokens, and the row ends at 5",
     ),
     (
         {"rows": [7, 2], "num_tokens": [2, 6], "samples": [1, 2], "candidates": [0, 3, 1, 3]},
@@ -78,30 +78,30 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rows": [2], "num_tokens": [6], "candidates": [0, 3]}, "candidates[0]: row 0 is sampled too"),
     (
         {
-            "whole": [slot_state(4, [10, 11, 12, 13, 14, 15], [8, 9])],
+            "whole": [seat_state(4, [10, 11, 12, 13, 14, 15], [8, 9])],
             "rows": [2, 4],
             "num_tokens": [6, 6],
             "samples": [0, 4],
             "candidates": [1, 3],
         },
-        "candidates[0]: row 1 is sampled too, or its slot 4 is",
+        "candidates[0]: row 1 is sampled too, or its seat 4 is",
     ),
     (
         {"snapshot": True, "append_pairs": [], "rows": [2], "num_tokens": [6]},
-        "rows[0] names slot 2, which is not in use",
+        "rows[0] names seat 2, which is not in use",
     ),
 ]
 
 
-def prepared() -> SlotTable:
-    """Slot 2 has six tokens and two blocks; slot 1 has twenty tokens and two blocks."""
-    table = SlotTable(LIMITS)
-    whole = [slot_state(2, [10, 11, 12, 13, 14, 15], [7, 3]), slot_state(1, list(range(20)), [4, 5])]
+def prepared() -> SeatTable:
+    """Seat 2 has six tokens and two blocks; seat 1 has twenty tokens and two blocks."""
+    table = SeatTable(LIMITS)
+    whole = [seat_state(2, [10, 11, 12, 13, 14, 15], [7, 3]), seat_state(1, list(range(20)), [4, 5])]
     table.apply(Step(epoch=1, step_id=1, snapshot=True, whole=whole))
     return table
 
 
-def contents(table: SlotTable) -> list[Any]:
+def contents(table: SeatTable) -> list[Any]:
     """Copy everything that a table holds."""
     counts = table.counts
     arrays: tuple[Any, ...] = (table.block_tables, table.token_ids, table.num_prompt_tokens)
@@ -116,7 +116,7 @@ def test_a_step_that_cannot_be_is_refused_with_its_place_and_changes_nothing(
     table = prepared()
     before = contents(table)
     # What is valid in the step must not remain either.
-    valid = {"append_pairs": [2, 9], "whole": [slot_state(7, [1, 2], [8])]}
+    valid = {"append_pairs": [2, 9], "whole": [seat_state(7, [1, 2], [8])]}
     with pytest.raises(InvalidStepError) as refusal:
         table.apply(Step(epoch=1, step_id=2, **{**valid, **fields}))
     assert message in str(refusal.value)
@@ -143,7 +143,7 @@ def test_a_step_that_cannot_be_is_refused_with_its_place_and_changes_nothing(
 )
 def test_senseless_sampling_parameters_are_refused_by_name(changed: dict[str, Any], field: str) -> None:
     sampling = replace(SequenceSampling(seed=0), **changed)
-    state = slot_state(0, [1], [0], sampling=sampling, history=())
+    state = seat_state(0, [1], [0], sampling=sampling, history=())
     with pytest.raises(InvalidStepError, match=rf"whole\[0\]\.sampling\.{field} "):
         prepared().apply(Step(epoch=1, step_id=2, whole=[state]))
 
@@ -154,10 +154,10 @@ steps = st.fixed_dictionaries(
     {},
     optional={
         "snapshot": st.booleans(),
-        "freed_slots": st.lists(small, max_size=2),
+        "freed_seats": st.lists(small, max_size=2),
         "whole": st.lists(
             st.builds(
-                slot_state,
+                seat_state,
                 small,
                 st.lists(st.integers(0, 99), max_size=9),
                 st.lists(st.integers(0, 31), max_size=3),
@@ -187,20 +187,20 @@ def test_whatever_arrives_a_step_is_taken_whole_or_not_at_all(sent: list[dict[st
         except InvalidStepError:
             assert contents(table) == before
             continue
-        table.advance(checked.rows, np.full(len(checked.rows.sample_slots), 1))
-        ranked = checked.rows.slots[checked.rows.candidate_rows]
+        table.advance(checked.rows, np.full(len(checked.rows.sample_seats), 1))
+        ranked = checked.rows.seats[checked.rows.candidate_rows]
         assert (table.counts.positions[ranked] == table.counts.num_known[ranked]).all()
         check_integrity(table)
 
 
-# Steps that decode the same slots again and again, and now and then one that is wrong, or another in between.
+# Steps that decode the same seats again and again, and now and then one that is wrong, or another in between.
 decoding = st.fixed_dictionaries(
-    {"rows": st.sampled_from([(2,), (2,), (2, 1), (1, 2), (2, 5), (5, 2, 1)]).map(lambda slots: array("i", slots))},
+    {"rows": st.sampled_from([(2,), (2,), (2, 1), (1, 2), (2, 5), (5, 2, 1)]).map(lambda seats: array("i", seats))},
     optional={
         "append_pairs": st.sampled_from([(2, 9), (1, 8, 2, 9), (2, 9, 5, 6), (6, 1)]),
         "num_tokens": st.sampled_from([(), (6,), (6, 20), (20, 6), (1, 1, 1)]),
-        "freed_slots": st.sampled_from([(), (5,), (2,)]),
-        "whole": st.sampled_from([(), (slot_state(5, [1], [6]),), (slot_state(2, [1, 2], [6]),)]),
+        "freed_seats": st.sampled_from([(), (5,), (2,)]),
+        "whole": st.sampled_from([(), (seat_state(5, [1], [6]),), (seat_state(2, [1, 2], [6]),)]),
         "samples": st.sampled_from([None, (0, 2), ()]),
         "candidates": st.sampled_from([(), (0, 2)]),
     },
@@ -225,7 +225,7 @@ def test_rows_that_were_looked_at_before_are_taken_and_refused_as_any_others(sen
             continue
         rows = table.apply(step).rows
         assert seen(rows) == expected
-        table.advance(rows, [1] * len(rows.sample_slots))
+        table.advance(rows, [1] * len(rows.sample_seats))
         check_integrity(table)
 
 
@@ -241,17 +241,17 @@ def test_a_step_that_decodes_is_known_as_one() -> None:
     table.advance(first, [1])
     rows = table.apply(Step(epoch=1, step_id=3, rows=array("i", [2]))).rows
     assert rows.is_decode
-    assert (rows.starts.tolist(), rows.ends.tolist(), rows.sample_slots.tolist()) == ([6], [7], [2])
+    assert (rows.starts.tolist(), rows.ends.tolist(), rows.sample_seats.tolist()) == ([6], [7], [2])
     table.advance(rows, [1])
     again = table.apply(Step(epoch=1, step_id=4, rows=array("i", [2]))).rows
-    assert again.slots is rows.slots  # it was not looked at again
+    assert again.seats is rows.seats  # it was not looked at again
     table.advance(again, [1])
     with pytest.raises(InvalidStepError, match="has blocks for 8 tokens and computes up to 9"):
         table.apply(Step(epoch=1, step_id=5, rows=array("i", [2])))
 
 
-def check_integrity(table: SlotTable) -> None:
-    """Check the invariants of every live slot after a step."""
+def check_integrity(table: SeatTable) -> None:
+    """Check the invariants of every live seat after a step."""
     counts = table.counts
     live = counts.live
     assert (counts.num_blocks[live] <= LIMITS.max_blocks).all()

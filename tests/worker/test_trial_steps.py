@@ -7,7 +7,7 @@ import pytest
 
 from common.step import Step
 from tests.worker.steps import LIMITS
-from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import CheckedStep
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.trial_steps import largest_step, num_trial_blocks, warm_up_steps
@@ -17,8 +17,8 @@ TIGHT = [
     replace(LIMITS, block_size=1, num_blocks=1),
     replace(LIMITS, block_size=1, max_batched_tokens=1),
     replace(LIMITS, num_blocks=1, num_host_blocks=0),
-    replace(LIMITS, num_slots=1),
-    replace(LIMITS, max_batched_tokens=5, num_slots=4),
+    replace(LIMITS, num_seats=1),
+    replace(LIMITS, max_batched_tokens=5, num_seats=4),
     replace(LIMITS, max_batched_tokens=500),  # more than 8 sequences of 40 tokens
     replace(LIMITS, max_model_len=1),
     replace(LIMITS, max_model_len=3, block_size=256, vocab_size=1),
@@ -27,11 +27,11 @@ TIGHT = [
 
 def take(steps: list[Step], limits: StepLimits) -> list[CheckedStep]:
     """Take steps as a runner does; each sample is token 0."""
-    table = SlotTable(limits)
+    table = SeatTable(limits)
     taken = []
     for step in steps:
         taken.append(table.apply(step))
-        table.advance(taken[-1].rows, np.zeros(len(taken[-1].rows.sample_slots), dtype=np.int64))
+        table.advance(taken[-1].rows, np.zeros(len(taken[-1].rows.sample_seats), dtype=np.int64))
     return taken
 
 
@@ -51,14 +51,14 @@ def test_a_warm_up_has_a_prompt_a_decode_step_and_both_together_with_a_copy_and_
     assert (mixed.rows.candidate_rows.tolist(), mixed.rows.sample_rows.tolist()) == ([0], [1])
 
 
-def test_the_largest_step_has_all_tokens_and_all_slots_and_needs_few_blocks() -> None:
+def test_the_largest_step_has_all_tokens_and_all_seats_and_needs_few_blocks() -> None:
     limits = replace(LIMITS, num_blocks=num_trial_blocks(LIMITS))
-    assert limits.num_blocks == 2  # 3 tokens a slot, and the warm-up's 6 tokens, in blocks of 4
+    assert limits.num_blocks == 2  # 3 tokens a seat, and the warm-up's 6 tokens, in blocks of 4
     (taken,) = take([largest_step(limits)], limits)
     assert taken.rows.num_tokens.tolist() == [3] * 8
-    assert len(taken.rows.sample_slots) == 8
+    assert len(taken.rows.sample_seats) == 8
 
 
 def test_the_largest_step_keeps_to_the_longest_sequence() -> None:
-    limits = replace(LIMITS, num_slots=2, max_batched_tokens=100)
+    limits = replace(LIMITS, num_seats=2, max_batched_tokens=100)
     assert largest_step(limits).num_tokens == [40, 40]

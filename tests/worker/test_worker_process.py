@@ -25,7 +25,7 @@ from tests.equality import assert_equal_greedy
 from tests.services import ROOT, Service
 from tests.worker.forked_worker import run_worker
 from tests.worker.step_client import StepClient
-from tests.worker.steps import slot_state
+from tests.worker.steps import seat_state
 from tests.worker.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, reference_greedy, write_tiny_model
 
 NUM_TOKENS = 16
@@ -80,7 +80,7 @@ async def test_the_process_describes_the_model_that_it_loaded(channel: grpc.aio.
     assert list(answer.model.eos_token_ids) == [2]
     assert answer.model.sampling_defaults == SamplingParams(temperature=0.5, top_k=20)
     assert not answer.HasField("tokenizer")
-    assert (answer.pool.num_blocks, answer.pool.block_size, answer.num_slots) == (80, 4, 4)
+    assert (answer.pool.num_blocks, answer.pool.block_size, answer.num_seats) == (80, 4, 4)
     assert (answer.pool.num_host_blocks, answer.pool.dtype) == (6, "float32")
     # keys and values, 3 layers, 4 tokens, 2 heads of 32 numbers of 4 bytes
     assert answer.pool.bytes_per_block == 2 * 3 * 4 * 2 * 32 * 4
@@ -103,7 +103,7 @@ def test_the_log_says_how_large_both_pools_are(worker: Service) -> None:
 async def test_candidates_and_swap_times_come_over_the_wire(channel: grpc.aio.Channel) -> None:
     stub = worker_pb2_grpc.WorkerStub(channel)
     (prompt,) = random_prompts([6])
-    start = Step(epoch=5, step_id=1, snapshot=True, whole=[slot_state(0, prompt, [7, 9])], rows=[0], num_tokens=[6])
+    start = Step(epoch=5, step_id=1, snapshot=True, whole=[seat_state(0, prompt, [7, 9])], rows=[0], num_tokens=[6])
     ranked = result_from_pb(await stub.Step(step_to_pb(replace(start, samples=[], candidates=[0, 5]))))
     sampled = result_from_pb(await stub.Step(step_to_pb(replace(start, step_id=2))))
     (found,) = ranked.candidates
@@ -167,12 +167,12 @@ async def test_a_step_that_the_model_cannot_take_is_invalid_and_the_next_is_exec
     channel: grpc.aio.Channel,
 ) -> None:
     stub = worker_pb2_grpc.WorkerStub(channel)
-    state = slot_state(0, [VOCAB_SIZE], [0])
+    state = seat_state(0, [VOCAB_SIZE], [0])
     step = Step(epoch=20, step_id=1, snapshot=True, whole=[state], rows=[0])
     refused = result_from_pb(await stub.Step(step_to_pb(step)))
     assert refused.status is StepStatus.INVALID
     assert refused.error == f"whole[0].token_ids names token id {VOCAB_SIZE}: there are {VOCAB_SIZE}, counted from 0"
-    taken = result_from_pb(await stub.Step(step_to_pb(replace(step, whole=[slot_state(0, [5], [0])]))))
+    taken = result_from_pb(await stub.Step(step_to_pb(replace(step, whole=[seat_state(0, [5], [0])]))))
     assert taken.status is StepStatus.OK
     assert 0 < taken.exec_ns <= taken.total_ns
 
@@ -249,7 +249,7 @@ async def test_a_worker_told_to_end_answers_its_step_and_ends_well() -> None:
         service.wait_for("ready")
         async with connect(service) as channel:
             stream = open_step_stream(channel)
-            state = slot_state(0, [5], [0])
+            state = seat_state(0, [5], [0])
             await stream.write(step_to_pb(Step(epoch=1, step_id=1, snapshot=True, whole=[state], rows=[0])))
             await stream.write(step_to_pb(Step(epoch=1, step_id=2, rows=[0])))
             await stream.read()  # step 2 was taken while step 1 took its time
@@ -290,7 +290,7 @@ async def test_a_simulated_worker_takes_its_time_and_repeats_its_tokens() -> Non
             description = await stub.Describe(pb.DescribeRequest())
             assert (description.model.vocab_size, description.model.max_model_len) == (32_000, 64)
             assert not description.HasField("tokenizer")
-            whole = [slot_state(slot, [5, 6], [slot]) for slot in range(3)]
+            whole = [seat_state(seat, [5, 6], [seat]) for seat in range(3)]
             start = Step(epoch=1, step_id=1, snapshot=True, whole=whole, rows=[0, 1, 2], num_tokens=[2, 2, 2])
             first = result_from_pb(await stub.Step(step_to_pb(start)))
             second = result_from_pb(await stub.Step(step_to_pb(Step(epoch=1, step_id=2, rows=[0, 1, 2]))))

@@ -1,6 +1,6 @@
-"""Executes steps with a real model: slot table, block moves, one forward pass, sampling and ranking.
+"""Executes steps with a real model: seat table, block moves, one forward pass, sampling and ranking.
 
-Runs on one thread and owns the slot table and the KV pool. Knows nothing of epochs or streams.
+Runs on one thread and owns the seat table and the KV pool. Knows nothing of epochs or streams.
 """
 
 import time
@@ -19,7 +19,7 @@ from worker_svc.sampling.candidates import CandidateRanker
 from worker_svc.sampling.prompt_logprobs import PromptSpan, find_prompt_spans, launch_prompts, pack_prompts
 from worker_svc.sampling.sampler import Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
-from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_upload import DirectUpload
@@ -29,7 +29,7 @@ MAX_PROMPT_LOGITS = 1 << 24  # per slice: 64 MiB in float32
 
 
 class ModelRunner:
-    """One model on one device, its KV pool, and its slots."""
+    """One model on one device, its KV pool, and its seats."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class ModelRunner:
         """`greedy` replaces model and sampler in steps that want only the greedy token of each row."""
         self._model = model
         self._kv_pool = kv_pool
-        self._slots = SlotTable(limits)
-        self._columns = SamplingColumns(limits.num_slots, limits.vocab_size)
+        self._seats = SeatTable(limits)
+        self._columns = SamplingColumns(limits.num_seats, limits.vocab_size)
         self._operations = operations
         self._sampler = Sampler(self._columns, operations)
         self._ranker = CandidateRanker(self._columns, operations)
@@ -55,14 +55,14 @@ class ModelRunner:
     def launch(self, step: Step) -> StepResult:
         """Executes a step and waits for the device.
 
-        Raises InvalidStepError before anything has changed. After any other exception the slots are in an
+        Raises InvalidStepError before anything has changed. After any other exception the seats are in an
         unknown state until the next snapshot.
         """
         with torch.inference_mode():
-            checked = self._slots.apply(step)
+            checked = self._seats.apply(step)
             self._columns.apply(step.whole)
             result = StepResult(epoch=step.epoch, step_id=step.step_id, swap_ns=self._move_blocks(checked))
-            if len(checked.rows.slots):
+            if len(checked.rows.seats):
                 self._compute(checked.rows, result)
             return result
 
@@ -91,22 +91,22 @@ class ModelRunner:
         if not rows.is_decode:
             sampled_rows, which_sampled = distinct_rows(rows.sample_rows)
             logit_rows = query_start[sampled_rows + 1] - 1
-            spans = find_prompt_spans(self._slots, rows, query_start)
+            spans = find_prompt_spans(self._seats, rows, query_start)
         num_sampled, num_ranked = len(sampled_rows), len(rows.candidate_rows)
         if num_ranked or spans:
             ranked = query_start[rows.candidate_rows + 1] - 1
             logit_rows = np.concatenate([logit_rows, ranked, *(span.logit_rows for span in spans)])
-        batch = build_batch(self._slots, rows, query_start, logit_rows, self._model.device)
+        batch = build_batch(self._seats, rows, query_start, logit_rows, self._model.device)
         if self._greedy is not None and self._wants_greatest(rows) and len(logit_rows) == num_sampled:
             _take_greatest(result, self._greedy(batch, self._kv_pool), which_sampled)
         else:
             self._take_logits(batch, spans, which_sampled, rows, result)
-        self._slots.advance(rows, result.token_ids)
+        self._seats.advance(rows, result.token_ids)
 
     def _wants_greatest(self, rows: StepRows) -> bool:
         """True if there are samples, and each is the argmax of unedited logits."""
-        slots = rows.sample_slots
-        return len(slots) > 0 and not self._columns.features[slots].any()
+        seats = rows.sample_seats
+        return len(seats) > 0 and not self._columns.features[seats].any()
 
     def _take_logits(
         self, batch: ForwardBatch, spans: list[PromptSpan], which_sampled: IntArray, rows: StepRows, result: StepResult
@@ -126,14 +126,14 @@ class ModelRunner:
         if not len(hidden):
             return
         logits = self._model.logits(hidden)
-        tokens = torch.from_numpy(self._slots.token_ids).to(logits.device)
-        samples = self._sampler.pack(self._upload, rows.sample_slots, rows.sample_positions, which_sampled)
+        tokens = torch.from_numpy(self._seats.token_ids).to(logits.device)
+        samples = self._sampler.pack(self._upload, rows.sample_seats, rows.sample_positions, which_sampled)
         if samples is not None:
             self._sampler.launch(logits, samples, tokens).fetch().fill_result(result)
         ranked_rows, num_ranked = rows.candidate_rows, len(rows.candidate_rows)
         candidates = self._ranker.pack(
             self._upload,
-            rows.slots[ranked_rows],
+            rows.seats[ranked_rows],
             rows.ends[ranked_rows],
             np.arange(len(logits) - num_ranked, len(logits)),
             rows.candidate_counts,

@@ -26,7 +26,7 @@ from kernels.attention.prefill_config import prefill_config
 from kernels.attention.prefill_plan import prefill_tiles
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
 from kernels.attention.shape import AttentionShape
-from kernels.layers.step_inputs_reference import SlotTables, StepInputs
+from kernels.layers.step_inputs_reference import SeatTables, StepInputs
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
@@ -85,9 +85,9 @@ class AttentionPlans:
         """True if any layer sees all keys of a row."""
         return self._cascade is not None
 
-    def gather(self, tables: SlotTables, slots: Tensor, positions: Tensor, inputs: StepInputs) -> None:
+    def gather(self, tables: SeatTables, seats: Tensor, positions: Tensor, inputs: StepInputs) -> None:
         """Fill `inputs`, which contain the rows of plans, for these tokens. Can be captured in a graph."""
-        self._operations.step_inputs(tables, slots, positions, self.block_size, inputs)
+        self._operations.step_inputs(tables, seats, positions, self.block_size, inputs)
 
     def decode(self, rows: DecodeRows) -> DecodePlans:
         """Plans for at most `max_rows` rows, to be filled; valid until others are filled.

@@ -16,7 +16,7 @@ class BatchLayout:
 
     order: IntArray  # [R] rows, in the order of their tokens
     num_decode: int
-    token_slots: IntArray  # [T]
+    token_seats: IntArray  # [T]
     positions: IntArray  # [T]
     first_tokens: IntArray  # [R] index among T of each row's first token, by row, not in order
     last_tokens: IntArray  # [R]
@@ -38,7 +38,7 @@ def lay_out(rows: StepRows) -> BatchLayout:
     is_prefill = num_tokens > 1
     if not is_prefill.any():
         everywhere = np.arange(len(num_tokens))
-        return BatchLayout(everywhere, len(num_tokens), rows.slots, rows.starts, everywhere, everywhere)
+        return BatchLayout(everywhere, len(num_tokens), rows.seats, rows.starts, everywhere, everywhere)
     order = np.argsort(is_prefill, kind="stable")
     counts = num_tokens[order]
     ends = np.cumsum(counts)
@@ -48,7 +48,7 @@ def lay_out(rows: StepRows) -> BatchLayout:
     return BatchLayout(
         order=order,
         num_decode=int(len(order) - is_prefill.sum()),
-        token_slots=np.repeat(rows.slots[order], counts),
+        token_seats=np.repeat(rows.seats[order], counts),
         positions=np.arange(ends[-1]) + np.repeat(rows.starts[order] - (ends - counts), counts),
         first_tokens=first_tokens,
         last_tokens=last_tokens,

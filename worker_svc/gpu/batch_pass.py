@@ -22,13 +22,13 @@ from kernels.attention.cascade_groups import (
 from kernels.attention.cascade_reference import prefix_groups
 from kernels.attention.decode_reference import DecodeRows
 from kernels.attention.prefill_reference import PrefillRows
-from kernels.layers.step_inputs_reference import SlotTables, StepInputs, empty_step_inputs
+from kernels.layers.step_inputs_reference import SeatTables, StepInputs, empty_step_inputs
 from worker_svc.gpu.attention_plans import AttentionPlans, BatchAttention, DecodePlans, PrefillPlans
 from worker_svc.gpu.batch_layout import BatchLayout
-from worker_svc.gpu.device_slots import DeviceSlots
+from worker_svc.gpu.device_seats import DeviceSeats
 from worker_svc.gpu.forward import DeviceForward, ForwardState
 from worker_svc.gpu.graphs import CapturedPass
-from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import IntArray, StepRows
 from worker_svc.steps.step_upload import StepUpload
 
@@ -37,8 +37,8 @@ _PADDING = -1  # the position of a padding row
 
 
 def fixed_arrays(max_tokens: int, max_rows: int) -> Mapping[str, tuple[int, torch.dtype]]:
-    """Arrays at a fixed place of the upload: each token's slot and position, and the groups of rows that share keys."""
-    tokens = {"slots": (max_tokens, torch.int32), "positions": (max_tokens, torch.int32)}
+    """Arrays at a fixed place of the upload: each token's seat and position, and the groups of rows that share keys."""
+    tokens = {"seats": (max_tokens, torch.int32), "positions": (max_tokens, torch.int32)}
     return {**tokens, **cascade_arrays(max_rows)}
 
 
@@ -77,18 +77,18 @@ class BatchPass:
         self,
         forward: DeviceForward,
         plans: AttentionPlans,
-        slots: DeviceSlots,
+        seats: DeviceSeats,
         upload: StepUpload,
         sizes: tuple[int, ...],
         sharing_cost: SharingCost,
     ) -> None:
-        device = slots.tokens.device
+        device = seats.tokens.device
         self._forward = forward
         self._plans = plans
-        self._tables = SlotTables(slots.tokens, slots.block_tables)
+        self._tables = SeatTables(seats.tokens, seats.block_tables)
         self._upload = upload
         self._sharing_cost = sharing_cost
-        self._inputs = empty_step_inputs(len(upload.fixed["slots"]), sizes[-1], slots.block_tables.shape[1], device)
+        self._inputs = empty_step_inputs(len(upload.fixed["seats"]), sizes[-1], seats.block_tables.shape[1], device)
         self._logits = torch.zeros((sizes[-1], forward.vocab_size), dtype=forward.dtype, device=device)
         rows = {size: _decode_rows(self._inputs.first(size, size)) for size in sizes}
         self._decode_plans = {size: plans.decode(rows[size]) for size in sizes}
@@ -124,7 +124,7 @@ class BatchPass:
         self._shared.release()
         self._decode.release()
 
-    def pack(self, table: SlotTable, rows: StepRows, layout: BatchLayout, *, keep_state: bool) -> PackedBatch:
+    def pack(self, table: SeatTable, rows: StepRows, layout: BatchLayout, *, keep_state: bool) -> PackedBatch:
         """Adds a batch to the step's upload, between its `begin` and `send`.
 
         keep_state: True if more is needed than logits of sampled and ranked rows, which a graph does not keep.
@@ -132,12 +132,12 @@ class BatchPass:
         num_tokens = len(layout.positions)
         if layout.is_decode and not keep_state:
             size = self._decode.size_for(num_tokens)
-            self._put_tokens(layout.token_slots, layout.positions, size)
+            self._put_tokens(layout.token_seats, layout.positions, size)
             prefixes = self._find_prefixes(table, rows)
             if prefixes:
                 self._put_prefixes(prefixes)
             return PackedBatch(layout, layout.order, size, prefixes, None, None)
-        self._put_tokens(layout.token_slots, layout.positions, num_tokens)
+        self._put_tokens(layout.token_seats, layout.positions, num_tokens)
         logit_rows = np.unique(np.concatenate([rows.sample_rows, rows.candidate_rows]))
         logit_index = np.full(len(layout.order), _NO_ROW)
         logit_index[logit_rows] = np.arange(len(logit_rows))
@@ -161,27 +161,27 @@ class BatchPass:
         self._put_prefixes([])
         self._upload.send()
 
-    def _put_tokens(self, slots: IntArray, positions: IntArray, size: int) -> None:
-        """Upload slots and positions of tokens, padded to `size`."""
+    def _put_tokens(self, seats: IntArray, positions: IntArray, size: int) -> None:
+        """Upload seats and positions of tokens, padded to `size`."""
         padded = np.zeros((2, size), dtype=np.int32)
         padded[1] = _PADDING
-        padded[0, : len(slots)], padded[1, : len(slots)] = slots, positions
-        self._upload.put("slots", padded[0])
+        padded[0, : len(seats)], padded[1, : len(seats)] = seats, positions
+        self._upload.put("seats", padded[0])
         self._upload.put("positions", padded[1])
 
     def _put_prefixes(self, prefixes: Sequence[SharedPrefix]) -> None:
         for name, array in fill_cascade_arrays(prefixes, self._decode.max_rows, self._plans.block_size).items():
             self._upload.put(name, array)
 
-    def _find_prefixes(self, table: SlotTable, rows: StepRows) -> list[SharedPrefix]:
+    def _find_prefixes(self, table: SeatTable, rows: StepRows) -> list[SharedPrefix]:
         if not self._shared_plans:
             return []
         block_size = table.limits.block_size
         shareable = num_shareable_blocks(rows.ends.astype(np.int32), block_size)
-        tables = table.block_tables[rows.slots, : int(shareable.max())]
+        tables = table.block_tables[rows.seats, : int(shareable.max())]
         return find_shared_prefixes(tables, shareable, block_size, self._sharing_cost)
 
-    def _pack_prefill(self, table: SlotTable, rows: StepRows, layout: BatchLayout) -> _PackedPrefill | None:
+    def _pack_prefill(self, table: SeatTable, rows: StepRows, layout: BatchLayout) -> _PackedPrefill | None:
         which = layout.prefill_rows
         if not len(which):
             return None
@@ -193,7 +193,7 @@ class BatchPass:
             PrefillRows(
                 query_start=self._upload.add(query_start),
                 context_lens=self._upload.add(ends.astype(np.int32)),
-                block_tables=self._upload.add(table.block_tables[rows.slots[which], :width]),
+                block_tables=self._upload.add(table.block_tables[rows.seats[which], :width]),
             ),
             self._upload.add(self._plans.prefill_tiles(counts, ends)),
         )
@@ -222,7 +222,7 @@ class BatchPass:
     def _gather(self, num_tokens: int, num_rows: int) -> StepInputs:
         inputs = self._inputs.first(num_tokens, num_rows)
         fixed = self._upload.fixed
-        self._plans.gather(self._tables, fixed["slots"][:num_tokens], fixed["positions"][:num_tokens], inputs)
+        self._plans.gather(self._tables, fixed["seats"][:num_tokens], fixed["positions"][:num_tokens], inputs)
         return inputs
 
 

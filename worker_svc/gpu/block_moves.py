@@ -14,7 +14,7 @@ from kernels.blocks.copy_order import apart, copy_table
 from worker_svc.gpu.move_hazards import NUM_REMEMBERED, MovePlan, OutstandingMoves, blocks_of
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.operations import CopyByTable, SwapBlocks
-from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import BlockPairs, CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_upload import StepUpload
 from worker_svc.steps.streams import DeviceEvent, DeviceStreams
@@ -91,8 +91,8 @@ class BlockMover:
             table = upload.add(array)
         return PackedMoves(checked.swap_out, checked.swap_in, checked.copies, table, num_groups)
 
-    def launch(self, packed: PackedMoves, table: SlotTable, rows: StepRows) -> PendingSwaps:
-        """Queues swaps out, swaps in, and copies, in this order. table: the slots as the step's rows read them.
+    def launch(self, packed: PackedMoves, table: SeatTable, rows: StepRows) -> PendingSwaps:
+        """Queues swaps out, swaps in, and copies, in this order. table: the seats as the step's rows read them.
 
         After this call, work on the current stream runs after all moves of blocks that the step's rows touch.
         """

@@ -1,7 +1,7 @@
 """The forward pass on an accelerator: the decoder's weights, with as few launches between the products as possible.
 
 Computes the same as `Decoder.hidden` and `Decoder.logits`. It neither waits for the device nor depends on values on the
-device, so it can be captured in a graph. Knows no slots and no steps.
+device, so it can be captured in a graph. Knows no seats and no steps.
 """
 
 from typing import NamedTuple

@@ -33,7 +33,7 @@ class StepBlocks:
 
 
 def blocks_of(block_tables: npt.NDArray[np.int32], block_size: int, rows: StepRows, copies: BlockPairs) -> StepBlocks:
-    """Blocks of a step. block_tables: [num_slots, max_blocks] as they are at the step; they are read in this call."""
+    """Blocks of a step. block_tables: [num_seats, max_blocks] as they are at the step; they are read in this call."""
     first = rows.starts // block_size
     num_read = -(-rows.ends // block_size)
     num_written = num_read - first
@@ -42,9 +42,9 @@ def blocks_of(block_tables: npt.NDArray[np.int32], block_size: int, rows: StepRo
     columns = first[row_of] + np.arange(len(row_of)) - before[row_of]
     pairs = np.array(copies, dtype=np.int64).reshape(-1, 2)
     return StepBlocks(
-        written=np.concatenate([block_tables[rows.slots[row_of], columns], pairs[:, 1]]),
+        written=np.concatenate([block_tables[rows.seats[row_of], columns], pairs[:, 1]]),
         copied=pairs[:, 0],
-        tables=block_tables[rows.slots, : num_read.max(initial=0)],
+        tables=block_tables[rows.seats, : num_read.max(initial=0)],
         num_read=num_read,
     )
 

@@ -18,7 +18,7 @@ from worker_svc.gpu.attention_plans import AttentionPlans
 from worker_svc.gpu.batch_layout import lay_out
 from worker_svc.gpu.batch_pass import BatchPass, PackedBatch, fixed_arrays
 from worker_svc.gpu.block_moves import BlockMover, PendingSwaps
-from worker_svc.gpu.device_slots import DeviceSlots
+from worker_svc.gpu.device_seats import DeviceSeats
 from worker_svc.gpu.forward import DeviceForward, ForwardState
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
@@ -27,7 +27,7 @@ from worker_svc.sampling.candidates import CandidateRanker, PackedCandidates
 from worker_svc.sampling.prompt_logprobs import PackedPrompts, find_prompt_spans, launch_prompts, pack_prompts
 from worker_svc.sampling.sampler import PackedSampling, Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
-from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import CheckedStep, StepRows
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import DeviceLostError
@@ -35,7 +35,7 @@ from worker_svc.steps.step_upload import StepUpload
 from worker_svc.steps.streams import DeviceEvent
 
 _MAX_PROMPT_LOGITS = 1 << 26  # per slice: 256 MiB in float32
-_UPLOAD_BYTES = 1 << 20  # beside slots and positions; larger steps, such as long prompts, send the rest separately
+_UPLOAD_BYTES = 1 << 20  # beside seats and positions; larger steps, such as long prompts, send the rest separately
 
 
 @contextmanager
@@ -81,7 +81,7 @@ class PendingDeviceStep:
 
 
 class DeviceRunner:
-    """One model on one accelerator, its KV pool, and its slots."""
+    """One model on one accelerator, its KV pool, and its seats."""
 
     def __init__(
         self,
@@ -94,23 +94,23 @@ class DeviceRunner:
         max_prompt_logits: int = _MAX_PROMPT_LOGITS,
         cost: SharingCost | None = None,
     ) -> None:
-        """`graph_sizes` are the batch sizes of decode steps; the last holds all slots.
+        """`graph_sizes` are the batch sizes of decode steps; the last holds all seats.
 
         `cost` is the cost of rows that attend to a common prefix together; None: estimated from the model's shape.
         """
-        assert graph_sizes[-1] >= limits.num_slots, "every slot may decode at once"
+        assert graph_sizes[-1] >= limits.num_seats, "every seat may decode at once"
         device, max_rows = kv_pool.device, graph_sizes[-1]
-        self._table = SlotTable(limits)
-        self._slots = DeviceSlots(limits, device)
+        self._table = SeatTable(limits)
+        self._seats = DeviceSeats(limits, device)
         max_tokens = max(limits.max_batched_tokens, max_rows)
         self._upload = StepUpload(device, fixed_arrays(max_tokens, max_rows), _UPLOAD_BYTES)
         self._mover = BlockMover(kv_pool, operations.copy_by_table, operations.swap_blocks)
         self._forward = DeviceForward(decoder, kv_pool, operations)
         plans = AttentionPlans(decoder, kv_pool, operations, max_rows=max_rows, max_blocks=limits.max_blocks)
         self._batch = BatchPass(
-            self._forward, plans, self._slots, self._upload, graph_sizes, cost or sharing_cost(plans.shape)
+            self._forward, plans, self._seats, self._upload, graph_sizes, cost or sharing_cost(plans.shape)
         )
-        self._columns = SamplingColumns(limits.num_slots, limits.vocab_size)
+        self._columns = SamplingColumns(limits.num_seats, limits.vocab_size)
         self._sampling = operations.sampling
         self._sampler = Sampler(self._columns, operations.sampling)
         self._ranker = CandidateRanker(self._columns, operations.sampling)
@@ -124,7 +124,7 @@ class DeviceRunner:
         """
         with torch.inference_mode(), _device_lost_if_it_says_so():
             self._batch.warm_up()
-            self._sampler.warm_up(self._batch.logits, self._slots.tokens)
+            self._sampler.warm_up(self._batch.logits, self._seats.tokens)
             self._mover.warm_up()
 
     def capture_graphs(self) -> None:
@@ -138,7 +138,7 @@ class DeviceRunner:
     def launch(self, step: Step) -> PendingDeviceStep:
         """Queue a step without waiting for the device.
 
-        Raises InvalidStepError before anything has changed. After any other exception the slots are in an
+        Raises InvalidStepError before anything has changed. After any other exception the seats are in an
         unknown state until the next snapshot; DeviceLostError is final.
         """
         with torch.inference_mode(), _device_lost_if_it_says_so(self._device):
@@ -150,11 +150,11 @@ class DeviceRunner:
     def _launch(self, step: Step, checked: CheckedStep, result: StepResult) -> PendingDeviceStep:
         rows, upload = checked.rows, self._upload
         upload.begin()
-        changes = self._slots.pack(upload, step.whole, checked)
+        changes = self._seats.pack(upload, step.whole, checked)
         moves = self._mover.pack(upload, checked)
-        packed = self._pack(rows) if len(rows.slots) else None
+        packed = self._pack(rows) if len(rows.seats) else None
         upload.send()
-        self._slots.apply(changes)
+        self._seats.apply(changes)
         swaps = self._mover.launch(moves, self._table, rows)
         finish = () if packed is None else self._compute(packed)
         self._table.advance(rows, None)
@@ -166,16 +166,16 @@ class DeviceRunner:
         upload, layout = self._upload, lay_out(rows)
         spans = find_prompt_spans(self._table, rows, layout.first_tokens)
         batch = self._batch.pack(self._table, rows, layout, keep_state=bool(spans))
-        sample_positions, candidate_slots = rows.sample_positions, rows.slots[rows.candidate_rows]
+        sample_positions, candidate_seats = rows.sample_positions, rows.seats[rows.candidate_rows]
         return _PackedRows(
             batch=batch,
             samples=self._sampler.pack(
-                upload, rows.sample_slots, sample_positions, batch.logit_index[rows.sample_rows]
+                upload, rows.sample_seats, sample_positions, batch.logit_index[rows.sample_rows]
             ),
-            sample_places=upload.add(self._slots.places(rows.sample_slots, sample_positions)),
+            sample_places=upload.add(self._seats.places(rows.sample_seats, sample_positions)),
             candidates=self._ranker.pack(
                 upload,
-                candidate_slots,
+                candidate_seats,
                 rows.ends[rows.candidate_rows],
                 batch.logit_index[rows.candidate_rows],
                 rows.candidate_counts,
@@ -191,11 +191,11 @@ class DeviceRunner:
             finish.append(self._prompt_logprobs(computed.state, packed.prompts, packed.prompt_tokens))
         if computed.logits is not None:
             if packed.samples is not None:
-                samples = self._sampler.launch(computed.logits, packed.samples, self._slots.tokens)
-                self._slots.write_tokens(packed.sample_places, samples.token_ids)
+                samples = self._sampler.launch(computed.logits, packed.samples, self._seats.tokens)
+                self._seats.write_tokens(packed.sample_places, samples.token_ids)
                 finish.append(samples.fetch().fill_result)
             if packed.candidates is not None:
-                ranked = self._ranker.launch(computed.logits, packed.candidates, self._slots.tokens)
+                ranked = self._ranker.launch(computed.logits, packed.candidates, self._seats.tokens)
                 finish.append(ranked.fetch().fill_result)
         return tuple(finish)
 

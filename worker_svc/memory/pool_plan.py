@@ -32,7 +32,7 @@ class PoolRequest:
 class SequenceLimits:
     """Number and length of the sequences that the pool is for."""
 
-    num_slots: int
+    num_seats: int
     block_size: int
     model_len: int  # the longest sequence of the model
     max_model_len: int | None  # as asked for
@@ -142,7 +142,7 @@ def _num_blocks(
     least = -(-min(longest + 1, request.default_least_tokens) // sequences.block_size) * bytes_per_block
     fraction = request.default_fraction
     fraction = min(1.0, max(fraction, least / free_bytes)) if free_bytes else fraction
-    usable = sequences.num_slots * -(-(longest + 1) // sequences.block_size)
+    usable = sequences.num_seats * -(-(longest + 1) // sequences.block_size)
     return min(_fitting(request, fraction, free_bytes, bytes_per_block), usable)
 
 

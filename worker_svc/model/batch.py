@@ -1,6 +1,6 @@
 """Input of a forward pass: the rows of one iteration as tensors.
 
-It names the tokens to compute and the places of their keys and values; it knows no sequences and no slots.
+It names the tokens to compute and the places of their keys and values; it knows no sequences and no seats.
 """
 
 from dataclasses import dataclass

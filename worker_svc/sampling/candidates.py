@@ -71,28 +71,28 @@ class RankedRows:
 
 
 class CandidateRanker:
-    """Ranks for any mix of slots at once, with the operations it is given."""
+    """Ranks for any mix of seats at once, with the operations it is given."""
 
     def __init__(self, columns: SamplingColumns, operations: SamplingOperations) -> None:
         self._columns = columns
         self._operations = operations
 
     def pack(
-        self, upload: Upload, slots: IntArray, positions: IntArray, logit_rows: IntArray, counts: IntArray
+        self, upload: Upload, seats: IntArray, positions: IntArray, logit_rows: IntArray, counts: IntArray
     ) -> PackedCandidates | None:
-        """Pack row i: the counts[i] best tokens at positions[i] of slots[i], from row logit_rows[i] of the logits.
+        """Pack row i: the counts[i] best tokens at positions[i] of seats[i], from row logit_rows[i] of the logits.
 
         counts are at most V. None if there is nothing to rank.
         """
-        if not len(slots):
+        if not len(seats):
             return None
         columns = self._columns
-        with_top = np.flatnonzero(columns.features[slots] & Feature.LOGPROBS)
-        num_top = np.minimum(columns.num_logprobs[slots[with_top]], columns.vocab_size)
+        with_top = np.flatnonzero(columns.features[seats] & Feature.LOGPROBS)
+        num_top = np.minimum(columns.num_logprobs[seats[with_top]], columns.vocab_size)
         return PackedCandidates(
             logit_rows=upload.add(logit_rows.astype(np.int32)),
             counts=counts.tolist(),
-            edits=pack_edits(upload, columns, slots, positions),
+            edits=pack_edits(upload, columns, seats, positions),
             num_top=dict(zip(with_top.tolist(), num_top.tolist(), strict=True)),
             rows_with_top=upload.add(with_top) if len(with_top) else None,
         )
@@ -100,7 +100,7 @@ class CandidateRanker:
     def launch(self, logits: Tensor, packed: PackedCandidates, token_table: Tensor) -> RankedRows:
         """Queue the ranking of `logits` [L, V], in any floating dtype.
 
-        `token_table` int32 [num_slots, width] is read for penalties.
+        `token_table` int32 [num_seats, width] is read for penalties.
         """
         operations, logit_rows = self._operations, packed.logit_rows
         ranked = operations.rank_tokens(logits, logit_rows, max(packed.counts), packed.edits, token_table)

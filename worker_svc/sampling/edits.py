@@ -1,7 +1,7 @@
-"""Packs the edits of logits that a step's slots ask for into the step's upload.
+"""Packs the edits of logits that a step's seats ask for into the step's upload.
 
 Histories are not packed: kernels read them from the token table, which has the newest tokens. A kind of edit that no
-slot of the step uses costs nothing.
+seat of the step uses costs nothing.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ from worker_svc.steps.step_check import BoolArray, IntArray
 from worker_svc.steps.step_upload import Upload
 
 
-def pack_edits(upload: Upload, columns: SamplingColumns, slots: IntArray, positions: IntArray) -> LogitEdits | None:
-    """Pack the edits of row i for slots[i], whose next token is at positions[i]; None if no row is edited."""
-    features = columns.features[slots]
+def pack_edits(upload: Upload, columns: SamplingColumns, seats: IntArray, positions: IntArray) -> LogitEdits | None:
+    """Pack the edits of row i for seats[i], whose next token is at positions[i]; None if no row is edited."""
+    features = columns.features[seats]
     if not np.bitwise_or.reduce(features) & Feature.EDITS:
         return None
-    is_suppressed = (features & Feature.SUPPRESSED_IDS != 0) & (positions < columns.suppressed_until[slots])
+    is_suppressed = (features & Feature.SUPPRESSED_IDS != 0) & (positions < columns.suppressed_until[seats])
     is_biased = features & Feature.BIAS != 0
-    edited: list[EditedIds] = columns.edited_ids[slots].tolist()
+    edited: list[EditedIds] = columns.edited_ids[seats].tolist()
     packed = LogitEdits(
         allowed=_pack_pairs(upload, features & Feature.ALLOWED_IDS != 0, [ids.allowed for ids in edited]),
         suppressed=_pack_pairs(upload, is_suppressed, [ids.suppressed for ids in edited]),
         biased=_pack_pairs(upload, is_biased, [ids.biased for ids in edited]),
         biases=_pack_biases(upload, is_biased, edited),
-        penalties=_pack_penalties(upload, columns, slots, positions, features & Feature.PENALTIES != 0),
+        penalties=_pack_penalties(upload, columns, seats, positions, features & Feature.PENALTIES != 0),
     )
     kinds = (packed.allowed, packed.suppressed, packed.biased, packed.penalties)
     return packed if any(kind is not None for kind in kinds) else None
@@ -50,17 +50,17 @@ def _pack_biases(upload: Upload, is_on: BoolArray, edited: Sequence[EditedIds]) 
 
 
 def _pack_penalties(
-    upload: Upload, columns: SamplingColumns, slots: IntArray, positions: IntArray, is_on: BoolArray
+    upload: Upload, columns: SamplingColumns, seats: IntArray, positions: IntArray, is_on: BoolArray
 ) -> PenaltyRows | None:
     rows = np.flatnonzero(is_on)
     if not len(rows):
         return None
-    some_slots, lengths = slots[rows], positions[rows]
+    some_seats, lengths = seats[rows], positions[rows]
     return PenaltyRows(
         logit_rows=upload.add(rows.astype(np.int32)),
-        slots=upload.add(some_slots.astype(np.int32)),
+        seats=upload.add(some_seats.astype(np.int32)),
         lengths=upload.add(lengths.astype(np.int32)),
-        num_prompt=upload.add(columns.num_prompt_tokens[some_slots]),
-        penalties=upload.add(columns.penalties[some_slots]),
+        num_prompt=upload.add(columns.num_prompt_tokens[some_seats]),
+        penalties=upload.add(columns.penalties[some_seats]),
         max_length=int(lengths.max()),
     )

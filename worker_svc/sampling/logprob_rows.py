@@ -1,4 +1,4 @@
-"""Converts log-probabilities from tensors on the host to the form of a step's result. Knows no slots."""
+"""Converts log-probabilities from tensors on the host to the form of a step's result. Knows no seats."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
 """Log-probabilities of prompt tokens: finds the logits that predict them, queues the work, and splits the result.
 
-The logits at position i predict token i + 1, which the slot knows already, since it belongs to the prompt. The head is
+The logits at position i predict token i + 1, which the seat knows already, since it belongs to the prompt. The head is
 computed in slices, since all logits of a long prompt at once could exceed the memory.
 """
 
@@ -16,7 +16,7 @@ from kernels.sampling.sampling import TokenLogprobs
 from kernels.sampling.sampling_operations import SamplingOperations, concatenate
 from worker_svc.sampling.logprob_rows import span_rows
 from worker_svc.sampling.to_host import logprobs_to_host
-from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import IntArray, StepRows
 from worker_svc.steps.step_upload import Upload
 
@@ -25,7 +25,7 @@ from worker_svc.steps.step_upload import Upload
 class PromptSpan:
     """Prompt tokens that one row of a step predicts."""
 
-    slot: int
+    seat: int
     position: int  # of the first token
     token_ids: IntArray  # [n]
     logit_rows: IntArray  # [n], indices among the step's tokens
@@ -57,25 +57,25 @@ class FetchedPrompts:
         for span in self.spans:
             end = start + len(span.token_ids)
             rows = span_rows(self.logprobs, slice(start, end), span.num_top)
-            answers.append(PromptLogprobs(slot=span.slot, position=span.position, rows=rows))
+            answers.append(PromptLogprobs(seat=span.seat, position=span.position, rows=rows))
             start = end
         result.prompt_logprobs = answers
 
 
-def find_prompt_spans(table: SlotTable, rows: StepRows, query_start: IntArray) -> list[PromptSpan]:
-    """Spans of rows that are within a prompt and whose slots ask for prompt log-probabilities."""
-    within_prompt = np.flatnonzero(rows.starts < table.num_prompt_tokens[rows.slots] - 1)
+def find_prompt_spans(table: SeatTable, rows: StepRows, query_start: IntArray) -> list[PromptSpan]:
+    """Spans of rows that are within a prompt and whose seats ask for prompt log-probabilities."""
+    within_prompt = np.flatnonzero(rows.starts < table.num_prompt_tokens[rows.seats] - 1)
     spans = []
     for row in within_prompt.tolist():
-        slot = int(rows.slots[row])
-        num_top = table.sampling[slot].num_prompt_logprobs
+        seat = int(rows.seats[row])
+        num_top = table.sampling[seat].num_prompt_logprobs
         if num_top is None:
             continue
         first = int(rows.starts[row]) + 1
-        last = min(int(rows.ends[row]), int(table.num_prompt_tokens[slot]) - 1)
-        token_ids = table.token_ids[slot, first : last + 1].astype(np.int64)
+        last = min(int(rows.ends[row]), int(table.num_prompt_tokens[seat]) - 1)
+        token_ids = table.token_ids[seat, first : last + 1].astype(np.int64)
         logit_rows = query_start[row] + np.arange(len(token_ids))
-        spans.append(PromptSpan(slot, first, token_ids, logit_rows, num_top))
+        spans.append(PromptSpan(seat, first, token_ids, logit_rows, num_top))
     return spans
 
 

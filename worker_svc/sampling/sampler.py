@@ -1,7 +1,7 @@
 """Samples a step's tokens without waiting for the device: packs parameters, queues operations, reads the result.
 
 The host packs. Operations are queued on the logits' device; a CPU runs them at once. The result is read once the step's
-event is reached. A slot's token does not depend on the rest of the batch. Knows nothing of rows of the step, sequences
+event is reached. A seat's token does not depend on the rest of the batch. Knows nothing of rows of the step, sequences
 or blocks.
 """
 
@@ -86,48 +86,48 @@ class LaunchedSamples:
 
 
 class Sampler:
-    """Samples for any mix of slots at once, with the operations it is given."""
+    """Samples for any mix of seats at once, with the operations it is given."""
 
     def __init__(self, columns: SamplingColumns, operations: SamplingOperations) -> None:
         self._columns = columns
         self._operations = operations
 
-    def pack(self, upload: Upload, slots: IntArray, positions: IntArray, logit_rows: IntArray) -> PackedSampling | None:
-        """Pack sample i for slots[i], at positions[i] in prompt and output, from row logit_rows[i] of the logits.
+    def pack(self, upload: Upload, seats: IntArray, positions: IntArray, logit_rows: IntArray) -> PackedSampling | None:
+        """Pack sample i for seats[i], at positions[i] in prompt and output, from row logit_rows[i] of the logits.
 
         None if there are no samples.
         """
-        if not len(slots):
+        if not len(seats):
             return None
         columns = self._columns
-        features = columns.features[slots]
+        features = columns.features[seats]
         rows = SampleRows(
             logit_rows=upload.add(logit_rows.astype(np.int32)),
-            temperatures=upload.add(columns.temperatures[slots]),
-            floors=upload.add(columns.floors[slots]),
-            top_k=upload.add(columns.top_k[slots]),
-            top_p=upload.add(columns.top_p[slots]),
-            keys=upload.add(columns.keys(slots, positions)),
+            temperatures=upload.add(columns.temperatures[seats]),
+            floors=upload.add(columns.floors[seats]),
+            top_k=upload.add(columns.top_k[seats]),
+            top_p=upload.add(columns.top_p[seats]),
+            keys=upload.add(columns.keys(seats, positions)),
             selecting=upload.add(np.flatnonzero(features & Feature.SELECTS).astype(np.int32)),
             all_greedy=not (features & Feature.DRAWS).any(),
         )
         return PackedSampling(
             rows=rows,
-            edits=pack_edits(upload, columns, slots, positions),
-            logprobs=self._pack_logprobs(upload, slots, features),
+            edits=pack_edits(upload, columns, seats, positions),
+            logprobs=self._pack_logprobs(upload, seats, features),
         )
 
-    def _pack_logprobs(self, upload: Upload, slots: IntArray, features: IntArray) -> _WantedLogprobs | None:
+    def _pack_logprobs(self, upload: Upload, seats: IntArray, features: IntArray) -> _WantedLogprobs | None:
         samples = np.flatnonzero(features & Feature.LOGPROBS)
         if not len(samples):
             return None
-        num_top = self._columns.num_logprobs[slots[samples]]
+        num_top = self._columns.num_logprobs[seats[samples]]
         return _WantedLogprobs(samples.tolist(), num_top.tolist(), upload.add(samples))
 
     def launch(self, logits: Tensor, packed: PackedSampling, token_table: Tensor) -> LaunchedSamples:
         """Queue sampling from `logits` [L, V], in any floating dtype.
 
-        `token_table` int32 [num_slots, width] is read for penalties.
+        `token_table` int32 [num_seats, width] is read for penalties.
         """
         chosen = self._operations.choose_tokens(logits, packed.rows, packed.edits, token_table)
         if packed.logprobs is None:
@@ -144,8 +144,8 @@ class Sampler:
 
         `logits` [L, V] must have the dtype and stride of later steps; they are only read.
         """
-        num_slots, vocab_size = len(self._columns.features), logits.shape[1]
-        for num_samples in sorted({1, min(16, num_slots), num_slots}):
+        num_seats, vocab_size = len(self._columns.features), logits.shape[1]
+        for num_samples in sorted({1, min(16, num_seats), num_seats}):
             edits = _penalties_of_one_row(logits.device)
             for all_greedy in (False, True):
                 rows = _top_p_rows(num_samples, vocab_size, logits.device, all_greedy=all_greedy)

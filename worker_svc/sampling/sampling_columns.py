@@ -1,6 +1,6 @@
-"""Sampling parameters as arrays over all slots, so that a step gathers its parameters without a loop.
+"""Sampling parameters as arrays over all seats, so that a step gathers its parameters without a loop.
 
-A slot's columns are set when the slot is placed. Values that do not change from token to token, such as noise keys
+A seat's columns are set when the seat is placed. Values that do not change from token to token, such as noise keys
 without the position and the ids of edits, are kept in the form that the device takes. Knows no tokens and no device.
 """
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from common.sampling_params import SequenceSampling
-from common.step import SlotState
+from common.step import SequenceState
 from kernels.sampling.noise import partial_keys, position_keys
 from kernels.sampling.sampling import min_p_thresholds
 from worker_svc.steps.step_check import IntArray
@@ -22,7 +22,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class Feature(IntFlag):
-    """Parameters that are on for a slot, so that a step skips unused ones; 0 is greedy without edits."""
+    """Parameters that are on for a seat, so that a step skips unused ones; 0 is greedy without edits."""
 
     DRAWS = 1  # is not greedy
     SELECTS = 2  # draws with top-k or top-p
@@ -37,7 +37,7 @@ class Feature(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class EditedIds:
-    """Token ids of one slot's edits."""
+    """Token ids of one seat's edits."""
 
     allowed: IntArray
     suppressed: IntArray
@@ -50,47 +50,47 @@ _NO_IDS = EditedIds(_NONE, _NONE, _NONE, _NONE.astype(np.float32))
 
 
 class SamplingColumns:
-    """Columns [num_slots] of the placed slots. Only the thread that executes steps uses them."""
+    """Columns [num_seats] of the placed seats. Only the thread that executes steps uses them."""
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    def __init__(self, num_seats: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.features: IntArray = np.zeros(num_slots, dtype=np.int64)
-        self.temperatures = np.zeros(num_slots, dtype=np.float32)
-        self.floors = np.zeros(num_slots, dtype=np.float32)
-        self.top_k = np.full(num_slots, vocab_size, dtype=np.int32)
-        self.top_p = np.ones(num_slots, dtype=np.float64)
-        self.penalties = np.zeros((num_slots, 3), dtype=np.float32)  # repetition, presence, frequency
-        self.suppressed_until = np.zeros(num_slots, dtype=np.int64)
-        self.num_logprobs: IntArray = np.zeros(num_slots, dtype=np.int64)
-        self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
-        self.edited_ids = np.full(num_slots, _NO_IDS, dtype=np.object_)
-        self._keys = np.zeros(num_slots, dtype=np.int64)
+        self.features: IntArray = np.zeros(num_seats, dtype=np.int64)
+        self.temperatures = np.zeros(num_seats, dtype=np.float32)
+        self.floors = np.zeros(num_seats, dtype=np.float32)
+        self.top_k = np.full(num_seats, vocab_size, dtype=np.int32)
+        self.top_p = np.ones(num_seats, dtype=np.float64)
+        self.penalties = np.zeros((num_seats, 3), dtype=np.float32)  # repetition, presence, frequency
+        self.suppressed_until = np.zeros(num_seats, dtype=np.int64)
+        self.num_logprobs: IntArray = np.zeros(num_seats, dtype=np.int64)
+        self.num_prompt_tokens = np.zeros(num_seats, dtype=np.int32)
+        self.edited_ids = np.full(num_seats, _NO_IDS, dtype=np.object_)
+        self._keys = np.zeros(num_seats, dtype=np.int64)
 
-    def apply(self, whole: Sequence[SlotState]) -> None:
-        """Place the slots that a checked step describes."""
+    def apply(self, whole: Sequence[SequenceState]) -> None:
+        """Place the seats that a checked step describes."""
         for state in whole:
-            self.place(state.slot, state.sampling, state.num_prompt_tokens)
+            self.place(state.seat, state.sampling, state.num_prompt_tokens)
 
-    def place(self, slot: int, sampling: SequenceSampling, num_prompt_tokens: int) -> None:
-        self.features[slot] = self._features(sampling)
-        self.temperatures[slot] = sampling.temperature
-        self.floors[slot] = min_p_thresholds(torch.tensor([sampling.min_p], dtype=torch.float64)).item()
-        self.top_k[slot] = self._top_k(sampling)
-        self.top_p[slot] = sampling.top_p
-        self.penalties[slot] = (
+    def place(self, seat: int, sampling: SequenceSampling, num_prompt_tokens: int) -> None:
+        self.features[seat] = self._features(sampling)
+        self.temperatures[seat] = sampling.temperature
+        self.floors[seat] = min_p_thresholds(torch.tensor([sampling.min_p], dtype=torch.float64)).item()
+        self.top_k[seat] = self._top_k(sampling)
+        self.top_p[seat] = sampling.top_p
+        self.penalties[seat] = (
             sampling.repetition_penalty,
             sampling.presence_penalty,
             sampling.frequency_penalty,
         )
-        self.suppressed_until[slot] = sampling.suppressed_until
-        self.num_logprobs[slot] = sampling.num_logprobs or 0
-        self.num_prompt_tokens[slot] = num_prompt_tokens
-        self.edited_ids[slot] = _edited_ids(sampling)
-        self._keys[slot] = partial_keys([sampling.seed], [sampling.sample_index]).item()
+        self.suppressed_until[seat] = sampling.suppressed_until
+        self.num_logprobs[seat] = sampling.num_logprobs or 0
+        self.num_prompt_tokens[seat] = num_prompt_tokens
+        self.edited_ids[seat] = _edited_ids(sampling)
+        self._keys[seat] = partial_keys([sampling.seed], [sampling.sample_index]).item()
 
-    def keys(self, slots: IntArray, positions: IntArray) -> IntArray:
+    def keys(self, seats: IntArray, positions: IntArray) -> IntArray:
         """Noise keys of the tokens to sample, int64, equal to those of `row_keys`."""
-        return position_keys(self._keys[slots], positions)
+        return position_keys(self._keys[seats], positions)
 
     def _top_k(self, sampling: SequenceSampling) -> int:
         return self.vocab_size if sampling.top_k is None else min(sampling.top_k, self.vocab_size)

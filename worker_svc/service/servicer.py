@@ -83,7 +83,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 bytes_per_block=description.bytes_per_block,
                 dtype=description.kv_dtype,
             ),
-            num_slots=description.limits.num_slots,
+            num_seats=description.limits.num_seats,
             max_batched_tokens=description.limits.max_batched_tokens,
             device=description.device,
             startup=[pb.PhaseTime(phase=each.phase, duration_ms=each.duration_ms) for each in description.startup],

@@ -28,7 +28,7 @@ def check_pool(options: CheckedOptions, config: ModelConfig, saved_dtype: str, *
         default_fraction=1.0,
     )
     sequences = SequenceLimits(
-        num_slots=1,
+        num_seats=1,
         block_size=options.block_size,
         model_len=config.max_model_len,
         max_model_len=options.max_model_len,

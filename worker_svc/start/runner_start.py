@@ -128,7 +128,7 @@ def start_device_runner(
     graphs = settings.graphs and choice.device.type == "cuda"
 
     def make(pool: KVPool, limits: StepLimits) -> GraphRunner:
-        return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_slots))
+        return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_seats))
 
     step_bytes = _step_bytes(settings, decoder)
     room = _pool_room(settings, choice.device, step_bytes)
@@ -230,7 +230,7 @@ def _memory_use(decoder: Decoder, pool: KVPool, step_bytes: int) -> MemoryUse:
 
 def _sequences(settings: WorkerSettings, decoder: Decoder) -> SequenceLimits:
     return SequenceLimits(
-        num_slots=settings.max_num_seqs,
+        num_seats=settings.max_num_seqs,
         block_size=settings.block_size,
         model_len=decoder.config.max_model_len,
         max_model_len=settings.max_model_len,
@@ -239,7 +239,7 @@ def _sequences(settings: WorkerSettings, decoder: Decoder) -> SequenceLimits:
 
 def _limits(settings: WorkerSettings, decoder: Decoder, plan: PoolPlan) -> StepLimits:
     return StepLimits(
-        num_slots=settings.max_num_seqs,
+        num_seats=settings.max_num_seqs,
         num_blocks=plan.num_blocks,
         num_host_blocks=settings.num_host_blocks,
         block_size=settings.block_size,

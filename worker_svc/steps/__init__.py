@@ -1,1 +1,1 @@
-"""Steps: fenced, checked against the slots, executed in order, answered in order. Knows no model."""
+"""Steps: fenced, checked against the seats, executed in order, answered in order. Knows no model."""

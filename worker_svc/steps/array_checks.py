@@ -44,8 +44,8 @@ def check_range(name: str, values: Ids, limit: int, kind: str) -> None:
     )
 
 
-def check_live(name: str, slots: Ids, live: Flags) -> None:
-    refuse_where(~live[slots], lambda i: f"{name}[{i}] names slot {slots[i]}, which is not in use")
+def check_live(name: str, seats: Ids, live: Flags) -> None:
+    refuse_where(~live[seats], lambda i: f"{name}[{i}] names seat {seats[i]}, which is not in use")
 
 
 def check_distinct(name: str, values: Ids) -> None:

@@ -1,4 +1,4 @@
-"""Checks the sampling parameters of a slot against their ranges and the vocabulary.
+"""Checks the sampling parameters of a seat against their ranges and the vocabulary.
 
 The scheduler has checked a client's parameters; this check keeps a fault of the scheduler from failing a whole batch.
 """

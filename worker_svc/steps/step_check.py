@@ -1,6 +1,6 @@
-"""Checks that a step can be executed: every number in it, against the slots as the step itself changes them.
+"""Checks that a step can be executed: every number in it, against the seats as the step itself changes them.
 
-Pure: changes a copy of the slots' counts, or copies nothing if the step changes none, so a step is applied as a whole
+Pure: changes a copy of the seats' counts, or copies nothing if the step changes none, so a step is applied as a whole
 or not at all. The result holds the step's arrays decoded, so that the message is decoded once.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common.step import SlotState, Step
+from common.step import SequenceState, Step
 from worker_svc.steps.array_checks import (
     as_ids,
     as_pairs,
@@ -31,8 +31,8 @@ _NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
-class SlotCounts:
-    """Progress of each slot; arrays [num_slots]."""
+class SeatCounts:
+    """Progress of each seat; arrays [num_seats]."""
 
     live: BoolArray
     num_blocks: IntArray  # in the block table
@@ -40,19 +40,19 @@ class SlotCounts:
     num_known: IntArray  # tokens that the worker knows, computed or not
 
     @classmethod
-    def empty(cls, num_slots: int) -> "SlotCounts":
-        zeros = [np.zeros(num_slots, dtype=np.int64) for _ in range(3)]
-        return cls(np.zeros(num_slots, dtype=np.bool_), *zeros)
+    def empty(cls, num_seats: int) -> "SeatCounts":
+        zeros = [np.zeros(num_seats, dtype=np.int64) for _ in range(3)]
+        return cls(np.zeros(num_seats, dtype=np.bool_), *zeros)
 
-    def copy(self) -> "SlotCounts":
-        return SlotCounts(self.live.copy(), self.num_blocks.copy(), self.positions.copy(), self.num_known.copy())
+    def copy(self) -> "SeatCounts":
+        return SeatCounts(self.live.copy(), self.num_blocks.copy(), self.positions.copy(), self.num_known.copy())
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
     """Blocks appended to block tables: three arrays of equal length."""
 
-    slots: IntArray
+    seats: IntArray
     columns: IntArray  # of the block table
     blocks: IntArray
 
@@ -65,15 +65,15 @@ _NOTHING_APPENDED = Appended(_NONE, _NONE, _NONE)
 class StepRows:
     """R rows to compute, S samples to draw from them, and C rows to rank, from which no sample is drawn."""
 
-    slots: IntArray  # [R]
+    seats: IntArray  # [R]
     starts: IntArray  # [R] position of the first token
     ends: IntArray  # [R] position after the last token
     sample_rows: IntArray  # [S]
-    sample_slots: IntArray  # [S]
+    sample_seats: IntArray  # [S]
     candidate_rows: IntArray  # [C]
     candidate_counts: IntArray  # [C] how many next tokens, at most the vocabulary
-    named: Sequence[int] = ()  # slots, in the step's own array
-    is_decode: bool = False  # one token a row, and each row samples for its own slot
+    named: Sequence[int] = ()  # seats, in the step's own array
+    is_decode: bool = False  # one token a row, and each row samples for its own seat
 
     @property
     def num_tokens(self) -> IntArray:
@@ -89,7 +89,7 @@ class StepRows:
 class CheckedStep:
     """A step that can be executed."""
 
-    counts: SlotCounts  # after the step, but before its rows
+    counts: SeatCounts  # after the step, but before its rows
     appended: Appended
     swap_out: BlockPairs  # (device block, host block)
     swap_in: BlockPairs  # (host block, device block)
@@ -97,13 +97,13 @@ class CheckedStep:
     rows: StepRows
 
 
-def check_step(step: Step, counts: SlotCounts, limits: StepLimits, rows_before: StepRows | None = None) -> CheckedStep:
+def check_step(step: Step, counts: SeatCounts, limits: StepLimits, rows_before: StepRows | None = None) -> CheckedStep:
     """Raises InvalidStepError, with field and index, at the first entry that is invalid.
 
-    `rows_before`: rows of the last applied step; the slots of equal rows are not checked again.
+    `rows_before`: rows of the last applied step; the seats of equal rows are not checked again.
     """
-    changes_slots = bool(len(step.freed_slots) or step.snapshot or step.whole)
-    after = counts.copy() if changes_slots or len(step.append_pairs) else counts
+    changes_seats = bool(len(step.freed_seats) or step.snapshot or step.whole)
+    after = counts.copy() if changes_seats or len(step.append_pairs) else counts
     _drop(step, after, limits)
     _place(step.whole, after, limits)
     return CheckedStep(
@@ -112,39 +112,39 @@ def check_step(step: Step, counts: SlotCounts, limits: StepLimits, rows_before: 
         swap_out=_moves("swap_out", step.swap_out, limits.num_blocks, limits.num_host_blocks),
         swap_in=_moves("swap_in", step.swap_in, limits.num_host_blocks, limits.num_blocks),
         copies=_moves("copies", step.copies, limits.num_blocks, limits.num_blocks),
-        rows=_rows(step, after, limits, None if changes_slots else rows_before),
+        rows=_rows(step, after, limits, None if changes_seats else rows_before),
     )
 
 
-def _drop(step: Step, after: SlotCounts, limits: StepLimits) -> None:
-    if not len(step.freed_slots) and not step.snapshot:
+def _drop(step: Step, after: SeatCounts, limits: StepLimits) -> None:
+    if not len(step.freed_seats) and not step.snapshot:
         return
-    freed = as_ids(step.freed_slots)
-    check_range("freed_slots", freed, limits.num_slots, "slot")
+    freed = as_ids(step.freed_seats)
+    check_range("freed_seats", freed, limits.num_seats, "seat")
     if step.snapshot:
         after.live[:] = False
     else:
-        check_live("freed_slots", freed, after.live)
+        check_live("freed_seats", freed, after.live)
     after.live[freed] = False
 
 
-def _place(states: Sequence[SlotState], after: SlotCounts, limits: StepLimits) -> None:
+def _place(states: Sequence[SequenceState], after: SeatCounts, limits: StepLimits) -> None:
     if not states:
         return
-    check_distinct("whole", as_ids([state.slot for state in states]))
+    check_distinct("whole", as_ids([state.seat for state in states]))
     for index, state in enumerate(states):
         where = f"whole[{index}]"
         _check_state(where, state, limits)
         check_sampling(f"{where}.sampling", state.sampling, limits.vocab_size)
-        after.live[state.slot] = True
-        after.num_blocks[state.slot] = len(state.block_table)
-        after.positions[state.slot] = state.position
-        after.num_known[state.slot] = state.position + len(state.token_ids)
+        after.live[state.seat] = True
+        after.num_blocks[state.seat] = len(state.block_table)
+        after.positions[state.seat] = state.position
+        after.num_known[state.seat] = state.position + len(state.token_ids)
 
 
-def _check_state(where: str, state: SlotState, limits: StepLimits) -> None:
+def _check_state(where: str, state: SequenceState, limits: StepLimits) -> None:
     num_known = state.position + len(state.token_ids)
-    check_range(f"{where}.slot", as_ids([state.slot]), limits.num_slots, "slot")
+    check_range(f"{where}.seat", as_ids([state.seat]), limits.num_seats, "seat")
     check_range(f"{where}.block_table", as_ids(state.block_table), limits.num_blocks, "block")
     check_range(f"{where}.token_ids", as_ids(state.token_ids), limits.vocab_size, "token id")
     check_range(f"{where}.history", as_ids(state.history), limits.vocab_size, "token id")
@@ -170,21 +170,21 @@ def _check_state(where: str, state: SlotState, limits: StepLimits) -> None:
         raise InvalidStepError(f"{where}.num_prompt_tokens is {state.num_prompt_tokens}: it is from 0 to {most}")
 
 
-def _append(step: Step, after: SlotCounts, limits: StepLimits) -> Appended:
+def _append(step: Step, after: SeatCounts, limits: StepLimits) -> Appended:
     if not len(step.append_pairs):
         return _NOTHING_APPENDED
     pairs = as_pairs(step.append_pairs)
-    slots, blocks = pairs[:, 0], pairs[:, 1]
-    check_range("append_pairs", slots, limits.num_slots, "slot")
+    seats, blocks = pairs[:, 0], pairs[:, 1]
+    check_range("append_pairs", seats, limits.num_seats, "seat")
     check_range("append_pairs", blocks, limits.num_blocks, "block")
-    check_live("append_pairs", slots, after.live)
-    columns = after.num_blocks[slots] + count_earlier_equals(slots)
-    after.num_blocks[slots] = columns + 1  # for a slot that is named twice, the last value counts
+    check_live("append_pairs", seats, after.live)
+    columns = after.num_blocks[seats] + count_earlier_equals(seats)
+    after.num_blocks[seats] = columns + 1  # for a seat that is named twice, the last value counts
     refuse_where(
         columns >= limits.max_blocks,
-        lambda i: f"append_pairs[{i}]: slot {slots[i]} has {limits.max_blocks} blocks, which is the most",
+        lambda i: f"append_pairs[{i}]: seat {seats[i]} has {limits.max_blocks} blocks, which is the most",
     )
-    return Appended(slots, columns, blocks)
+    return Appended(seats, columns, blocks)
 
 
 def _moves(name: str, values: Sequence[int], num_sources: int, num_destinations: int) -> BlockPairs:
@@ -197,29 +197,29 @@ def _moves(name: str, values: Sequence[int], num_sources: int, num_destinations:
     return list(map(tuple, pairs.tolist()))
 
 
-def _rows(step: Step, after: SlotCounts, limits: StepLimits, before: StepRows | None) -> StepRows:
-    """Decode and check the rows. `before`: rows whose slots are still in use, or None."""
+def _rows(step: Step, after: SeatCounts, limits: StepLimits, before: StepRows | None) -> StepRows:
+    """Decode and check the rows. `before`: rows whose seats are still in use, or None."""
     if before is not None and isinstance(step.rows, array) and step.rows == before.named:
-        slots = before.slots
+        seats = before.seats
     else:
-        slots = as_ids(step.rows)
-        check_range("rows", slots, limits.num_slots, "slot")
-        check_live("rows", slots, after.live)
-        check_distinct("rows", slots)
-    starts = after.positions[slots]
-    ends = starts + _num_tokens(step, len(slots), limits)
+        seats = as_ids(step.rows)
+        check_range("rows", seats, limits.num_seats, "seat")
+        check_live("rows", seats, after.live)
+        check_distinct("rows", seats)
+    starts = after.positions[seats]
+    ends = starts + _num_tokens(step, len(seats), limits)
     if not len(step.num_tokens) and step.samples is None and not len(step.candidates):
-        room = np.minimum(after.num_blocks[slots] * limits.block_size, limits.max_model_len)
-        if not np.count_nonzero((ends != after.num_known[slots]) | (ends > room)):
-            every = np.arange(len(slots))
-            return StepRows(slots, starts, ends, every, slots, _NONE, _NONE, named=step.rows, is_decode=True)
-    _check_ends(slots, starts, ends, after, limits)
-    samples = _samples(step, slots, ends, after, limits)
+        room = np.minimum(after.num_blocks[seats] * limits.block_size, limits.max_model_len)
+        if not np.count_nonzero((ends != after.num_known[seats]) | (ends > room)):
+            every = np.arange(len(seats))
+            return StepRows(seats, starts, ends, every, seats, _NONE, _NONE, named=step.rows, is_decode=True)
+    _check_ends(seats, starts, ends, after, limits)
+    samples = _samples(step, seats, ends, after, limits)
     if not len(step.candidates):
-        return StepRows(slots, starts, ends, *samples, _NONE, _NONE, named=step.rows)
-    candidates = _candidates(step, slots, ends, after, limits)
-    _check_apart(slots, samples, candidates[0])
-    return StepRows(slots, starts, ends, *samples, *candidates, named=step.rows)
+        return StepRows(seats, starts, ends, *samples, _NONE, _NONE, named=step.rows)
+    candidates = _candidates(step, seats, ends, after, limits)
+    _check_apart(seats, samples, candidates[0])
+    return StepRows(seats, starts, ends, *samples, *candidates, named=step.rows)
 
 
 def _num_tokens(step: Step, num_rows: int, limits: StepLimits) -> IntArray | int:
@@ -240,44 +240,44 @@ def _num_tokens(step: Step, num_rows: int, limits: StepLimits) -> IntArray | int
     return num_tokens
 
 
-def _check_ends(slots: IntArray, starts: IntArray, ends: IntArray, after: SlotCounts, limits: StepLimits) -> None:
-    known = after.num_known[slots]
-    held = after.num_blocks[slots] * limits.block_size
+def _check_ends(seats: IntArray, starts: IntArray, ends: IntArray, after: SeatCounts, limits: StepLimits) -> None:
+    known = after.num_known[seats]
+    held = after.num_blocks[seats] * limits.block_size
     refuse_where(
         ends > known,
-        lambda i: f"rows[{i}]: slot {slots[i]} knows {known[i]} tokens and is to compute {starts[i]} to {ends[i]}",
+        lambda i: f"rows[{i}]: seat {seats[i]} knows {known[i]} tokens and is to compute {starts[i]} to {ends[i]}",
     )
     refuse_where(
         ends > held,
-        lambda i: f"rows[{i}]: slot {slots[i]} has blocks for {held[i]} tokens and computes up to {ends[i]}",
+        lambda i: f"rows[{i}]: seat {seats[i]} has blocks for {held[i]} tokens and computes up to {ends[i]}",
     )
     refuse_where(
         ends > limits.max_model_len,
-        lambda i: f"rows[{i}]: slot {slots[i]} computes up to {ends[i]}, past the longest {limits.max_model_len}",
+        lambda i: f"rows[{i}]: seat {seats[i]} computes up to {ends[i]}, past the longest {limits.max_model_len}",
     )
 
 
 def _samples(
-    step: Step, slots: IntArray, ends: IntArray, after: SlotCounts, limits: StepLimits
+    step: Step, seats: IntArray, ends: IntArray, after: SeatCounts, limits: StepLimits
 ) -> tuple[IntArray, IntArray]:
-    """Rows and slots of the samples. Row and slot must both end at the last token that the worker knows."""
+    """Rows and seats of the samples. Row and seat must both end at the last token that the worker knows."""
     if step.samples is None:
-        _check_known("row of slot", slots, ends, after)
-        return np.arange(len(slots)), slots
+        _check_known("row of seat", seats, ends, after)
+        return np.arange(len(seats)), seats
     pairs = as_pairs(step.samples)
-    sample_rows, sample_slots = pairs[:, 0], pairs[:, 1]
-    check_range("samples", sample_rows, len(slots), "row")
-    check_range("samples", sample_slots, limits.num_slots, "slot")
-    check_live("samples", sample_slots, after.live)
-    check_distinct("samples (slots)", sample_slots)
+    sample_rows, sample_seats = pairs[:, 0], pairs[:, 1]
+    check_range("samples", sample_rows, len(seats), "row")
+    check_range("samples", sample_seats, limits.num_seats, "seat")
+    check_live("samples", sample_seats, after.live)
+    check_distinct("samples (seats)", sample_seats)
     row_ends = ends[sample_rows]
-    _check_known("row of slot", slots[sample_rows], row_ends, after)
-    _check_known("slot", sample_slots, row_ends, after)
-    return sample_rows, sample_slots
+    _check_known("row of seat", seats[sample_rows], row_ends, after)
+    _check_known("seat", sample_seats, row_ends, after)
+    return sample_rows, sample_seats
 
 
-def _check_known(which: str, sampled: IntArray, row_ends: IntArray, after: SlotCounts) -> None:
-    """Raises InvalidStepError unless each slot in `sampled` knows its tokens exactly up to the end of its row."""
+def _check_known(which: str, sampled: IntArray, row_ends: IntArray, after: SeatCounts) -> None:
+    """Raises InvalidStepError unless each seat in `sampled` knows its tokens exactly up to the end of its row."""
     known = after.num_known[sampled]
     refuse_where(
         known != row_ends,
@@ -286,31 +286,31 @@ def _check_known(which: str, sampled: IntArray, row_ends: IntArray, after: SlotC
 
 
 def _candidates(
-    step: Step, slots: IntArray, ends: IntArray, after: SlotCounts, limits: StepLimits
+    step: Step, seats: IntArray, ends: IntArray, after: SeatCounts, limits: StepLimits
 ) -> tuple[IntArray, IntArray]:
-    """Rows to rank, each ending at the last token of its slot, and the number of next tokens to answer for each."""
+    """Rows to rank, each ending at the last token of its seat, and the number of next tokens to answer for each."""
     pairs = as_pairs(step.candidates)
     rows, counts = pairs[:, 0], pairs[:, 1]
-    check_range("candidates", rows, len(slots), "row")
+    check_range("candidates", rows, len(seats), "row")
     check_distinct("candidates (rows)", rows)
     refuse_where(counts < 1, lambda i: f"candidates[{i}] asks for {counts[i]} tokens: a row answers at least 1")
-    ranked, row_ends = slots[rows], ends[rows]
+    ranked, row_ends = seats[rows], ends[rows]
     known = after.num_known[ranked]
     refuse_where(
         known != row_ends,
-        lambda i: f"candidates[{i}]: slot {ranked[i]} knows {known[i]} tokens, and the row ends at {row_ends[i]}",
+        lambda i: f"candidates[{i}]: seat {ranked[i]} knows {known[i]} tokens, and the row ends at {row_ends[i]}",
     )
     return rows, np.minimum(counts, limits.vocab_size)
 
 
-def _check_apart(slots: IntArray, samples: tuple[IntArray, IntArray], ranked_rows: IntArray) -> None:
-    """Raises InvalidStepError if a ranked row is sampled, or if another row samples for its slot."""
-    sample_rows, sample_slots = samples
-    ranked_slots = slots[ranked_rows]
+def _check_apart(seats: IntArray, samples: tuple[IntArray, IntArray], ranked_rows: IntArray) -> None:
+    """Raises InvalidStepError if a ranked row is sampled, or if another row samples for its seat."""
+    sample_rows, sample_seats = samples
+    ranked_seats = seats[ranked_rows]
     refuse_where(
-        np.isin(ranked_rows, sample_rows) | np.isin(ranked_slots, sample_slots),
+        np.isin(ranked_rows, sample_rows) | np.isin(ranked_seats, sample_seats),
         lambda i: (
-            f"candidates[{i}]: row {ranked_rows[i]} is sampled too, or its slot {ranked_slots[i]} is: "
+            f"candidates[{i}]: row {ranked_rows[i]} is sampled too, or its seat {ranked_seats[i]} is: "
             "`samples` must name the other rows alone"
         ),
     )

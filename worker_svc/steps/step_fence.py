@@ -39,7 +39,7 @@ class StepFence:
         self._next_step_id = step.step_id + 1
 
     def require_snapshot(self) -> None:
-        """Refuse every step but a snapshot: after a step that broke off, the slots are in an unknown state."""
+        """Refuse every step but a snapshot: after a step that broke off, the seats are in an unknown state."""
         self._next_step_id = None
 
     def _why_snapshot(self, step: Step) -> str:

@@ -11,7 +11,7 @@ class InvalidStepError(ValueError):
 class StepLimits:
     """The worker's limits, part of its answer to `Describe`."""
 
-    num_slots: int
+    num_seats: int
     num_blocks: int
     num_host_blocks: int
     block_size: int

@@ -6,7 +6,7 @@ They fit the worker's limits; their results are dropped.
 from typing import Any
 
 from common.sampling_params import NUMERIC_PARAMS, SequenceSampling
-from common.step import SlotState, Step
+from common.step import SequenceState, Step
 from worker_svc.steps.step_limits import StepLimits
 
 _GREEDY = SequenceSampling(seed=0, temperature=0.0)
@@ -23,7 +23,7 @@ def warm_up_steps(limits: StepLimits) -> list[Step]:
     if num_tokens + _NUM_DECODED > held:
         return steps
     steps.append(Step(epoch=0, step_id=1, rows=[0]))
-    if limits.num_slots > 1 and num_tokens < limits.max_batched_tokens:
+    if limits.num_seats > 1 and num_tokens < limits.max_batched_tokens:
         steps.append(
             Step(
                 epoch=0,
@@ -40,7 +40,7 @@ def warm_up_steps(limits: StepLimits) -> list[Step]:
 
 
 def largest_step(limits: StepLimits) -> Step:
-    """A step with the most tokens in the most slots, each with the most expensive sampling."""
+    """A step with the most tokens in the most seats, each with the most expensive sampling."""
     counts = _most_tokens(limits)
     table = list(range(-(-max(counts) // limits.block_size)))  # shared by all rows: none reads what another overwrites
     return Step(
@@ -66,14 +66,14 @@ def _prompt_tokens(limits: StepLimits) -> int:
 
 def _most_tokens(limits: StepLimits) -> list[int]:
     """The most tokens of each row, in the most rows that a step can have."""
-    num_rows = min(limits.num_slots, limits.max_batched_tokens)
+    num_rows = min(limits.num_seats, limits.max_batched_tokens)
     fewest, one_more = divmod(limits.max_batched_tokens, num_rows)
     return [min(fewest + (row < one_more), limits.max_model_len) for row in range(num_rows)]
 
 
-def _prompt(slot: int, num_tokens: int, block_table: list[int], sampling: SequenceSampling) -> SlotState:
-    return SlotState(
-        slot=slot,
+def _prompt(seat: int, num_tokens: int, block_table: list[int], sampling: SequenceSampling) -> SequenceState:
+    return SequenceState(
+        seat=seat,
         position=0,
         block_table=block_table,
         token_ids=[0] * num_tokens,

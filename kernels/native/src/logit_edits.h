@@ -20,10 +20,10 @@ struct Edits {
   Pairs allowed, suppressed, biased;
   const float* biases;  // beside `biased`
   // [num_penalised]; penalties [num_penalised, 3]: repetition, presence, frequency
-  const int32_t *penalised_rows, *slots, *lengths, *num_prompt;
+  const int32_t *penalised_rows, *seats, *lengths, *num_prompt;
   const float* penalties;
   int64_t num_penalised;
-  const int32_t* token_table;  // [num_slots, width]
+  const int32_t* token_table;  // [num_seats, width]
   int64_t table_stride;
 };
 
@@ -84,7 +84,7 @@ class EditedRows {
     constexpr int32_t OCCURS = 1 << 30;            // beside the number of occurrences in the output
     thread_local std::vector<int32_t> counts;      // [vocabulary], zeros between calls
     if (static_cast<int64_t>(counts.size()) < logits.size()) counts.resize(logits.size(), 0);
-    const int32_t* history = edits_->token_table + edits_->slots[e] * edits_->table_stride;
+    const int32_t* history = edits_->token_table + edits_->seats[e] * edits_->table_stride;
     const int64_t length = edits_->lengths[e];
     const float repetition = edits_->penalties[e * 3], presence = edits_->penalties[e * 3 + 1],
                 frequency = edits_->penalties[e * 3 + 2];

@@ -1,5 +1,5 @@
 // The best tokens of rows by edited log-probabilities, and log-probabilities, ranks and most likely tokens by the
-// model's own distribution. Knows rows of logits, no slots and no beams.
+// model's own distribution. Knows rows of logits, no seats and no beams.
 
 #include <limits>
 

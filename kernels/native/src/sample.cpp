@@ -1,5 +1,5 @@
 // A token for each sample: the argmax, or a draw by counter-based noise among the tokens that truncation keeps. The
-// noise bits equal those of `noise.py`. Knows rows of logits and columns of parameters, no slots.
+// noise bits equal those of `noise.py`. Knows rows of logits and columns of parameters, no seats.
 
 #include <cmath>
 #include <cstring>

@@ -2,7 +2,7 @@
 
 Only time in which groups were left waiting counts: a queue that is emptied at once does not show its possible rate.
 When groups wait again after an empty queue, the earlier rate counts little: the load may have been another. Knows no
-request, and not the reason of the wait: slots, memory, or the length of prompts.
+request, and not the reason of the wait: seats, memory, or the length of prompts.
 """
 
 from collections import deque

@@ -110,23 +110,23 @@ def _check_prompt_logprobs(
     plan: StepPlan, result: StepResult, vocab_size: int, asked: Mapping[int, SequenceSampling]
 ) -> None:
     """Require at most one answer for each row within a prompt, for exactly the prompt tokens that it predicts."""
-    row_of = {slot: row for row, slot in enumerate(plan.slots)}
+    row_of = {seat: row for row, seat in enumerate(plan.seats)}
     for item in result.prompt_logprobs:
-        row = row_of.pop(item.slot, None)
+        row = row_of.pop(item.seat, None)
         if row is None:
-            raise _impossible(plan, f"prompt log-probabilities of slot {item.slot}, which has no row, or came twice")
+            raise _impossible(plan, f"prompt log-probabilities of seat {item.seat}, which has no row, or came twice")
         sequence = plan.sequences[row]
         sampling = asked.get(sequence.seq_id)
         if sampling is None or sampling.num_prompt_logprobs is None:
             if not sequence.is_finished:
-                raise _impossible(plan, f"prompt log-probabilities of slot {item.slot}, which did not ask for any")
+                raise _impossible(plan, f"prompt log-probabilities of seat {item.seat}, which did not ask for any")
             continue
         _check_prompt_rows(plan, row, item, sampling.num_prompt_logprobs, vocab_size)
     for row in row_of.values():
         sequence = plan.sequences[row]
         sampling = asked.get(sequence.seq_id)
         if sampling is not None and sampling.num_prompt_logprobs is not None and _num_predicted(plan, row) > 0:
-            raise _impossible(plan, f"no prompt log-probabilities of slot {plan.slots[row]}, which asked for them")
+            raise _impossible(plan, f"no prompt log-probabilities of seat {plan.seats[row]}, which asked for them")
 
 
 def _check_prompt_rows(plan: StepPlan, row: int, item: PromptLogprobs, num_top: int, vocab_size: int) -> None:

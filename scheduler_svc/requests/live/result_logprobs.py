@@ -25,9 +25,9 @@ def store_logprobs(
 
 def store_prompt_logprobs(plan: StepPlan, result: StepResult, request_of: Mapping[SequenceGroup, LiveRequest]) -> None:
     """Store the log-probabilities of prompt tokens. Those computed again, on another worker or so, are known."""
-    by_slot = dict(zip(plan.slots, plan.sequences, strict=True))
+    by_seat = dict(zip(plan.seats, plan.sequences, strict=True))
     for item in result.prompt_logprobs:
-        sequence = by_slot.get(item.slot)
+        sequence = by_seat.get(item.seat)
         request = request_of.get(sequence.group) if sequence is not None else None
         if sequence is None or request is None:
             continue

@@ -12,7 +12,7 @@ from kernels.sampling.noise import row_keys
 from kernels.sampling.penalty_reference import PenaltyRows
 from kernels.sampling.sampling import min_p_thresholds
 
-NUM_SLOTS, WIDTH = 7, 150
+NUM_SEATS, WIDTH = 7, 150
 LOGIT_KINDS = ("normal", "flat", "peaked", "rounded", "equal", "small", "huge")
 
 
@@ -98,13 +98,13 @@ def random_edits(num_rows: int, vocab_size: int, generator: torch.Generator) -> 
     lengths = torch.randint(0, WIDTH + 1, (len(penalised),), generator=generator, dtype=torch.int32)
     penalties = PenaltyRows(
         logit_rows=torch.tensor(penalised, dtype=torch.int32),
-        slots=torch.randint(0, NUM_SLOTS, (len(penalised),), generator=generator, dtype=torch.int32),
+        seats=torch.randint(0, NUM_SEATS, (len(penalised),), generator=generator, dtype=torch.int32),
         lengths=lengths,
         num_prompt=(lengths * torch.rand(len(penalised), generator=generator)).int(),
         penalties=torch.rand(len(penalised), 3, generator=generator) * 2 + 0.1,
         max_length=int(lengths.max()) if penalised else 0,
     )
-    table = torch.randint(0, vocab_size, (NUM_SLOTS, WIDTH), generator=generator, dtype=torch.int32)
+    table = torch.randint(0, vocab_size, (NUM_SEATS, WIDTH), generator=generator, dtype=torch.int32)
     edits = LogitEdits(
         allowed=pairs(40),
         suppressed=pairs(3),

@@ -14,8 +14,8 @@ from common.step import Step, StepResult
 from kernels.attention.cascade_groups import SharingCost
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 from tests.worker.device.sample_steps import DRAWN, PROMPT, comparable, decode_steps
-from tests.worker.runners import NUM_SLOTS, limits_for, poisoned_pool
-from tests.worker.steps import slot_state
+from tests.worker.runners import NUM_SEATS, limits_for, poisoned_pool
+from tests.worker.steps import seat_state
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
@@ -36,7 +36,7 @@ def decoder_on(device: torch.device, folder: Path) -> Decoder:
 def run_kernels(decoder: Decoder, steps: list[Step], cost: SharingCost | None) -> tuple[list[StepResult], KVPool]:
     """Two steps on the way at once."""
     pool, limits = poisoned_pool(decoder), limits_for(decoder)
-    runner = DeviceRunner(decoder, pool, limits, triton_operations.OPERATIONS, graph_sizes(NUM_SLOTS), cost=cost)
+    runner = DeviceRunner(decoder, pool, limits, triton_operations.OPERATIONS, graph_sizes(NUM_SEATS), cost=cost)
     runner.capture_graphs()
     results, before = [], None
     for step in steps:
@@ -50,7 +50,7 @@ def run_kernels(decoder: Decoder, steps: list[Step], cost: SharingCost | None) -
 
 def run_references(decoder: Decoder, steps: list[Step]) -> list[StepResult]:
     runner = DeviceRunner(
-        decoder, poisoned_pool(decoder), limits_for(decoder), torch_operations.OPERATIONS, graph_sizes(NUM_SLOTS)
+        decoder, poisoned_pool(decoder), limits_for(decoder), torch_operations.OPERATIONS, graph_sizes(NUM_SEATS)
     )
     return [runner.launch(step).wait() for step in steps]
 
@@ -71,13 +71,13 @@ def test_kernels_and_references_sample_the_same_tokens(name: str, cost: SharingC
 def test_blocks_swapped_out_and_in_again_and_copied_go_on_as_before(tmp_path: Path) -> None:
     """A sequence leaves for the host while another computes, and comes back into other blocks; beams are ranked."""
     folder = write_tiny_model("llama_gqa", tmp_path)
-    first = slot_state(0, PROMPT, [5, 6, 7], sampling=replace(DRAWN, num_prompt_logprobs=1))
-    other = slot_state(1, PROMPT[::-1], [6, 7, 5], sampling=SequenceSampling(seed=1, top_k=5, top_p=0.9))
-    back = slot_state(2, PROMPT[-1:], [40, 41, 42], position=8, num_prompt_tokens=9, history=PROMPT[:8])
+    first = seat_state(0, PROMPT, [5, 6, 7], sampling=replace(DRAWN, num_prompt_logprobs=1))
+    other = seat_state(1, PROMPT[::-1], [6, 7, 5], sampling=SequenceSampling(seed=1, top_k=5, top_p=0.9))
+    back = seat_state(2, PROMPT[-1:], [40, 41, 42], position=8, num_prompt_tokens=9, history=PROMPT[:8])
     back.sampling = DRAWN
     steps = [
         Step(epoch=1, step_id=1, snapshot=True, whole=[first], rows=[0], num_tokens=[9]),
-        Step(epoch=1, step_id=2, freed_slots=[0], swap_out=[5, 2, 6, 0, 7, 3], whole=[other], rows=[1]),
+        Step(epoch=1, step_id=2, freed_seats=[0], swap_out=[5, 2, 6, 0, 7, 3], whole=[other], rows=[1]),
         Step(epoch=1, step_id=3, swap_in=[2, 40, 0, 41, 3, 42], whole=[back], rows=[2, 1]),
         Step(epoch=1, step_id=4, copies=[42, 50], rows=[1], samples=[], candidates=[0, 4]),
     ]

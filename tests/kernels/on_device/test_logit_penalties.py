@@ -12,22 +12,22 @@ from kernels.sampling.penalty_reference import PenaltyRows
 from kernels.sampling.sampling import apply_penalties
 from tests.kernels.on_device.devices import DEVICE
 
-NUM_SLOTS, WIDTH = 6, 2 * TILE + 40
+NUM_SEATS, WIDTH = 6, 2 * TILE + 40
 
 
 def table(vocab_size: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, vocab_size, (NUM_SLOTS, WIDTH), generator=generator, dtype=torch.int32).to(DEVICE)
+    return torch.randint(0, vocab_size, (NUM_SEATS, WIDTH), generator=generator, dtype=torch.int32).to(DEVICE)
 
 
 def penalty_rows(
     histories: list[tuple[int, int, int, int]], penalties: list[tuple[float, float, float]]
 ) -> PenaltyRows:
-    """Histories are of a row of the logits: row, slot, length, tokens of the prompt."""
+    """Histories are of a row of the logits: row, seat, length, tokens of the prompt."""
     columns = torch.tensor(histories, dtype=torch.int32).T.contiguous().to(DEVICE)
     return PenaltyRows(
         logit_rows=columns[0],
-        slots=columns[1],
+        seats=columns[1],
         lengths=columns[2],
         num_prompt=columns[3],
         penalties=torch.tensor(penalties).to(DEVICE),
@@ -41,9 +41,9 @@ def by_pairs(logits: Tensor, rows: PenaltyRows, tokens: Tensor) -> Tensor:
     penalties = torch.zeros(len(logits), 3, device=DEVICE)
     penalties[rows.logit_rows.long()] = rows.penalties
     pairs = [
-        (row, int(tokens[slot, place]), place >= num_prompt)
-        for row, slot, length, num_prompt in zip(
-            rows.logit_rows.tolist(), rows.slots.tolist(), rows.lengths.tolist(), rows.num_prompt.tolist(), strict=True
+        (row, int(tokens[seat, place]), place >= num_prompt)
+        for row, seat, length, num_prompt in zip(
+            rows.logit_rows.tolist(), rows.seats.tolist(), rows.lengths.tolist(), rows.num_prompt.tolist(), strict=True
         )
         for place in range(length)
     ]

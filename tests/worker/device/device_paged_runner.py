@@ -1,4 +1,4 @@
-"""Runs a decoder as `PagedRunner` does, by the accelerator's forward pass: slots, padding, rows of one token first.
+"""Runs a decoder as `PagedRunner` does, by the accelerator's forward pass: seats, padding, rows of one token first.
 
 It makes the device's tables anew for each step. Entries that no row should read are blocks far outside the pool.
 """
@@ -13,7 +13,7 @@ from kernels.attention.cascade_groups import SharedPrefix, fill_cascade_arrays
 from kernels.attention.cascade_reference import prefix_groups
 from kernels.attention.decode_reference import DecodeRows
 from kernels.attention.prefill_reference import PrefillRows
-from kernels.layers.step_inputs_reference import SlotTables, StepInputs, empty_step_inputs
+from kernels.layers.step_inputs_reference import SeatTables, StepInputs, empty_step_inputs
 from tests.worker.paged_runner import PagedRunner, PagedSequence
 from worker_svc.gpu.attention_plans import AttentionPlans, BatchAttention, DecodePlans, PrefillPlans
 from worker_svc.gpu.forward import DeviceForward
@@ -22,7 +22,7 @@ from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
 
 BAD_BLOCK = 2**31 - 1
-BAD_SLOT = 2**30
+BAD_SEAT = 2**30
 MAX_ROWS = 16
 PADDED_TO = 4  # rows of one token, as the batches of graphs are
 
@@ -71,13 +71,13 @@ class DevicePagedRunner(PagedRunner):
         num_decode = -(-num_ones // PADDED_TO) * PADDED_TO
         padding = num_decode - num_ones
         starts = [sequence.num_computed_tokens for sequence in sequences]
-        slots = [*range(num_ones), *[BAD_SLOT] * padding]
+        seats = [*range(num_ones), *[BAD_SEAT] * padding]
         positions = [*starts[:num_ones], *[-1] * padding]
         for row in range(num_ones, len(counts)):
-            slots += [row] * counts[row]
+            seats += [row] * counts[row]
             positions += range(starts[row], starts[row] + counts[row])
-        inputs = empty_step_inputs(len(slots), num_decode, self.pool.num_blocks, self.decoder.device)
-        self.plans.gather(self._tables(sequences), self._tensor(slots), self._tensor(positions), inputs)
+        inputs = empty_step_inputs(len(seats), num_decode, self.pool.num_blocks, self.decoder.device)
+        self.plans.gather(self._tables(sequences), self._tensor(seats), self._tensor(positions), inputs)
         decode = self._decode_plans(inputs, num_decode, prefixes)
         prefill = self._prefill_plans(sequences[num_ones:], counts[num_ones:])
         attention = BatchAttention(num_decode_tokens=num_decode, decode=decode, prefill=prefill)
@@ -126,14 +126,14 @@ class DevicePagedRunner(PagedRunner):
             self._grow(sequence, len(sequence.token_ids))
         return sequences
 
-    def _tables(self, sequences: Sequence[PagedSequence]) -> SlotTables:
+    def _tables(self, sequences: Sequence[PagedSequence]) -> SeatTables:
         longest = max(len(sequence.token_ids) for sequence in sequences)
         token_ids = torch.full((len(sequences), longest + 1), -1, dtype=torch.int32)
         blocks = torch.full((len(sequences), self.pool.num_blocks), BAD_BLOCK, dtype=torch.int32)
-        for slot, sequence in enumerate(sequences):
-            token_ids[slot, : len(sequence.token_ids)] = torch.tensor(sequence.token_ids)
-            blocks[slot, : len(sequence.block_table)] = torch.tensor(sequence.block_table)
-        return SlotTables(token_ids.to(self.decoder.device), blocks.to(self.decoder.device))
+        for seat, sequence in enumerate(sequences):
+            token_ids[seat, : len(sequence.token_ids)] = torch.tensor(sequence.token_ids)
+            blocks[seat, : len(sequence.block_table)] = torch.tensor(sequence.block_table)
+        return SeatTables(token_ids.to(self.decoder.device), blocks.to(self.decoder.device))
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=self.decoder.device)

@@ -18,11 +18,11 @@ from transformers import (
 )
 
 from common.sampling_params import SequenceSampling
-from common.step import SlotState, Step
+from common.step import SequenceState, Step
 from kernels.attention.cascade_groups import SharingCost
 from kernels.gate.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
 from kernels.sampling.sampling_operations import SamplingOperations
-from tests.worker.steps import slot_state
+from tests.worker.steps import seat_state
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.runner import DeviceRunner
@@ -35,7 +35,7 @@ from worker_svc.steps.trial_steps import num_trial_blocks
 
 VOCAB_SIZE = 20_000  # so that rows of logits are split as their number says
 MAX_MODEL_LEN = 128  # of the models
-NUM_SLOTS = 70  # so that samples fall into all classes by which rows of logits are split
+NUM_SEATS = 70  # so that samples fall into all classes by which rows of logits are split
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)  # so that anything shared is worth it
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -71,7 +71,7 @@ class LaunchCase:
     def runner(self, decoder: Decoder, limits: StepLimits) -> DeviceRunner:
         shape = decoder.block_shape(limits.block_size, self.kv_dtype)
         pool = KVPool(shape, limits.num_blocks, decoder.device, limits.num_host_blocks)
-        return DeviceRunner(decoder, pool, limits, _launched_and_computed(), graph_sizes(limits.num_slots), cost=FREE)
+        return DeviceRunner(decoder, pool, limits, _launched_and_computed(), graph_sizes(limits.num_seats), cost=FREE)
 
     def launches_of_start(self, decoder: Decoder) -> Mapping[LaunchKey, RecordedLaunch]:
         """Record the launches that a start on a GPU compiles, with a trial pool; the real one may shorten sequences."""
@@ -88,7 +88,7 @@ CASES = {
     "fp16": LaunchCase("opt", torch.float16),
 }
 LIMITS = StepLimits(
-    num_slots=NUM_SLOTS,
+    num_seats=NUM_SEATS,
     num_blocks=64,
     num_host_blocks=16,
     block_size=16,
@@ -120,7 +120,7 @@ def _launched_and_computed() -> Operations:
 
 @dataclass(frozen=True, slots=True)
 class RandomSteps:
-    """Each replaces all slots, so that any step may follow any other."""
+    """Each replaces all seats, so that any step may follow any other."""
 
     random: Random
     limits: StepLimits
@@ -128,16 +128,16 @@ class RandomSteps:
     def step(self, step_id: int) -> Step:
         """Prompts, chunks of them, decode rows that may begin alike, and what else a step has."""
         random, limits = self.random, self.limits
-        num_rows = round(limits.num_slots ** random.random())
+        num_rows = round(limits.num_seats ** random.random())
         share_prompts = random.choice([0, 0, 0.3, 1])
         budget = limits.max_batched_tokens
         whole, rows, num_tokens, ended = [], [], [], []
-        for row, slot in enumerate(random.sample(range(limits.num_slots), num_rows)):
+        for row, seat in enumerate(random.sample(range(limits.num_seats), num_rows)):
             room = budget - (num_rows - row - 1)
             count = random.randint(1, min(room, 60)) if random.random() < share_prompts else 1
             unseen = random.choice([0, 0, 5]) if count > 1 else 0  # of a prompt, left for later steps
-            whole.append(self._state(slot, count, unseen))
-            rows.append(slot)
+            whole.append(self._state(seat, count, unseen))
+            rows.append(seat)
             num_tokens.append(count)
             budget -= count
             if not unseen:
@@ -152,7 +152,7 @@ class RandomSteps:
         step.swap_in = self._pairs(limits.num_host_blocks, limits.num_blocks)
         return step
 
-    def _state(self, slot: int, count: int, unseen: int) -> SlotState:
+    def _state(self, seat: int, count: int, unseen: int) -> SequenceState:
         random, limits = self.random, self.limits
         position = random.choice([0, 0, random.randint(0, limits.max_model_len - count - unseen)])
         if count == 1:
@@ -161,8 +161,8 @@ class RandomSteps:
         num_blocks = -(-known // limits.block_size)
         num_shared = random.choice([0, num_blocks, num_blocks // 2])
         table = [*range(num_shared), *random.sample(range(8, limits.num_blocks), num_blocks - num_shared)]
-        return slot_state(
-            slot,
+        return seat_state(
+            seat,
             self._tokens(count + unseen),
             table,
             position=position,

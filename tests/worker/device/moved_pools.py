@@ -7,17 +7,17 @@ from random import Random
 import torch
 
 from common.sampling_params import SequenceSampling
-from common.step import SlotState, Step
+from common.step import SequenceState, Step
 from tests.worker.device.simulated_streams import SimulatedStreams
 from tests.worker.device.two_streams import Operation
 from worker_svc.gpu.block_moves import BlockMover, PendingSwaps
 from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.operations import CopyByTable, SwapBlocks
-from worker_svc.steps.slot_table import SlotTable
+from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_upload import StepUpload
 
-NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS, MAX_BLOCKS = 12, 8, 2, 2, 3
+NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SEATS, MAX_BLOCKS = 12, 8, 2, 2, 3
 
 
 class MovedPools:
@@ -39,7 +39,7 @@ class MovedPools:
         self.expected = self.pool.blocks.cpu().clone()  # on a CPU it is the pool itself
         self.expected_host = self.pool.host_blocks.clone()
         limits = StepLimits(
-            num_slots=NUM_SLOTS,
+            num_seats=NUM_SEATS,
             num_blocks=NUM_BLOCKS,
             num_host_blocks=NUM_HOST_BLOCKS,
             block_size=BLOCK_SIZE,
@@ -47,7 +47,7 @@ class MovedPools:
             max_model_len=MAX_BLOCKS * BLOCK_SIZE,
             max_batched_tokens=64,
         )
-        self._table = SlotTable(limits)
+        self._table = SeatTable(limits)
         self._upload = StepUpload(device, {}, capacity_bytes=64)  # so small that some tables go apart
         self._mover = BlockMover(self.pool, copy_by_table, swap_blocks, simulated)
         self._simulated = simulated
@@ -63,8 +63,8 @@ class MovedPools:
         if delay_cycles:
             torch.cuda._sleep(delay_cycles)
         rows = checked.rows
-        for slot, start, end in zip(rows.slots.tolist(), rows.starts.tolist(), rows.ends.tolist(), strict=True):
-            for block in self._table.block_tables[slot, start // BLOCK_SIZE : -(-end // BLOCK_SIZE)].tolist():
+        for seat, start, end in zip(rows.seats.tolist(), rows.starts.tolist(), rows.ends.tolist(), strict=True):
+            for block in self._table.block_tables[seat, start // BLOCK_SIZE : -(-end // BLOCK_SIZE)].tolist():
                 self._queue(partial(self.pool.blocks[block].add_, 1))
                 self.expected[block] += 1
         return swaps
@@ -92,14 +92,14 @@ def _at_once(operation: Operation) -> None:
 
 
 def random_step(random: Random, step_id: int) -> Step:
-    """Moves between any blocks, and rows of slots placed anew on any blocks."""
+    """Moves between any blocks, and rows of seats placed anew on any blocks."""
     whole = []
-    for slot in range(NUM_SLOTS):
+    for seat in range(NUM_SEATS):
         position = random.randrange(MAX_BLOCKS * BLOCK_SIZE)
         num_tokens = random.randint(1, MAX_BLOCKS * BLOCK_SIZE - position)
         blocks = random.sample(range(NUM_BLOCKS), MAX_BLOCKS)
-        state = SlotState(
-            slot=slot,
+        state = SequenceState(
+            seat=seat,
             position=position,
             block_table=blocks,
             token_ids=[0] * num_tokens,
@@ -115,7 +115,7 @@ def random_step(random: Random, step_id: int) -> Step:
         swap_out=_pairs(random, NUM_BLOCKS, NUM_HOST_BLOCKS),
         swap_in=_pairs(random, NUM_HOST_BLOCKS, NUM_BLOCKS),
         copies=_pairs(random, NUM_BLOCKS, NUM_BLOCKS),
-        rows=[state.slot for state in whole],
+        rows=[state.seat for state in whole],
         num_tokens=[len(state.token_ids) for state in whole],
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.sampling_params import SequenceSampling
-from common.step import LogprobRows, SlotState, StepResult
+from common.step import LogprobRows, SequenceState, StepResult
 from tests.worker import reference_sampler
 from tests.worker.reference_candidates import rank_candidates
 from tests.worker.reference_edits import TokenHistory
@@ -23,7 +23,7 @@ from worker_svc.sampling.sampling_columns import SamplingColumns
 from worker_svc.steps.step_upload import StepUpload
 from worker_svc.steps.streams import DeviceEvent
 
-NUM_SLOTS, WIDTH = 24, 40
+NUM_SEATS, WIDTH = 24, 40
 
 
 def random_sampling(generator: random.Random, vocab_size: int) -> SequenceSampling:
@@ -55,7 +55,7 @@ def random_sampling(generator: random.Random, vocab_size: int) -> SequenceSampli
 
 @dataclass
 class SamplingCase:
-    """Slots that stand anywhere, whose tokens are known, and logits of which one row may serve several slots."""
+    """Seats that stand anywhere, whose tokens are known, and logits of which one row may serve several seats."""
 
     operations: Operations
     samplings: list[SequenceSampling]
@@ -67,7 +67,7 @@ class SamplingCase:
     def __post_init__(self) -> None:
         generator = random.Random(self.seed)
         count = len(self.samplings)
-        self.slots = np.array(generator.sample(range(NUM_SLOTS), count))
+        self.seats = np.array(generator.sample(range(NUM_SEATS), count))
         self.positions = np.array([generator.randint(1, WIDTH) for _ in range(count)])
         self.num_prompt = [generator.randint(0, position) for position in self.positions.tolist()]
         num_rows = max(1, count - 2)
@@ -76,15 +76,15 @@ class SamplingCase:
         self.logits = torch.randn(num_rows, self.vocab_size, generator=noise) * 3
         if generator.random() < 0.5:
             self.logits = self.logits.round()
-        tokens = torch.randint(0, self.vocab_size, (NUM_SLOTS, WIDTH), generator=noise, dtype=torch.int32)
+        tokens = torch.randint(0, self.vocab_size, (NUM_SEATS, WIDTH), generator=noise, dtype=torch.int32)
         self.tokens = tokens.to(self.device)
-        self.columns = SamplingColumns(NUM_SLOTS, self.vocab_size)
+        self.columns = SamplingColumns(NUM_SEATS, self.vocab_size)
         self.columns.apply(
             [
-                SlotState(
-                    slot=slot, position=0, block_table=(), token_ids=(), num_prompt_tokens=num_prompt, sampling=sampling
+                SequenceState(
+                    seat=seat, position=0, block_table=(), token_ids=(), num_prompt_tokens=num_prompt, sampling=sampling
                 )
-                for slot, num_prompt, sampling in zip(self.slots.tolist(), self.num_prompt, self.samplings, strict=True)
+                for seat, num_prompt, sampling in zip(self.seats.tolist(), self.num_prompt, self.samplings, strict=True)
             ],
         )
         self.upload = StepUpload(self.device, {}, 1 << 14)
@@ -92,15 +92,15 @@ class SamplingCase:
     def histories(self) -> list[TokenHistory | None]:
         table = self.tokens.cpu()
         return [
-            TokenHistory(table[slot, :position], num_prompt)
-            for slot, position, num_prompt in zip(
-                self.slots.tolist(), self.positions.tolist(), self.num_prompt, strict=True
+            TokenHistory(table[seat, :position], num_prompt)
+            for seat, position, num_prompt in zip(
+                self.seats.tolist(), self.positions.tolist(), self.num_prompt, strict=True
             )
         ]
 
     def packed(self) -> PackedSampling:
         self.upload.begin()
-        packed = self._sampler().pack(self.upload, self.slots, self.positions, self.logit_rows)
+        packed = self._sampler().pack(self.upload, self.seats, self.positions, self.logit_rows)
         assert packed is not None
         self.upload.send()
         return packed
@@ -137,7 +137,7 @@ class SamplingCase:
         logits, result = self.device_logits(), empty_result()
         with self._waiting():
             self.upload.begin()
-            packed = ranker.pack(self.upload, self.slots, self.positions, self.logit_rows, np.array(counts))
+            packed = ranker.pack(self.upload, self.seats, self.positions, self.logit_rows, np.array(counts))
             assert packed is not None
             self.upload.send()
             fetched = ranker.launch(logits, packed, self.tokens).fetch()

@@ -1,4 +1,4 @@
-"""The order of a step's tokens: decode rows first, and each token with its slot and position."""
+"""The order of a step's tokens: decode rows first, and each token with its seat and position."""
 
 import numpy as np
 from hypothesis import given
@@ -14,11 +14,11 @@ def step_rows(rows: list[tuple[int, int]]) -> StepRows:
     starts, counts = np.array(rows).T
     none = np.zeros(0, dtype=np.int64)
     return StepRows(
-        slots=np.arange(100, 100 + len(rows))[::-1],
+        seats=np.arange(100, 100 + len(rows))[::-1],
         starts=starts,
         ends=starts + counts,
         sample_rows=none,
-        sample_slots=none,
+        sample_seats=none,
         candidate_rows=none,
         candidate_counts=none,
     )
@@ -28,9 +28,9 @@ def step_rows(rows: list[tuple[int, int]]) -> StepRows:
 def test_every_token_is_there_once_and_those_of_single_rows_come_first(pairs: list[tuple[int, int]]) -> None:
     rows = step_rows(pairs)
     layout = lay_out(rows)
-    tokens = list(zip(layout.token_slots.tolist(), layout.positions.tolist(), strict=True))
+    tokens = list(zip(layout.token_seats.tolist(), layout.positions.tolist(), strict=True))
     expected = {
-        row: [(int(rows.slots[row]), start + i) for i in range(count)] for row, (start, count) in enumerate(pairs)
+        row: [(int(rows.seats[row]), start + i) for i in range(count)] for row, (start, count) in enumerate(pairs)
     }
     assert tokens == [token for row in layout.order.tolist() for token in expected[row]]
     singles = [row for row, (_, count) in enumerate(pairs) if count == 1]

@@ -18,8 +18,8 @@ from kernels.attention.cascade_groups import SharingCost
 from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.shape import Attended, ScoreRule
 from tests.worker.device.sample_steps import comparable, decode_steps
-from tests.worker.runners import NUM_SLOTS, limits_for, make_cpu_runner, make_device_runner, poisoned_pool
-from tests.worker.steps import slot_state
+from tests.worker.runners import NUM_SEATS, limits_for, make_cpu_runner, make_device_runner, poisoned_pool
+from tests.worker.steps import seat_state
 from tests.worker.tiny_models import random_prompts, write_tiny_model
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.runner import DeviceRunner, PendingDeviceStep
@@ -41,7 +41,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 def test_steps_launched_before_earlier_ones_are_answered_give_the_same(decoder: Decoder, depth: int) -> None:
     plain, _ = make_cpu_runner(decoder)
     pool, limits = poisoned_pool(decoder), limits_for(decoder)
-    runner = DeviceRunner(decoder, pool, limits, OPERATIONS, graph_sizes(limits.num_slots))
+    runner = DeviceRunner(decoder, pool, limits, OPERATIONS, graph_sizes(limits.num_seats))
     steps = decode_steps(8)
     launched: deque[PendingDeviceStep] = deque()
     results: list[StepResult] = []
@@ -70,7 +70,7 @@ def test_rows_that_begin_with_the_same_blocks_attend_to_them_together(decoder: D
     plain, _ = make_device_runner(decoder)
     pool, limits = poisoned_pool(decoder), limits_for(decoder)
     operations = replace(OPERATIONS, cascade_attention=cascade)
-    sharing = DeviceRunner(decoder, pool, limits, operations, graph_sizes(NUM_SLOTS), cost=FREE)
+    sharing = DeviceRunner(decoder, pool, limits, operations, graph_sizes(NUM_SEATS), cost=FREE)
     steps = decode_steps(8)
     results = [sharing.launch(step).wait() for step in steps]
     assert [comparable(result) for result in results] == [comparable(plain.run(step)) for step in steps]
@@ -91,14 +91,14 @@ def test_a_step_that_cannot_be_changes_nothing(decoder: Decoder) -> None:
         assert comparable(runner.run(step)) == comparable(expected.run(step))
 
 
-def test_all_slots_can_be_filled_in_one_step_each_with_ids_of_its_own(decoder: Decoder) -> None:
+def test_all_seats_can_be_filled_in_one_step_each_with_ids_of_its_own(decoder: Decoder) -> None:
     """Prompts of many tokens, sampled by allowed ids, of which there are many."""
     allowed = tuple(range(0, decoder.config.vocab_size, 2))
     sampling = SequenceSampling(seed=1, temperature=0.8, allowed_token_ids=allowed, top_p=0.9)
     prompts = random_prompts([20] * 12, seed=5)
     states = [
-        slot_state(slot, prompt, list(range(5 * slot, 5 * slot + 5)), sampling=replace(sampling, sample_index=slot))
-        for slot, prompt in enumerate(prompts)
+        seat_state(seat, prompt, list(range(5 * seat, 5 * seat + 5)), sampling=replace(sampling, sample_index=seat))
+        for seat, prompt in enumerate(prompts)
     ]
     step = Step(epoch=1, step_id=1, snapshot=True, whole=states, rows=list(range(12)), num_tokens=[20] * 12)
     results = [runner.run(step) for runner in (make_cpu_runner(decoder)[0], make_device_runner(decoder)[0])]

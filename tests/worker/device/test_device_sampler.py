@@ -87,23 +87,23 @@ def test_a_sample_whose_tokens_are_all_barred_is_not_valid() -> None:
 def test_a_token_that_only_the_device_knows_is_penalised() -> None:
     greedy = SequenceSampling(seed=1, temperature=0.0, presence_penalty=10.0)
     case = SamplingCase(OPERATIONS, [greedy], seed=3)
-    case.num_prompt[0] = case.columns.num_prompt_tokens[case.slots[0]] = 0
+    case.num_prompt[0] = case.columns.num_prompt_tokens[case.seats[0]] = 0
     (best,) = case.sampled_on_device().token_ids
-    case.tokens[int(case.slots[0]), int(case.positions[0]) - 1] = best
+    case.tokens[int(case.seats[0]), int(case.positions[0]) - 1] = best
     assert case.sampled_on_device().token_ids != [best]
 
 
 def test_what_no_sample_asks_for_is_not_packed() -> None:
     case = SamplingCase(OPERATIONS, [SequenceSampling(seed=1, temperature=0.0)] * 3, seed=1)
     later = SequenceSampling(seed=2, suppressed_token_ids=(3,), suppressed_until=1)
-    case.columns.place(int(case.slots[1]), later, 0)
+    case.columns.place(int(case.seats[1]), later, 0)
     sampler = Sampler(case.columns, OPERATIONS.sampling)
     case.upload.begin()
-    packed = sampler.pack(case.upload, case.slots[[0, 2]], case.positions[[0, 2]], case.logit_rows[[0, 2]])
+    packed = sampler.pack(case.upload, case.seats[[0, 2]], case.positions[[0, 2]], case.logit_rows[[0, 2]])
     assert packed is not None
     assert packed.rows.all_greedy and len(packed.rows.selecting) == 0
     assert packed.edits is None and packed.logprobs is None
-    packed = sampler.pack(case.upload, case.slots, np.full(3, 1), case.logit_rows)
+    packed = sampler.pack(case.upload, case.seats, np.full(3, 1), case.logit_rows)
     assert packed is not None
     assert packed.edits is None  # from its position on, the second suppresses nothing
     assert not packed.rows.all_greedy
@@ -149,7 +149,7 @@ def test_prompt_logprobs_in_slices_are_those_at_once() -> None:
     expected = empty_result()
     FetchedPrompts(spans, token_logprobs(hidden @ weight, torch.from_numpy(ids)[:, None], 90)).fill_result(expected)
     for found, other in zip(result.prompt_logprobs, expected.prompt_logprobs, strict=True):
-        assert (found.slot, found.position) == (other.slot, other.position)
+        assert (found.seat, found.position) == (other.seat, other.position)
         assert dataclasses.is_dataclass(found.rows)
         assert_same_rows(found.rows, other.rows)
     assert result.prompt_logprobs[1].rows.num_top == 77

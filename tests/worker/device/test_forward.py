@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.attention.cascade_groups import SharedPrefix
 from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
-from kernels.layers.step_inputs_reference import SlotTables
+from kernels.layers.step_inputs_reference import SeatTables
 from tests.worker.device.device_paged_runner import MAX_ROWS, DevicePagedRunner
 from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, write_tiny_model
@@ -93,7 +93,7 @@ def test_nothing_but_padding_is_finite_and_writes_nothing(name: str, tmp_path: P
     batch = runner.lay_out([PagedSequence([5], 1, block_table=[1])], [1])
     padding = torch.full((4,), -1)
     inputs = batch.inputs
-    runner.plans.gather(SlotTables(padding.view(1, 4), padding.view(1, 4)), padding, padding, inputs)
+    runner.plans.gather(SeatTables(padding.view(1, 4), padding.view(1, 4)), padding, padding, inputs)
     runner.plans.fill(batch.attention.decode)
     assert runner.forward.logits(runner.forward.forward(inputs, batch.attention), None).isfinite().all()
     assert runner.pool.blocks.isnan().all()

@@ -13,13 +13,13 @@ from tests.worker.device.two_streams import TwoStreams
 from worker_svc.gpu.move_hazards import NUM_REMEMBERED, MovePlan, OutstandingMoves, StepBlocks, blocks_of
 from worker_svc.steps.step_check import BlockPairs, StepRows
 
-NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SLOTS, MAX_BLOCKS = 10, 6, 2, 3, 4
+NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SEATS, MAX_BLOCKS = 10, 6, 2, 3, 4
 NONE = np.zeros(0, dtype=np.int64)
 
 
-def rows_of(slots: list[int], starts: list[int], ends: list[int]) -> StepRows:
-    slot_array, start_array, end_array = (np.array(column, dtype=np.int64) for column in (slots, starts, ends))
-    return StepRows(slot_array, start_array, end_array, NONE, NONE, NONE, NONE)
+def rows_of(seats: list[int], starts: list[int], ends: list[int]) -> StepRows:
+    seat_array, start_array, end_array = (np.array(column, dtype=np.int64) for column in (seats, starts, ends))
+    return StepRows(seat_array, start_array, end_array, NONE, NONE, NONE, NONE)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RandomStep:
     @classmethod
     def draw(cls, random: Random) -> "RandomStep":
         rows = []
-        for _ in range(random.randint(0, NUM_SLOTS)):
+        for _ in range(random.randint(0, NUM_SEATS)):
             read = random.sample(range(NUM_BLOCKS), random.randint(1, MAX_BLOCKS))
             rows.append((read, random.randint(1, len(read))))
         return cls(
@@ -46,15 +46,15 @@ class RandomStep:
 
     def blocks(self, random: Random) -> StepBlocks:
         """Blocks by way of block tables, whose unused columns hold anything."""
-        tables = np.array([random.choices(range(NUM_BLOCKS), k=MAX_BLOCKS) for _ in range(NUM_SLOTS)], dtype=np.int32)
-        slots = random.sample(range(NUM_SLOTS), len(self.rows))
+        tables = np.array([random.choices(range(NUM_BLOCKS), k=MAX_BLOCKS) for _ in range(NUM_SEATS)], dtype=np.int32)
+        seats = random.sample(range(NUM_SEATS), len(self.rows))
         starts, ends = [], []
-        for slot, (read, num_written) in zip(slots, self.rows, strict=True):
-            tables[slot, : len(read)] = read
+        for seat, (read, num_written) in zip(seats, self.rows, strict=True):
+            tables[seat, : len(read)] = read
             starts.append((len(read) - num_written) * BLOCK_SIZE + random.randrange(BLOCK_SIZE))
             last = max(starts[-1], (len(read) - 1) * BLOCK_SIZE)
             ends.append(random.randint(last + 1, len(read) * BLOCK_SIZE))
-        return blocks_of(tables, BLOCK_SIZE, rows_of(slots, starts, ends), self.copies)
+        return blocks_of(tables, BLOCK_SIZE, rows_of(seats, starts, ends), self.copies)
 
 
 def _pairs(random: Random, num_sources: int, num_destinations: int) -> BlockPairs:

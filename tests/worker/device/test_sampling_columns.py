@@ -1,4 +1,4 @@
-"""Columns gather what slots were placed with, and noise keys are those of the noise."""
+"""Columns gather what seats were placed with, and noise keys are those of the noise."""
 
 import random
 
@@ -18,15 +18,15 @@ def test_keys_are_those_of_the_noise_for_any_seed_and_position() -> None:
     seeds = [0, 2**64 - 1, 2**63, *[generator.randrange(2**64) for _ in range(50)]]
     indices = [generator.randrange(2**31) for _ in seeds]
     columns = SamplingColumns(len(seeds), VOCAB_SIZE)
-    for slot, (seed, index) in enumerate(zip(seeds, indices, strict=True)):
-        columns.place(slot, SequenceSampling(seed=seed, sample_index=index), 0)
-    slots = np.array(generator.sample(range(len(seeds)), 40))
-    positions = np.array([generator.randrange(2**20) for _ in slots])
-    expected = row_keys([seeds[s] for s in slots], [indices[s] for s in slots], positions.tolist())
-    assert columns.keys(slots, positions).tolist() == expected.tolist()
+    for seat, (seed, index) in enumerate(zip(seeds, indices, strict=True)):
+        columns.place(seat, SequenceSampling(seed=seed, sample_index=index), 0)
+    seats = np.array(generator.sample(range(len(seeds)), 40))
+    positions = np.array([generator.randrange(2**20) for _ in seats])
+    expected = row_keys([seeds[s] for s in seats], [indices[s] for s in seats], positions.tolist())
+    assert columns.keys(seats, positions).tolist() == expected.tolist()
 
 
-def test_top_k_and_top_p_select_only_where_they_are_on_and_the_slot_draws() -> None:
+def test_top_k_and_top_p_select_only_where_they_are_on_and_the_seat_draws() -> None:
     columns = SamplingColumns(1, VOCAB_SIZE)
     for sampling, selects in (
         (SequenceSampling(seed=0), False),
@@ -45,8 +45,8 @@ def test_top_k_and_top_p_select_only_where_they_are_on_and_the_slot_draws() -> N
 def test_floors_are_those_of_min_p() -> None:
     min_p = [0.0, 1e-300, 0.1, 1.0]
     columns = SamplingColumns(4, VOCAB_SIZE)
-    for slot, value in enumerate(min_p):
-        columns.place(slot, SequenceSampling(seed=0, min_p=value), 0)
+    for seat, value in enumerate(min_p):
+        columns.place(seat, SequenceSampling(seed=0, min_p=value), 0)
     assert columns.floors.tolist() == min_p_thresholds(torch.tensor(min_p, dtype=torch.float64)).tolist()
 
 
@@ -57,7 +57,7 @@ def test_biases_of_one_token_add_up() -> None:
     assert (ids.biased.tolist(), ids.biases.tolist()) == ([7, 3], [1.75, -1.0])
 
 
-def test_a_slot_placed_again_keeps_nothing() -> None:
+def test_a_seat_placed_again_keeps_nothing() -> None:
     columns = SamplingColumns(2, VOCAB_SIZE)
     full = SequenceSampling(
         seed=9, allowed_token_ids=(1,), logit_bias=((2, 1.0),), top_k=3, presence_penalty=1.0, num_logprobs=4

@@ -20,27 +20,27 @@ DTYPES = (np.bool_, np.int32, np.int64, np.float32, np.float64)
 def test_all_that_is_added_arrives_even_beyond_the_capacity(
     added: list[tuple[type[np.generic], tuple[int, ...], int]],
 ) -> None:
-    upload = StepUpload(CPU, {"slots": (4, torch.int32)}, capacity_bytes=256)
+    upload = StepUpload(CPU, {"seats": (4, torch.int32)}, capacity_bytes=256)
     for _ in range(6):  # more often than there are stages
         upload.begin()
-        upload.put("slots", np.array([7, 8], dtype=np.int32))
+        upload.put("seats", np.array([7, 8], dtype=np.int32))
         arrays = [np.random.default_rng(seed).integers(0, 99, shape).astype(dtype) for dtype, shape, seed in added]
         views = [upload.add(array) for array in arrays]
         upload.send()
-        assert upload.fixed["slots"][:2].tolist() == [7, 8]
+        assert upload.fixed["seats"][:2].tolist() == [7, 8]
         for view, array in zip(views, arrays, strict=True):
             assert view.data_ptr() % min(16, max(1, view.itemsize)) == 0
             np.testing.assert_array_equal(view.numpy(), array)
 
 
 def test_fixed_arrays_stay_where_they_are_and_others_come_after_them() -> None:
-    upload = StepUpload(CPU, {"slots": (3, torch.int32), "keys": (2, torch.int64)}, capacity_bytes=64)
-    slots, keys = upload.fixed["slots"], upload.fixed["keys"]
+    upload = StepUpload(CPU, {"seats": (3, torch.int32), "keys": (2, torch.int64)}, capacity_bytes=64)
+    seats, keys = upload.fixed["seats"], upload.fixed["keys"]
     for start in (0, 10):
         upload.begin()
         added = upload.add(np.arange(5, dtype=np.float32))
         upload.put("keys", np.array([start, start + 1]))
-        upload.put("slots", np.arange(start, start + 3, dtype=np.int32))
+        upload.put("seats", np.arange(start, start + 3, dtype=np.int32))
         upload.send()
-        assert (slots.tolist(), keys.tolist()) == ([start, start + 1, start + 2], [start, start + 1])
+        assert (seats.tolist(), keys.tolist()) == ([start, start + 1, start + 2], [start, start + 1])
         assert added.tolist() == [0, 1, 2, 3, 4]

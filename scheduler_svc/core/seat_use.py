@@ -1,10 +1,10 @@
-"""Forecast of free slots: how far each running group is, and the most that it may output. Changes nothing."""
+"""Forecast of free seats: how far each running group is, and the most that it may output. Changes nothing."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from scheduler_svc.core.draining import serving_workers
-from scheduler_svc.core.placement import WorkerLimits, num_free_slots
+from scheduler_svc.core.placement import WorkerLimits, num_free_seats
 from scheduler_svc.core.worker_state import WorkerState
 
 
@@ -15,20 +15,20 @@ class RunningGroup(NamedTuple):
     max_tokens: int
 
 
-class SlotUse(NamedTuple):
-    """Slots of one worker."""
+class SeatUse(NamedTuple):
+    """Seats of one worker."""
 
     worker_id: str
     num_free: int  # that a new group may have; below 0 if preempted groups wait at the worker itself
     groups: list[RunningGroup]
 
 
-def slot_use(workers: Iterable[WorkerState], limits: WorkerLimits) -> list[SlotUse]:
-    """Return the use of slots on each worker that new groups are given to."""
+def seat_use(workers: Iterable[WorkerState], limits: WorkerLimits) -> list[SeatUse]:
+    """Return the use of seats on each worker that new groups are given to."""
     return [
-        SlotUse(
+        SeatUse(
             worker.worker_id,
-            num_free_slots(worker, limits) - len(worker.parked) - len(worker.swapped),
+            num_free_seats(worker, limits) - len(worker.parked) - len(worker.swapped),
             _running_groups(worker),
         )
         for worker in serving_workers(workers)

@@ -1,6 +1,6 @@
-"""Tokens and block tables of all slots on the device, so that a step sends only changes.
+"""Tokens and block tables of all seats on the device, so that a step sends only changes.
 
-A sampled token is written where the next step reads its input, without the host. The tables mirror `SlotTable` on
+A sampled token is written where the next step reads its input, without the host. The tables mirror `SeatTable` on
 the host, which has checked every change. Only the device knows the sampled tokens.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.step import SlotState
+from common.step import SequenceState
 from worker_svc.steps.step_check import Appended, CheckedStep, IntArray
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_upload import StepUpload
@@ -26,51 +26,51 @@ class _Writes:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotChanges:
+class SeatChanges:
     """Writes of a step to both tables before its rows are computed; None where there are none."""
 
     tokens: _Writes | None
     blocks: _Writes | None
 
 
-class DeviceSlots:
+class DeviceSeats:
     """Token table and block tables; writes are queued on the current stream."""
 
     def __init__(self, limits: StepLimits, device: torch.device) -> None:
         # One token more than the longest sequence, as on the host: for the token sampled after its last one.
-        self.tokens = torch.zeros((limits.num_slots, limits.max_model_len + 1), dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros((limits.num_slots, limits.max_blocks), dtype=torch.int32, device=device)
+        self.tokens = torch.zeros((limits.num_seats, limits.max_model_len + 1), dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros((limits.num_seats, limits.max_blocks), dtype=torch.int32, device=device)
 
-    def pack(self, upload: StepUpload, whole: Sequence[SlotState], checked: CheckedStep) -> SlotChanges:
-        return SlotChanges(
+    def pack(self, upload: StepUpload, whole: Sequence[SequenceState], checked: CheckedStep) -> SeatChanges:
+        return SeatChanges(
             tokens=self._pack_tokens(upload, whole),
             blocks=self._pack_blocks(upload, whole, checked.appended),
         )
 
-    def apply(self, changes: SlotChanges) -> None:
+    def apply(self, changes: SeatChanges) -> None:
         """Queue the writes of a step before its rows are computed."""
         for table, writes in ((self.tokens, changes.tokens), (self.block_tables, changes.blocks)):
             if writes is not None:
                 table.view(-1).index_copy_(0, writes.places, writes.values)
 
-    def places(self, slots: IntArray, positions: IntArray) -> IntArray:
+    def places(self, seats: IntArray, positions: IntArray) -> IntArray:
         """Places of tokens in the flat table, int64."""
-        return slots * self.tokens.shape[1] + positions
+        return seats * self.tokens.shape[1] + positions
 
     def write_tokens(self, places: Tensor, token_ids: Tensor) -> None:
         """Queue the write of `token_ids` [N] int32 at `places` [N] int64, no place twice."""
         self.tokens.view(-1).index_copy_(0, places, token_ids)
 
-    def _pack_tokens(self, upload: StepUpload, whole: Sequence[SlotState]) -> _Writes | None:
+    def _pack_tokens(self, upload: StepUpload, whole: Sequence[SequenceState]) -> _Writes | None:
         width = self.tokens.shape[1]
-        spans = [(state.slot * width, state.history) for state in whole]
-        spans += [(state.slot * width + state.position, state.token_ids) for state in whole]
+        spans = [(state.seat * width, state.history) for state in whole]
+        spans += [(state.seat * width + state.position, state.token_ids) for state in whole]
         return _pack_spans(upload, spans)
 
-    def _pack_blocks(self, upload: StepUpload, whole: Sequence[SlotState], appended: Appended) -> _Writes | None:
+    def _pack_blocks(self, upload: StepUpload, whole: Sequence[SequenceState], appended: Appended) -> _Writes | None:
         width = self.block_tables.shape[1]
-        spans = [(state.slot * width, state.block_table) for state in whole]
-        places, blocks = appended.slots * width + appended.columns, appended.blocks
+        spans = [(state.seat * width, state.block_table) for state in whole]
+        places, blocks = appended.seats * width + appended.columns, appended.blocks
         if not spans and not len(places):
             return None
         if not spans:

@@ -1,4 +1,4 @@
-"""Estimates of slot releases, against workers whose steps are made here, in virtual time."""
+"""Estimates of seat releases, against workers whose steps are made here, in virtual time."""
 
 import random
 from collections import deque
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_svc.core.slot_use import RunningGroup, SlotUse
-from scheduler_svc.requests.live.slot_releases import SlotReleases
+from scheduler_svc.core.seat_use import RunningGroup, SeatUse
+from scheduler_svc.requests.live.seat_releases import SeatReleases
 
 STEP_S = 0.01
 
@@ -16,17 +16,17 @@ STEP_S = 0.01
 class Workers:
     """Steps of equal length; a group puts out a token in each."""
 
-    num_slots: int
+    num_seats: int
     groups: list[list[RunningGroup]]  # by worker
     now_s: float = 0.0
-    releases: SlotReleases = field(init=False)
+    releases: SeatReleases = field(init=False)
 
     def __post_init__(self) -> None:
-        self.releases = SlotReleases(self.slot_use)
+        self.releases = SeatReleases(self.seat_use)
 
-    def slot_use(self) -> list[SlotUse]:
+    def seat_use(self) -> list[SeatUse]:
         return [
-            SlotUse(str(number), self.num_slots - len(groups), groups.copy())
+            SeatUse(str(number), self.num_seats - len(groups), groups.copy())
             for number, groups in enumerate(self.groups)
         ]
 
@@ -49,7 +49,7 @@ def begun(*max_tokens: int) -> list[RunningGroup]:
     return [RunningGroup(0, each) for each in max_tokens]
 
 
-def test_while_slots_are_free_nobody_waits_but_those_for_whom_there_are_too_few() -> None:
+def test_while_seats_are_free_nobody_waits_but_those_for_whom_there_are_too_few() -> None:
     workers = Workers(4, [begun(10, 100)])
     for _ in range(20):
         workers.step()
@@ -75,7 +75,7 @@ def test_who_comes_waits_for_the_group_that_ends_at_its_place_of_all_workers() -
 
 
 def test_who_has_more_ahead_than_run_waits_for_newcomers_too() -> None:
-    """Each of 20 tokens: the tenth at one slot waits for what is left of the one that runs, and nine more."""
+    """Each of 20 tokens: the tenth at one seat waits for what is left of the one that runs, and nine more."""
     workers = Workers(1, [[]])
     for _ in range(3):
         workers.groups[0] += begun(20)
@@ -125,17 +125,17 @@ def test_idle_time_is_no_time_between_steps() -> None:
 def test_under_overload_whoever_is_let_in_waits_no_longer_than_the_bound(
     num_workers: int, lengths: tuple[int, int], bound_steps: int
 ) -> None:
-    """Ten times what can be served comes: nobody who is let in waits much longer, and no slot stays free for it."""
+    """Ten times what can be served comes: nobody who is let in waits much longer, and no seat stays free for it."""
     rng = random.Random(f"{num_workers} {lengths} {bound_steps}")
-    num_slots = 8
-    workers = Workers(num_slots, [[] for _ in range(num_workers)])
+    num_seats = 8
+    workers = Workers(num_seats, [[] for _ in range(num_workers)])
     queue: deque[float] = deque()
     waits: list[float] = []
     num_busy, num_steps = 0, 4000
-    per_step = 10 * num_slots * num_workers / (sum(lengths) / 2)
+    per_step = 10 * num_seats * num_workers / (sum(lengths) / 2)
     for _ in range(num_steps):
         for groups in workers.groups:
-            while queue and len(groups) < num_slots:
+            while queue and len(groups) < num_seats:
                 came_s = queue.popleft()
                 if came_s > 2 * lengths[1] * STEP_S:  # before, nobody had ended
                     waits.append(workers.now_s - came_s)
@@ -147,4 +147,4 @@ def test_under_overload_whoever_is_let_in_waits_no_longer_than_the_bound(
                 queue.append(workers.now_s)
     assert len(waits) > 100
     assert max(waits) <= (bound_steps + 2) * STEP_S
-    assert num_busy / (num_steps * num_slots * num_workers) > 0.9
+    assert num_busy / (num_steps * num_seats * num_workers) > 0.9

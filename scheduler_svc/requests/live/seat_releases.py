@@ -1,4 +1,4 @@
-"""Expected time until running groups free their slots, from the tokens that they still have to generate.
+"""Expected time until running groups free their seats, from the tokens that they still have to generate.
 
 Groups that start together end together: no waiting group starts while they run, and then all start at once. The recent
 rate of the queue does not show that; the running groups do. A group is expected to generate the part of its
@@ -10,7 +10,7 @@ Pure: the caller gives the time. Knows no queue, no prompts and no memory.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_svc.core.slot_use import SlotUse
+from scheduler_svc.core.seat_use import SeatUse
 
 STEP_WEIGHT = 0.1  # of the newest step, in a worker's seconds between steps
 END_WEIGHT = 0.05  # of the newest end, in the part of max_tokens that is used
@@ -24,11 +24,11 @@ class _Pace:
     between_s: float = 0.0  # steps while groups went on running; 0: not seen yet
 
 
-class SlotReleases:
+class SeatReleases:
     """One per engine. Planned steps and ends of groups are recorded; admission asks."""
 
-    def __init__(self, slot_use: Callable[[], list[SlotUse]]) -> None:
-        self._slot_use = slot_use
+    def __init__(self, seat_use: Callable[[], list[SeatUse]]) -> None:
+        self._seat_use = seat_use
         self._paces: dict[str, _Pace] = {}
         self._used_part = 0.0  # of max_tokens; 0: nothing has ended yet
         self._output_tokens = 0.0  # of a group
@@ -56,7 +56,7 @@ class SlotReleases:
         self._releases_s = None
 
     def expected_s(self, now_s: float, num_ahead: int) -> float:
-        """Least number of seconds until a slot is free for a group with so many ahead of it; 0 if unknown."""
+        """Least number of seconds until a seat is free for a group with so many ahead of it; 0 if unknown."""
         if self._releases_s is None:
             self._find_releases()
         assert self._releases_s is not None
@@ -67,12 +67,12 @@ class SlotReleases:
         return max(0.0, self._releases_s[place] - now_s) + rounds * self._service_s
 
     def _find_releases(self) -> None:
-        """Find when slots become free. Free slots go to the groups ahead, each for a whole service."""
+        """Find when seats become free. Free seats go to the groups ahead, each for a whole service."""
         self._num_free, self._service_s, self._releases_s = 0, 0.0, []
-        slot_use = self._slot_use()
-        for gone in self._paces.keys() - {use.worker_id for use in slot_use}:
+        seat_use = self._seat_use()
+        for gone in self._paces.keys() - {use.worker_id for use in seat_use}:
             del self._paces[gone]
-        for use in slot_use:
+        for use in seat_use:
             self._num_free += use.num_free
             pace = self._paces.get(use.worker_id, _Pace(0.0))
             service_s = self._output_tokens * pace.between_s

@@ -1,4 +1,4 @@
-"""Sampling and ranking for slots given one by one, by the worker's own sampler, with either bundle of operations."""
+"""Sampling and ranking for seats given one by one, by the worker's own sampler, with either bundle of operations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,43 +35,43 @@ class Samples:
     logprobs: tuple[LogprobRows | None, ...]
 
 
-class SlotSamplers:
-    """Slot i is that of row i."""
+class SeatSamplers:
+    """Seat i is that of row i."""
 
     def __init__(
         self,
         bundle: str,
-        slots: Sequence[SequenceSampling],
+        seats: Sequence[SequenceSampling],
         positions: Sequence[int],
         histories: Sequence[TokenHistory | None],
         vocab_size: int,
     ) -> None:
         self._operations = bundle_of(bundle)
-        self._columns = SamplingColumns(len(slots), vocab_size)
-        self._tokens = torch.zeros((len(slots), max([1, *positions])), dtype=torch.int32)
+        self._columns = SamplingColumns(len(seats), vocab_size)
+        self._tokens = torch.zeros((len(seats), max([1, *positions])), dtype=torch.int32)
         self._positions = np.array(positions, dtype=np.int64)
-        for slot, (sampling, history) in enumerate(zip(slots, histories, strict=True)):
+        for seat, (sampling, history) in enumerate(zip(seats, histories, strict=True)):
             num_prompt_tokens = 0
             if history is not None:
-                tokens, num_prompt_tokens = history_before(history, positions[slot])
-                self._tokens[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-            self._columns.place(slot, sampling, num_prompt_tokens)
+                tokens, num_prompt_tokens = history_before(history, positions[seat])
+                self._tokens[seat, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+            self._columns.place(seat, sampling, num_prompt_tokens)
         self._upload = DirectUpload(torch.device("cpu"))
-        self._slots = np.arange(len(slots))
+        self._seats = np.arange(len(seats))
 
     def sample(self, logits: Tensor) -> Samples:
         sampler, result = Sampler(self._columns, self._operations), StepResult(epoch=1, step_id=1)
-        packed = sampler.pack(self._upload, self._slots, self._positions, self._slots)
+        packed = sampler.pack(self._upload, self._seats, self._positions, self._seats)
         if packed is not None:
             sampler.launch(logits, packed, self._tokens).fetch().fill_result(result)
-        valid = torch.ones(len(self._slots), dtype=torch.bool)
+        valid = torch.ones(len(self._seats), dtype=torch.bool)
         valid[list(result.invalid_samples)] = False
-        logprobs = tuple(result.logprobs.get(row) for row in range(len(self._slots)))
+        logprobs = tuple(result.logprobs.get(row) for row in range(len(self._seats)))
         return Samples(torch.tensor(result.token_ids, dtype=torch.int64), valid, logprobs)
 
     def rank(self, logits: Tensor, counts: Sequence[int]) -> list[Candidates]:
         ranker, result = CandidateRanker(self._columns, self._operations), StepResult(epoch=1, step_id=1)
-        packed = ranker.pack(self._upload, self._slots, self._positions, self._slots, np.array(counts))
+        packed = ranker.pack(self._upload, self._seats, self._positions, self._seats, np.array(counts))
         if packed is not None:
             ranker.launch(logits, packed, self._tokens).fetch().fill_result(result)
         return result.candidates
@@ -84,12 +84,12 @@ def history_before(history: TokenHistory, position: int) -> tuple[list[int], int
     return [*tokens[:1] * missing, *tokens], history.num_prompt_tokens + missing
 
 
-def sample_slots(
+def sample_seats(
     bundle: str,
     logits: Tensor,
-    slots: Sequence[SequenceSampling],
+    seats: Sequence[SequenceSampling],
     positions: Sequence[int],
     histories: Sequence[TokenHistory | None],
 ) -> Samples:
-    """Sample row i of `logits` as slots[i] says."""
-    return SlotSamplers(bundle, slots, positions, histories, logits.shape[1]).sample(logits)
+    """Sample row i of `logits` as seats[i] says."""
+    return SeatSamplers(bundle, seats, positions, histories, logits.shape[1]).sample(logits)
