@@ -72,7 +72,9 @@ def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: boo
     kind = options.runner
     if kind == "auto" and on_cuda is not None:
         kind = "device" if on_cuda else "cpu"
-    if on_cuda and kind == "device" and not has_kernels:
+    if on_cuda and kind == "cpu":
+        raise OptionError(cpu_runner_refused(options.device))
+    if on_cuda and not has_kernels:
         raise OptionError(kernels_missing(options.device))
     if options.kv_dtype == "fp8" and kind == "cpu":
         raise OptionError(FP8_KV_REFUSED)
@@ -95,8 +97,13 @@ def kernels_missing(device: object) -> str:
     """Message for steps on a CUDA device without Triton, which compiles the kernels."""
     return (
         f"on {device} steps are computed by Triton kernels, and Triton is missing: run pip install "
-        "'.[gpu]' in a clone of Quire, or give --runner cpu, which is slow"
+        "'.[gpu]' in a clone of Quire, or give --device cpu"
     )
+
+
+def cpu_runner_refused(device: object) -> str:
+    """Message for the CPU's runner on another device."""
+    return f"--runner cpu computes on the CPU alone, and --device is {device}: leave --runner out, or give --device cpu"
 
 
 def int8_refused(flag: str) -> str:

@@ -8,7 +8,14 @@ from typing import Literal
 
 import torch
 
-from worker_svc.option_check import FP8_KV_REFUSED, OptionError, has_triton, int8_refused, kernels_missing
+from worker_svc.option_check import (
+    FP8_KV_REFUSED,
+    OptionError,
+    cpu_runner_refused,
+    has_triton,
+    int8_refused,
+    kernels_missing,
+)
 
 RunnerKind = Literal["cpu", "device"]
 KvDtype = Literal["auto", "fp8", "int8"]
@@ -70,12 +77,14 @@ def choose_runner(requested: RequestedRunner, machine: Machine) -> RunnerChoice:
     kind = requested.runner
     if kind == "auto":
         kind = "device" if device.type == "cuda" else "cpu"
+    if kind == "cpu" and device.type != "cpu":
+        raise DeviceError(cpu_runner_refused(device))
     choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[requested.kv_dtype])
     if choice.has_kernels and not machine.has_triton:
         raise DeviceError(kernels_missing(device))
     if requested.kv_dtype == "fp8":
         _check_fp8(choice, machine)
-    if requested.kv_dtype == "int8" and (choice.kind != "cpu" or device.type != "cpu"):
+    if requested.kv_dtype == "int8" and choice.kind != "cpu":
         raise DeviceError(int8_refused("--kv-dtype"))
     return choice
 

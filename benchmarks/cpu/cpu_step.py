@@ -28,7 +28,7 @@ from kernels.attention.paged_attention import RaggedRows
 from kernels.layers.layer_ops import Activation
 from kernels.native.cpu_kernels import CpuKernels, CpuPlan, GreedyTokens, HeadNorms, LayerCache, NormRule
 from worker_svc.cpu.host_decoder import HostDecoder
-from worker_svc.cpu.host_runner import HostRunner
+from worker_svc.cpu.runner import CpuRunner
 from worker_svc.cpu.start import choose_host
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
@@ -176,7 +176,7 @@ def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int
         max_batched_tokens=max(num_rows, context),
     )
     pool = KVPool(model.block_shape(_BLOCK_SIZE), limits.num_blocks, model.device)
-    runner = HostRunner(model, pool, limits)
+    runner = CpuRunner(model, pool, limits)
     for row in range(num_rows):
         state = SequenceState(
             seat=row,

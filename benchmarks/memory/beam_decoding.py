@@ -18,13 +18,14 @@ from benchmarks.memory.saturated_pool import MAX_BATCHED_TOKENS, PoolConfig, new
 from common.sampling_params import SequenceSampling
 from common.step import Candidates
 from demo.stories import documents
-from kernels.sampling.sampling_operations import REFERENCES
+from kernels.native.torch_kernels import TorchKernels
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.workers.step_builder import build_step
-from worker_svc.cpu.runner import ModelRunner
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.runner import CpuRunner
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear
@@ -76,7 +77,7 @@ class BeamDecoding:
             max_model_len=MAX_MODEL_LEN,
             max_batched_tokens=MAX_BATCHED_TOKENS,
         )
-        self._runner = ModelRunner(decoder, pool, limits, REFERENCES)
+        self._runner = CpuRunner(HostDecoder(decoder, TorchKernels()), pool, limits)
 
     @property
     def mean_tokens_apart(self) -> float:

@@ -1,24 +1,10 @@
-"""Writes new rows of keys and values into blocks, copies blocks and swaps them: the torch references, on any device.
+"""Copies blocks and swaps them: the torch references, on any device.
 
-They know slots, block ids and strides; neither owners of blocks nor block tables.
+They know block ids and strides; neither owners of blocks nor block tables.
 """
 
 import torch
 from torch import Tensor
-
-
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Put each token's key and value into its slot.
-
-    key, value:             [T, num_kv_heads, head_dim]
-    key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any block stride
-    slot_mapping:           [T] int64, block_id * block_size + offset, no slot twice
-    """
-    block_size = key_cache.shape[1]
-    blocks = slot_mapping // block_size
-    offsets = slot_mapping % block_size
-    key_cache.index_put_((blocks, offsets), key)
-    value_cache.index_put_((blocks, offsets), value)
 
 
 def copy_blocks(pool: Tensor, pairs: Tensor) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks.cpu.accuracy import MODEL, STORAGES, StoredModel, held_out, measure
+from tests.worker.paged_runner import reference_logits
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.decoder import load_decoder
@@ -30,7 +31,7 @@ def test_the_loss_is_that_of_the_plain_decoder_in_one_pass() -> None:
         max_query_len=100,
         max_context_len=100,
     )
-    logits = decoder.forward(one_pass, pool)
+    logits = reference_logits(decoder, one_pass, pool)
     expected = torch.nn.functional.cross_entropy(logits[:-1], window[1:]).item()
     assert StoredModel("float32", "float32").predict([window[None]], chunk=32).loss == pytest.approx(expected, rel=1e-5)
 

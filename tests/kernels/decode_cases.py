@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.attention.decode_config import DecodeConfig
 from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
 from kernels.attention.shape import AttentionShape, ScoreRule
-from kernels.blocks.kv_blocks import write_kv
+from tests.kernels.kv_writes import write_kv
 
 NUM_LAYERS = 2
 LAYER = 1  # attention reads a strided view; the layer before stays poisoned

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.paged_attention import RaggedRows, paged_attention, plan_attention
-from kernels.blocks.kv_blocks import write_kv
+from tests.kernels.kv_writes import write_kv
 
 HEAD_DIM = 16
 NUM_LAYERS = 3

@@ -10,7 +10,7 @@ import torch
 from common.sampling_params import SequenceSampling
 from common.step import Candidates, Step
 from common.step_codec import step_from_pb, step_to_pb
-from kernels.sampling.sampling_operations import REFERENCES
+from kernels.native.torch_kernels import TorchKernels
 from scheduler_svc.core.beam_search import BeamSearch, Candidate
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -23,7 +23,8 @@ from tests.memory.audited_pool import AuditedPool
 from tests.memory.ledger import Ledger
 from tests.memory.model_requests import Reference, Request
 from tests.worker.tiny_models import MAX_POSITIONS
-from worker_svc.cpu.runner import ModelRunner
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.runner import CpuRunner
 from worker_svc.model.decoder import Decoder
 from worker_svc.steps.step_limits import StepLimits
 
@@ -56,7 +57,7 @@ class ModelCluster:
             max_model_len=MAX_POSITIONS,
             max_batched_tokens=config.max_num_batched_tokens,
         )
-        self._runner = ModelRunner(decoder, self.pool, limits, REFERENCES)
+        self._runner = CpuRunner(HostDecoder(decoder, TorchKernels()), self.pool, limits)
         self._reference = Reference(decoder)
         self._in_flight: deque[tuple[StepPlan, Step]] = deque()
         self._sampling: dict[int, SequenceSampling] = {}

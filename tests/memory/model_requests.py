@@ -14,7 +14,7 @@ from torch import Tensor
 from common.sampling_params import SequenceSampling
 from kernels.sampling.noise import gumbel, noise_bits, row_keys
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidate
-from tests.worker.paged_runner import PagedSequence, forward_batch
+from tests.worker.paged_runner import PagedSequence, forward_batch, reference_logits
 from tests.worker.tiny_models import VOCAB_SIZE, random_prompts
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
@@ -148,7 +148,7 @@ class Reference:
         pool = pool or self._pool(len(token_ids), 16)
         sequence = PagedSequence(token_ids, len(token_ids), list(range(pool.num_blocks)))
         with torch.inference_mode():
-            return self._decoder.forward(forward_batch([sequence], [len(token_ids)], pool.block_size), pool)
+            return reference_logits(self._decoder, forward_batch([sequence], [len(token_ids)], pool.block_size), pool)
 
     def _pool(self, num_tokens: int, block_size: int) -> KVPool:
         return KVPool(self._decoder.block_shape(block_size), -(-num_tokens // block_size), self._decoder.device)

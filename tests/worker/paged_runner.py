@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kernels.native.torch_kernels import TorchKernels
 from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
@@ -44,7 +45,7 @@ class PagedRunner:
         seed: int = 0,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        self.decoder = decoder
+        self.decoder = decoder if isinstance(decoder, HostDecoder) else HostDecoder(decoder, TorchKernels())
         self.random = random.Random(seed)
         self.pool = KVPool(decoder.block_shape(block_size, kv_dtype), num_blocks, decoder.device)
         self._bytes = self.pool.blocks.view(torch.uint8)
@@ -84,7 +85,7 @@ class PagedRunner:
 
     def compute(self, sequences: Sequence[PagedSequence], counts: Sequence[int]) -> torch.Tensor:
         """Logits of the last of the next `counts` tokens of each, in float32."""
-        return self.decoder.forward(forward_batch(sequences, counts, self.pool.block_size), self.pool)
+        return self.decoder.forward(forward_batch(sequences, counts, self.pool.block_size), self.pool).float()
 
     def release(self, sequence: PagedSequence) -> None:
         """Free the blocks, poisoned again."""
@@ -95,6 +96,11 @@ class PagedRunner:
     def _grow(self, sequence: PagedSequence, num_tokens: int) -> None:
         while len(sequence.block_table) * self.pool.block_size < num_tokens:
             sequence.block_table.append(self.free_blocks.pop())
+
+
+def reference_logits(decoder: Decoder, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
+    """Logits [L, vocab_size] in float32, by the kernels' references in torch."""
+    return HostDecoder(decoder, TorchKernels()).forward(batch, pool).float()
 
 
 def forward_batch(

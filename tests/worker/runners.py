@@ -6,11 +6,10 @@ from torch import Tensor
 
 from common.step import Step, StepResult
 from kernels.native.torch_kernels import TorchKernels
-from kernels.sampling.sampling_operations import REFERENCES
-from tests.worker.paged_runner import PagedSequence, forward_batch
+from tests.worker.paged_runner import PagedSequence, forward_batch, reference_logits
 from tests.worker.tiny_models import MAX_POSITIONS
 from worker_svc.cpu.host_decoder import HostDecoder
-from worker_svc.cpu.runner import ModelRunner
+from worker_svc.cpu.runner import CpuRunner
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.gpu.torch_operations import OPERATIONS
@@ -39,15 +38,9 @@ class MakeRunner(Protocol):
 
 
 def make_cpu_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
+    """Make a runner with the kernels' torch references."""
     pool = poisoned_pool(decoder)
-    return SteppedRunner(ModelRunner(decoder, pool, limits_for(decoder), REFERENCES, max_prompt_logits)), pool
-
-
-def make_host_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
-    """The CPU's own forward pass, with the kernels' torch references."""
-    pool = poisoned_pool(decoder)
-    model = HostDecoder(decoder, TorchKernels())
-    runner = ModelRunner(model, pool, limits_for(decoder), model.sampling, max_prompt_logits, model.greedy)
+    runner = CpuRunner(HostDecoder(decoder, TorchKernels()), pool, limits_for(decoder), max_prompt_logits)
     return SteppedRunner(runner), pool
 
 
@@ -60,7 +53,7 @@ def make_device_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) ->
     ), pool
 
 
-MAKE_RUNNERS = {"cpu": make_cpu_runner, "host": make_host_runner, "device": make_device_runner}
+MAKE_RUNNERS = {"cpu": make_cpu_runner, "device": make_device_runner}
 
 
 def poisoned_pool(decoder: Decoder) -> KVPool:
@@ -88,4 +81,4 @@ def full_logits(decoder: Decoder, token_ids: list[int]) -> Tensor:
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     sequence = PagedSequence(token_ids, len(token_ids), list(range(num_blocks)))
     batch = forward_batch([sequence], [len(token_ids)], BLOCK_SIZE, all_logits=True)
-    return decoder.forward(batch, KVPool(decoder.block_shape(BLOCK_SIZE), num_blocks, decoder.device))
+    return reference_logits(decoder, batch, KVPool(decoder.block_shape(BLOCK_SIZE), num_blocks, decoder.device))

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.equality import assert_equal_greedy
-from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
+from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch, reference_logits
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, reference_greedy, write_tiny_model
 from worker_svc.model.decoder import load_decoder
 
@@ -75,8 +75,8 @@ def test_only_the_wanted_rows_go_through_the_head(tmp_path: Path) -> None:
     decoder = load_decoder(write_tiny_model("llama_gqa", tmp_path), None, CPU)
     runner = PagedRunner(decoder, num_blocks=4, block_size=16)
     sequence = PagedSequence(random_prompts((20,))[0], 20, block_table=[2, 0])
-    every = decoder.forward(forward_batch([sequence], [20], 16, all_logits=True), runner.pool)
-    last = decoder.forward(forward_batch([sequence], [20], 16), runner.pool)
+    every = reference_logits(decoder, forward_batch([sequence], [20], 16, all_logits=True), runner.pool)
+    last = reference_logits(decoder, forward_batch([sequence], [20], 16), runner.pool)
     assert every.shape == (20, decoder.config.vocab_size)
     assert last.shape == (1, decoder.config.vocab_size)
     torch.testing.assert_close(last[0], every[-1], rtol=1e-4, atol=1e-4)
@@ -90,7 +90,7 @@ def test_a_chunk_without_wanted_rows_gives_no_logits_and_fills_the_cache(tmp_pat
     unwanted = {name: getattr(batch, name) for name in batch.__slots__} | {
         "logit_rows": torch.tensor([], dtype=torch.int64)
     }
-    assert decoder.forward(type(batch)(**unwanted), runner.pool).shape == (0, decoder.config.vocab_size)
+    assert reference_logits(decoder, type(batch)(**unwanted), runner.pool).shape == (0, decoder.config.vocab_size)
     assert runner.pool.key_cache(0)[3, :12].isfinite().all()
     assert runner.pool.key_cache(0)[3, 12:].isnan().all()
     assert runner.pool.key_cache(0)[1].isnan().all()
@@ -126,6 +126,6 @@ def _paged_logits(folder: Path, prompt: list[int], dtype: torch.dtype) -> torch.
     parts = []
     for count in (40, 20, *[1] * (len(prompt) - 60)):
         batch = forward_batch([sequence], [count], 16, all_logits=True)
-        parts.append(decoder.forward(batch, runner.pool))
+        parts.append(reference_logits(decoder, batch, runner.pool))
         sequence.num_computed_tokens += count
     return torch.cat(parts)

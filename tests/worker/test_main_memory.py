@@ -8,7 +8,7 @@ from tests.worker.runners import limits_for
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.cpu.packing import choose_packing
-from worker_svc.cpu.runner import ModelRunner
+from worker_svc.cpu.runner import CpuRunner
 from worker_svc.cpu.step_memory import step_buffer_bytes
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.memory.main_memory import MainMemory
@@ -54,7 +54,7 @@ def test_the_largest_step_takes_no_more_than_is_kept_free_for_it(
     model = HostDecoder(decoder, native_kernels())
     limits = limits_for(decoder)
     pool = KVPool(decoder.block_shape(limits.block_size), limits.num_blocks, decoder.device)
-    ModelRunner(model, pool, limits, model.sampling, greedy=model.greedy).launch(largest_step(limits))
+    CpuRunner(model, pool, limits).launch(largest_step(limits))
     kept_free = step_buffer_bytes(
         decoder.config, decoder.dtype, num_tokens=limits.max_batched_tokens, num_rows=limits.num_seats
     )

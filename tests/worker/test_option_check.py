@@ -28,7 +28,8 @@ USUAL = CheckedOptions(
         ({"device": "cuda:1"}, False, "--device cuda:1 was asked for"),
         ({"kv_dtype": "fp8"}, False, "--kv-dtype fp8 needs the runner of an accelerator"),
         ({"kv_dtype": "fp8", "device": "cpu"}, True, "--kv-dtype fp8"),
-        ({"kv_dtype": "fp8", "runner": "cpu", "device": "cuda"}, True, "--kv-dtype fp8"),
+        ({"kv_dtype": "fp8", "runner": "cpu", "device": "cpu"}, True, "--kv-dtype fp8"),
+        ({"runner": "cpu", "device": "cuda"}, True, "--device is cuda: leave --runner out"),
         ({"kv_dtype": "int8", "device": "cuda"}, True, "--kv-dtype int8 needs the CPU's runner"),
         ({"kv_dtype": "int8", "runner": "device"}, False, "--kv-dtype int8"),
         ({"weight_dtype": "int8", "device": "cuda:0"}, True, "--weight-dtype int8"),
@@ -54,7 +55,7 @@ def test_what_cannot_be_is_refused_by_the_names_of_options(
 def test_kernels_without_their_library_are_refused_where_a_device_was_asked_for() -> None:
     with pytest.raises(OptionError, match="Triton is missing"):
         check_options(replace(USUAL, device="cuda"), has_driver=True, has_kernels=False)
-    check_options(replace(USUAL, device="cuda", runner="cpu"), has_driver=True, has_kernels=False)
+    check_options(replace(USUAL, device="cpu"), has_driver=True, has_kernels=False)
 
 
 @pytest.mark.parametrize("has_driver", [False, True])

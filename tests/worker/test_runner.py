@@ -162,7 +162,7 @@ def test_penalties_see_the_prompt_and_the_output_however_the_seat_was_sent(
     make_runner: MakeRunner, decoder: Decoder
 ) -> None:
     """A frequency penalty that no logit outweighs forbids repeating an output, also after the seat was moved."""
-    sampling = replace(GREEDY, frequency_penalty=1000.0)
+    sampling = replace(GREEDY, repetition_penalty=100.0, frequency_penalty=2.0)
     outputs = []
     for snapshots in (False, True):
         runner, _ = make_runner(decoder)

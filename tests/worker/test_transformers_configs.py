@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
+from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch, reference_logits
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, randomise
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.model.config import ModelConfig
@@ -225,7 +225,7 @@ def compare(folder: Path) -> None:
     decoder = load_decoder(folder, torch.float32, CPU)
     runner = PagedRunner(decoder, num_blocks=8, block_size=16)
     sequence = PagedSequence(prompt, len(prompt), block_table=[6, 1, 4, 3, 7])
-    found = decoder.forward(forward_batch([sequence], [len(prompt)], 16, all_logits=True), runner.pool)
+    found = reference_logits(decoder, forward_batch([sequence], [len(prompt)], 16, all_logits=True), runner.pool)
     assert (found - expected).abs().max() <= 1e-4 * expected.std()
 
 

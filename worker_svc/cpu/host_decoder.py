@@ -1,8 +1,8 @@
 """Forward pass on a CPU: packed products, and between them kernels that work in place or into reused buffers.
 
-Replaces `Decoder`: results equal those of `Decoder.hidden` and `Decoder.logits`. The first pass calls kernel by kernel.
-If all kernels are native, the pass is recorded, and later passes are one call. Reads and writes the KV pool that it is
-given, whose blocks have the layout of the kernels. Knows no sequences and samples nothing.
+The first pass calls kernel by kernel. If all kernels are native, the pass is recorded, and later passes are one call.
+Reads and writes the KV pool that it is given, whose blocks have the layout of the kernels. Knows no sequences and
+samples nothing.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,8 +35,10 @@ from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig, NormPlace
 from worker_svc.model.decoder import Decoder
-from worker_svc.model.forward_pass import GreedyChoice
 from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, DecoderLayer, Mlp
+
+# For each of `ForwardBatch.logit_rows`: the token of the greatest logit, and True if all logits are finite.
+GreedyChoice = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 
 
 class HostDecoder:
@@ -102,7 +105,11 @@ class HostDecoder:
         self._buffers.take_memory()
 
     def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
-        """See Decoder.forward; the logits are in the model's dtype."""
+        """Compute the batch's tokens, write their keys and values, return logits [L, vocab_size] in the model's dtype.
+
+        Only the rows in `batch.logit_rows` go through the head. Earlier tokens of the rows, and blocks that are copied
+        or swapped in, must be in the cache before.
+        """
         return self.logits(self.hidden(batch, kv_pool))
 
     @torch.inference_mode()

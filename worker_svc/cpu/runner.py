@@ -1,4 +1,4 @@
-"""Executes steps with a real model: seat table, block moves, one forward pass, sampling and ranking.
+"""Executes steps on a CPU: seat table, block moves, one forward pass, sampling and ranking.
 
 Runs on one thread and owns the seat table and the KV pool. Knows nothing of epochs or streams.
 """
@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from common.step import Step, StepResult
-from kernels.sampling.sampling_operations import SamplingOperations
 from worker_svc.cpu.batch_builder import build_batch, starts_of
+from worker_svc.cpu.host_decoder import GreedyChoice, HostDecoder
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
-from worker_svc.model.forward_pass import ForwardPass, GreedyChoice
 from worker_svc.sampling.candidates import CandidateRanker
 from worker_svc.sampling.prompt_logprobs import PromptSpan, find_prompt_spans, launch_prompts, pack_prompts
 from worker_svc.sampling.sampler import Sampler
@@ -24,36 +23,36 @@ from worker_svc.steps.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_upload import DirectUpload
 
-ChooseGreedy = Callable[[ForwardBatch, KVPool], GreedyChoice]
 MAX_PROMPT_LOGITS = 1 << 24  # per slice: 64 MiB in float32
 
 
-class ModelRunner:
-    """One model on one device, its KV pool, and its seats."""
+class CpuRunner:
+    """One model, its KV pool, and its seats. An `AnnouncingRunner`."""
 
     def __init__(
-        self,
-        model: ForwardPass,
-        kv_pool: KVPool,
-        limits: StepLimits,
-        operations: SamplingOperations,
-        max_prompt_logits: int = MAX_PROMPT_LOGITS,
-        greedy: ChooseGreedy | None = None,
+        self, model: HostDecoder, kv_pool: KVPool, limits: StepLimits, max_prompt_logits: int = MAX_PROMPT_LOGITS
     ) -> None:
-        """`greedy` replaces model and sampler in steps that want only the greedy token of each row."""
         self._model = model
         self._kv_pool = kv_pool
         self._seats = SeatTable(limits)
         self._columns = SamplingColumns(limits.num_seats, limits.vocab_size)
-        self._operations = operations
-        self._sampler = Sampler(self._columns, operations)
-        self._ranker = CandidateRanker(self._columns, operations)
+        self._operations = model.sampling
+        self._sampler = Sampler(self._columns, model.sampling)
+        self._ranker = CandidateRanker(self._columns, model.sampling)
         self._upload = DirectUpload(model.device)
         self._max_prompt_logits = max_prompt_logits
-        self._greedy = greedy
+
+    @property
+    def before_pass(self) -> Callable[[], None]:
+        """See AnnouncingRunner."""
+        return self._model.before_pass
+
+    @before_pass.setter
+    def before_pass(self, announce: Callable[[], None]) -> None:
+        self._model.before_pass = announce
 
     def launch(self, step: Step) -> StepResult:
-        """Executes a step and waits for the device.
+        """Execute a step.
 
         Raises InvalidStepError before anything has changed. After any other exception the seats are in an
         unknown state until the next snapshot.
@@ -67,21 +66,13 @@ class ModelRunner:
             return result
 
     def _move_blocks(self, checked: CheckedStep) -> int:
-        """Move blocks and return the nanoseconds that swaps took; only swaps are waited for."""
-        swap_ns = 0
-        if checked.swap_out or checked.swap_in:
-            self._wait_for_device()
-            began_ns = time.perf_counter_ns()
-            self._kv_pool.swap_out(checked.swap_out)
-            self._kv_pool.swap_in(checked.swap_in)
-            self._wait_for_device()
-            swap_ns = time.perf_counter_ns() - began_ns
+        """Move blocks and return the nanoseconds that swaps took."""
+        began_ns = time.perf_counter_ns()
+        self._kv_pool.swap_out(checked.swap_out)
+        self._kv_pool.swap_in(checked.swap_in)
+        swap_ns = time.perf_counter_ns() - began_ns if checked.swap_out or checked.swap_in else 0
         self._kv_pool.copy_blocks(checked.copies)
         return swap_ns
-
-    def _wait_for_device(self) -> None:
-        if self._kv_pool.device.type == "cuda":
-            torch.cuda.synchronize(self._kv_pool.device)
 
     def _compute(self, rows: StepRows, result: StepResult) -> None:
         # The processor idles between two passes, so skip what most steps do not need.
@@ -97,8 +88,8 @@ class ModelRunner:
             ranked = query_start[rows.candidate_rows + 1] - 1
             logit_rows = np.concatenate([logit_rows, ranked, *(span.logit_rows for span in spans)])
         batch = build_batch(self._seats, rows, query_start, logit_rows, self._model.device)
-        if self._greedy is not None and self._wants_greatest(rows) and len(logit_rows) == num_sampled:
-            _take_greatest(result, self._greedy(batch, self._kv_pool), which_sampled)
+        if self._wants_greatest(rows) and len(logit_rows) == num_sampled:
+            _take_greatest(result, self._model.greedy(batch, self._kv_pool), which_sampled)
         else:
             self._take_logits(batch, spans, which_sampled, rows, result)
         self._seats.advance(rows, result.token_ids)

@@ -1,6 +1,6 @@
 """The forward pass on an accelerator: the decoder's weights, with as few launches between the products as possible.
 
-Computes the same as `Decoder.hidden` and `Decoder.logits`. It neither waits for the device nor depends on values on the
+It neither waits for the device nor depends on values on the
 device, so it can be captured in a graph. Knows no seats and no steps.
 """
 
@@ -136,7 +136,7 @@ class DeviceForward:
         return attention.out(out.view(num_tokens, -1))
 
     def _norm_heads(self, norm: Norm, heads: Tensor) -> Tensor:
-        """Norm as `Norm.of_heads`. heads: [T, heads, head_dim]"""
+        """Norm of each head, or of all heads of a token as one vector, as its size says. heads: [T, heads, head_dim]"""
         return self._norm(norm, heads.view(len(heads), -1, norm.size), None).view(heads.shape)
 
     def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:

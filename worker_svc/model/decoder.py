@@ -1,8 +1,4 @@
-"""The decoder: one iteration's tokens in, logits of the wanted rows out.
-
-It owns the weights, and reads and writes the given KV pool at the places that the batch names. It does not know the
-sequences behind the rows, and it samples nothing.
-"""
+"""Weights of a decoder and their loading. `cpu.host_decoder` and `gpu.forward` compute with them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_attention import AttentionPlan, paged_attention, plan_attention
-from kernels.blocks.kv_blocks import write_kv
 from worker_svc.checkpoint.dtype_choice import saved_dtype
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.checkpoint.weight_reader import WeightReader
-from worker_svc.memory.kv_pool import BlockShape, KVPool
-from worker_svc.model.batch import ForwardBatch
+from worker_svc.memory.kv_pool import BlockShape
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import (
@@ -26,9 +19,7 @@ from worker_svc.model.layers import (
     MakeProduct,
     Norm,
     Product,
-    Rotation,
     inverse_frequencies,
-    rotation,
 )
 from worker_svc.model.weights import WeightLoader
 
@@ -71,71 +62,6 @@ class Decoder:
             block_size=block_size,
             dtype=kv_dtype or self.dtype,
         )
-
-    def forward(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
-        """Compute the batch's tokens, write their keys and values, return logits [L, vocab_size] in float32.
-
-        Only the rows in `batch.logit_rows` go through the head. Earlier tokens of the rows, and blocks that are copied
-        or swapped in, must be in the cache before.
-        """
-        return self.logits(self.hidden(batch, kv_pool))
-
-    def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
-        """Compute `forward` up to the head: [L, hidden_size], for callers that compute logits in slices."""
-        assert kv_pool.shape.dtype == self.dtype, "keys and values of another dtype are for the device runner alone"
-        with torch.inference_mode():
-            hidden = self._embed(batch)
-            rotate = self._rotation(batch.positions)
-            plans = self._plan(batch, kv_pool)
-            for index, layer in enumerate(self.layers):
-                window = self.config.sliding_windows[index]
-                cache = _LayerCache(kv_pool, index, batch.slot_mapping, plans[window], self.config.attention_scale)
-                hidden = layer(hidden, rotate, cache.attend)
-            return hidden[batch.logit_rows]
-
-    def _embed(self, batch: ForwardBatch) -> Tensor:
-        hidden = self.token_embedding[batch.token_ids]
-        if self.project_in is not None:
-            hidden = self.project_in(hidden)
-        if self.position_embedding is not None:
-            hidden = hidden + self.position_embedding[batch.positions + self.config.position_offset]
-        return hidden
-
-    def _rotation(self, positions: Tensor) -> Rotation | None:
-        if self.inverse_frequencies is None:
-            return None
-        return rotation(positions, self.inverse_frequencies, self.dtype)
-
-    def _plan(self, batch: ForwardBatch, kv_pool: KVPool) -> dict[int | None, AttentionPlan]:
-        """One plan for all layers with the same window."""
-        any_layer = kv_pool.key_cache(0)
-        windows = set(self.config.sliding_windows)
-        return {window: plan_attention(batch.rows, any_layer, window) for window in windows}
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the head to any rows of `hidden`: logits [..., vocab_size] in float32."""
-        with torch.inference_mode():
-            if self.final_norm is not None:
-                hidden = self.final_norm(hidden)
-            if self.project_out is not None:
-                hidden = self.project_out(hidden)
-            return self.head(hidden).float()
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerCache:
-    """One layer's part of the pool during one iteration: new keys and values go in, then queries attend."""
-
-    kv_pool: KVPool
-    layer: int
-    slot_mapping: Tensor
-    plan: AttentionPlan
-    scale: float
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        key_cache, value_cache = self.kv_pool.key_cache(self.layer), self.kv_pool.value_cache(self.layer)
-        write_kv(key, value, key_cache, value_cache, self.slot_mapping)
-        return paged_attention(query, key_cache, value_cache, self.plan, self.scale)
 
 
 def load_decoder(

@@ -1,8 +1,4 @@
-"""The parts of a decoder layer, each a frozen bundle of weights that can be called.
-
-They map rows of hidden states to rows of hidden states, and know no checkpoint, family or batch; attention over the
-cache is passed in.
-"""
+"""The parts of a decoder layer, each a frozen bundle of weights. They know no checkpoint, family or batch."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +13,6 @@ from kernels.layers import layer_ops
 from worker_svc.model.config import Llama3Scaling, NormPlace, RopeConfig, YarnScaling
 
 Activation = Callable[[Tensor], Tensor]
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -75,15 +70,6 @@ class Norm:
     weight: Tensor | None  # [size]
     bias: Tensor | None  # [size]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.rms:
-            return F.rms_norm(x, (self.size,), self.weight, self.eps)
-        return F.layer_norm(x, (self.size,), self.weight, self.bias, self.eps)
-
-    def of_heads(self, heads: Tensor) -> Tensor:
-        """Norm of each head, or of all heads of a token as one vector, as the size says. heads: [T, heads, head_dim]"""
-        return self(heads.reshape(len(heads), -1, self.size)).view(heads.shape)
-
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
@@ -93,33 +79,6 @@ class Mlp:
     down: Product
     activation: Activation
     gated: bool
-
-    def __call__(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        if not self.gated:
-            return self.down(self.activation(x))
-        gate, up = x.chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """cos and sin of each token's rotary angles, [T, 1, head_dim] each, computed once for all layers."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Rotate dimension i against dimension i + head_dim / 2. x: [T, heads, head_dim]"""
-        first, second = x.chunk(2, dim=-1)
-        return x * self.cos + torch.cat((-second, first), dim=-1) * self.sin
-
-
-def rotation(positions: Tensor, inverse_frequencies: Tensor, dtype: torch.dtype) -> Rotation:
-    """Angles in float32, since positions beyond 2^8 have no exact bfloat16. positions: [T]"""
-    angles = positions.to(torch.float32).unsqueeze(1) * inverse_frequencies
-    angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, device: torch.device) -> Tensor:
@@ -169,15 +128,6 @@ class Attention:
     num_kv_heads: int
     head_dim: int
 
-    def __call__(self, x: Tensor, rotate: Rotation | None, attend: Attend) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
-        q, k, v = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
-        if rotate is not None:
-            q, k = rotate(q), rotate(k)
-        return self.out(attend(q, k, v).reshape(x.shape[0], -1))
-
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
@@ -188,15 +138,3 @@ class DecoderLayer:
     attention_norm: Norm
     mlp_norm: Norm
     norm_place: NormPlace
-
-    def __call__(self, x: Tensor, rotate: Rotation | None, attend: Attend) -> Tensor:
-        match self.norm_place:
-            case NormPlace.BEFORE:
-                x = x + self.attention(self.attention_norm(x), rotate, attend)
-                return x + self.mlp(self.mlp_norm(x))
-            case NormPlace.AFTER_SUM:
-                x = self.attention_norm(x + self.attention(x, rotate, attend))
-                return self.mlp_norm(x + self.mlp(x))
-            case NormPlace.ON_OUTPUT:
-                x = x + self.attention_norm(self.attention(x, rotate, attend))
-                return x + self.mlp_norm(self.mlp(x))

@@ -28,7 +28,7 @@ from worker_svc.model.layers import Linear
 from worker_svc.option_check import CheckedOptions, int8_refused
 from worker_svc.runner_choice import DeviceError, RequestedRunner, choose_runner, detect_machine
 from worker_svc.start.preflight import check_folder
-from worker_svc.start.runner_start import start_device_runner, start_plain_runner
+from worker_svc.start.runner_start import start_cpu_runner, start_device_runner
 from worker_svc.start.start_notices import notices
 
 
@@ -58,7 +58,7 @@ def load_model(settings: WorkerSettings, status: Status | None = None) -> Loaded
         )
         dtype = named_dtype(chosen.dtype)
     host = None
-    if choice.kind == "cpu" and choice.device.type == "cpu":
+    if choice.kind == "cpu":
         with clock.phase("kernels"):
             if settings.kernels != "torch" and needs_build(os.environ):
                 status.phase("compiling")
@@ -73,10 +73,10 @@ def load_model(settings: WorkerSettings, status: Status | None = None) -> Loaded
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
         decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"))
-    if choice.kind == "device":
+    if host is None:
         started = start_device_runner(settings, decoder, choice, clock)
     else:
-        started = start_plain_runner(settings, decoder, choice, clock, None if host is None else host.kernels)
+        started = start_cpu_runner(settings, decoder, choice, clock, host.kernels)
     if choice.device.type == "cpu":
         with clock.phase("huge_pages"):
             collapse_memory()

@@ -3,9 +3,8 @@
 Knows how much memory each may take, and the settings that decide it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from threading import Thread
 from typing import NamedTuple
 
@@ -14,12 +13,10 @@ import torch
 
 from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.host_memory import take_memory
-from kernels.sampling.sampling_operations import REFERENCES
 from quire import machine
 from quire.worker_settings import WorkerSettings
 from worker_svc.cpu.host_decoder import HostDecoder
-from worker_svc.cpu.host_runner import HostRunner
-from worker_svc.cpu.runner import ModelRunner
+from worker_svc.cpu.runner import CpuRunner
 from worker_svc.cpu.step_memory import step_buffer_bytes
 from worker_svc.description import MemoryUse, PhaseClock
 from worker_svc.gpu import torch_operations
@@ -65,17 +62,10 @@ class StartedRunner(NamedTuple):
     memory: MemoryUse
 
 
-def start_plain_runner(
-    settings: WorkerSettings,
-    decoder: Decoder,
-    choice: RunnerChoice,
-    clock: PhaseClock,
-    kernels: CpuKernels | None,
+def start_cpu_runner(
+    settings: WorkerSettings, decoder: Decoder, choice: RunnerChoice, clock: PhaseClock, kernels: CpuKernels
 ) -> StartedRunner:
-    """Start the runner that finishes each step in `launch`: on a CPU with kernels, else with plain torch.
-
-    Raises PoolSizeError.
-    """
+    """Start the CPU's runner, which finishes each step in `launch`. Raises PoolSizeError."""
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
     with clock.phase("kv_pool"):
         step_bytes = _step_bytes(settings, decoder)
@@ -84,19 +74,13 @@ def start_plain_runner(
             pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
     limits = _limits(settings, decoder, plan)
     with clock.phase("warm_up"), _refuse_short_memory():
-        make: Callable[[], StepRunner]
-        if kernels is None:
-            make = partial(ModelRunner, decoder, pool, limits, REFERENCES)
-        else:
-            host_decoder = HostDecoder(decoder, kernels)
-            host_decoder.reserve(limits.max_batched_tokens)
-            make = partial(HostRunner, host_decoder, pool, limits)
-        runner = make()
+        model = HostDecoder(decoder, kernels)
+        model.reserve(limits.max_batched_tokens)
+        runner = CpuRunner(model, pool, limits)
         for step in warm_up_steps(limits):
             runner.launch(step)
-        if kernels is not None:
-            Thread(target=_take_memory, args=(host_decoder, pool), name="memory", daemon=True).start()
-    return StartedRunner(make(), limits, shape, _memory_use(decoder, pool, step_bytes))
+        Thread(target=_take_memory, args=(model, pool), name="memory", daemon=True).start()
+    return StartedRunner(CpuRunner(model, pool, limits), limits, shape, _memory_use(decoder, pool, step_bytes))
 
 
 @contextmanager

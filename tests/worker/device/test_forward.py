@@ -12,7 +12,7 @@ from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
 from kernels.layers.step_inputs_reference import SeatTables
 from tests.worker.device.device_paged_runner import MAX_ROWS, DevicePagedRunner
-from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
+from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch, reference_logits
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, write_tiny_model
 from worker_svc.gpu.torch_operations import OPERATIONS
 from worker_svc.memory.kv_pool import KVPool
@@ -105,7 +105,9 @@ def test_with_a_pool_of_e4m3_a_trained_model_predicts_nearly_the_same() -> None:
     text += PagedRunner(decoder, num_blocks=4, block_size=16).generate([text], 60, batch_size=1, chunk=100)[0]
     sequence = PagedSequence(text, 3, block_table=[3, 0, 2, 1])
     exact_runner = PagedRunner(decoder, num_blocks=4, block_size=16)
-    exact = decoder.forward(forward_batch([sequence], [60], 16, all_logits=True), exact_runner.pool).log_softmax(1)
+    exact = reference_logits(
+        decoder, forward_batch([sequence], [60], 16, all_logits=True), exact_runner.pool
+    ).log_softmax(1)
     runner = DevicePagedRunner(decoder, OPERATIONS, num_blocks=4, kv_dtype=torch.float8_e4m3fn)
     batch = runner.lay_out([sequence], [60])
     ours = runner.forward.logits(runner.forward.forward(batch.inputs, batch.attention), None).log_softmax(1)
