@@ -65,7 +65,7 @@ check: $(VENV)/.dev kernels-gate
 
 # Compiles every Triton kernel for some GPUs and checks the machine code; needs no GPU.
 kernels-gate: $(VENV)/.dev
-	$(BIN)/python -m kernels.gate.compile_gate
+	$(BIN)/python -m benchmarks.gpu.gate.compile_gate
 
 # The same for every launch at a worker's start, with the same arguments; `make test` checks that both use the same types.
 launches-gate: $(VENV)/.dev

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 
+from benchmarks.gpu.gate.tuned_launches import TUNED, Tiling, shape_of
 from benchmarks.gpu.kernel_bench.candidates import (
     KERNELS,
     Compiled,
@@ -27,7 +28,6 @@ from kernels.attention.prefill_config import prefill_config, prefill_rule
 from kernels.attention.shape import AttentionShape
 from kernels.attention.tuned import ORIGIN, ROWS
 from kernels.attention.tuned_lookup import AttentionKernel, TunedRow, tuned_row
-from kernels.gate.tuned_launches import TUNED, Tiling, shape_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE_ROWS = [TunedRow(*row) for row in ROWS]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from benchmarks.gpu.gate.cascade_launches import prefix_launch
+from benchmarks.gpu.gate.compile_gate import compile_for
 from kernels.attention.cascade_config import cascade_config
 from kernels.attention.shape import AttentionShape
-from kernels.gate.cascade_launches import prefix_launch
-from kernels.gate.compile_gate import compile_for
 
 HOPPER_REGISTERS, HOPPER_SHARED_BYTES, RESERVED_BYTES = 65_536, 228 * 1024, 1024  # of a multiprocessor; per program
 

@@ -7,8 +7,8 @@ import pytest
 import triton
 import triton.language as tl
 
-from kernels.gate.compile_gate import compile_for, faults, main
-from kernels.gate.launch_config import LaunchConfig
+from benchmarks.gpu.gate.compile_gate import compile_for, faults, main
+from benchmarks.gpu.gate.launch_config import LaunchConfig
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from benchmarks.gpu.gate.compile_gate import compile_for
+from benchmarks.gpu.gate.decode_launches import decode_launch
 from kernels.attention.decode_config import DecodeConfig, decode_config
 from kernels.attention.shape import AttentionShape
-from kernels.gate.compile_gate import compile_for
-from kernels.gate.decode_launches import decode_launch
 
 HOPPER_REGISTERS, HOPPER_SHARED_BYTES, RESERVED_BYTES = 65_536, 228 * 1024, 1024  # of a multiprocessor; per program
 E4M3 = torch.float8_e4m3fn

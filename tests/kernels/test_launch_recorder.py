@@ -5,8 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gate.compile_gate import compile_recorded, resource_faults
-from kernels.gate.launch_recorder import RecordedLaunch, recorded_launches
+from benchmarks.gpu.gate.compile_gate import compile_recorded, resource_faults
+from benchmarks.gpu.gate.launch_recorder import RecordedLaunch, recorded_launches
 
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing")
 

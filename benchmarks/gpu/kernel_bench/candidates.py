@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.gpu.gate.compile_gate import MAX_SHARED_BYTES, MachineCode, compile_for, faults
+from benchmarks.gpu.gate.tuned_launches import Tiling, launch_with
 from kernels.attention.cascade_config import cascade_rule
 from kernels.attention.decode_config import decode_rule
 from kernels.attention.prefill_config import prefill_rule
 from kernels.attention.shape import AttentionShape
 from kernels.attention.tuned_lookup import HOPPER, AttentionKernel, TunedRow
-from kernels.gate.compile_gate import MAX_SHARED_BYTES, MachineCode, compile_for, faults
-from kernels.gate.tuned_launches import Tiling, launch_with
 
 KERNELS: tuple[AttentionKernel, ...] = ("decode", "prefill", "prefix")
 # Heads of queries, of keys and values, and their dimension: one model of each kind stands for all with its group.

@@ -17,10 +17,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from benchmarks.gpu.gate.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
 from common.sampling_params import SequenceSampling
 from common.step import SequenceState, Step
 from kernels.attention.cascade_groups import SharingCost
-from kernels.gate.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
 from kernels.sampling.sampling_operations import SamplingOperations
 from tests.worker.steps import seat_state
 from worker_svc.gpu import torch_operations, triton_operations

@@ -11,9 +11,9 @@ import pytest
 import torch
 import triton
 
-from kernels.gate.launch_config import LaunchConfig
-from kernels.gate.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
-from kernels.gate.launch_table import LAUNCHES
+from benchmarks.gpu.gate.launch_config import LaunchConfig
+from benchmarks.gpu.gate.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
+from benchmarks.gpu.gate.launch_table import LAUNCHES
 from tests.worker.device.launched_steps import CASES, LIMITS, LaunchCase, RandomSteps
 from worker_svc.gpu.runner import PendingDeviceStep
 from worker_svc.model.decoder import Decoder

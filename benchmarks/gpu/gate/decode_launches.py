@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import torch
 
+from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.attention import decode_attention, decode_plan
 from kernels.attention.decode_config import decode_config
 from kernels.attention.decode_reference import DecodeRows, empty_plan
 from kernels.attention.shape import AttentionShape
-from kernels.gate.launch_config import LaunchConfig
 
 _TYPES = {
     torch.float32: "fp32",

@@ -1,6 +1,6 @@
 """Configurations of the kernel that gathers a step's inputs, for the compile gate."""
 
-from kernels.gate.launch_config import LaunchConfig
+from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.layers import step_inputs
 
 

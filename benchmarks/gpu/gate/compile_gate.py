@@ -1,7 +1,7 @@
 """Compiles kernels without a GPU, and checks the machine code for known causes of slowness.
 
-`python -m kernels.gate.compile_gate` does so for the whole launch table and fails on spilled registers, on shared
-memory over the device's limit, on a missing `wgmma` and on narrow loads. Does not check results.
+`python -m benchmarks.gpu.gate.compile_gate` does so for the whole launch table and fails on spilled registers, on
+shared memory over the limit of the device, on a missing `wgmma` and on narrow loads. Does not check results.
 """
 
 import os
@@ -19,9 +19,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.gate.launch_config import LaunchConfig
-from kernels.gate.launch_recorder import RecordedLaunch
-from kernels.gate.launch_table import LAUNCHES
+from benchmarks.gpu.gate.launch_config import LaunchConfig
+from benchmarks.gpu.gate.launch_recorder import RecordedLaunch
+from benchmarks.gpu.gate.launch_table import LAUNCHES
 
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # that one thread block may use
 _WARP_SIZE = 32

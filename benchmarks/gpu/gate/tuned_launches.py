@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.gpu.gate.cascade_launches import prefix_launch
+from benchmarks.gpu.gate.decode_launches import decode_launch
+from benchmarks.gpu.gate.launch_config import LaunchConfig
+from benchmarks.gpu.gate.prefill_launches import prefill_launch
 from kernels.attention import prefill_attention
 from kernels.attention.prefill_config import PrefillConfig
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
 from kernels.attention.shape import AttentionShape
 from kernels.attention.tuned import ROWS
 from kernels.attention.tuned_lookup import AttentionKernel, TunedRow
-from kernels.gate.cascade_launches import prefix_launch
-from kernels.gate.decode_launches import decode_launch
-from kernels.gate.launch_config import LaunchConfig
-from kernels.gate.prefill_launches import prefill_launch
 
 _BLOCK_SIZE = 16
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import torch
 
+from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.attention import prefill_attention
 from kernels.attention.prefill_config import prefill_config
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
 from kernels.attention.shape import AttentionShape
-from kernels.gate.launch_config import LaunchConfig
 
 _TYPES = {
     torch.float32: "fp32",

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.attention import cascade_attention, cascade_plan, decode_attention, decode_plan
 from kernels.attention.cascade_config import cascade_config
 from kernels.attention.cascade_groups import GROUP_FIELDS
@@ -12,7 +13,6 @@ from kernels.attention.cascade_reference import CascadePlan, PrefixGroups, empty
 from kernels.attention.decode_config import DecodeConfig
 from kernels.attention.decode_reference import DecodeRows
 from kernels.attention.shape import AttentionShape
-from kernels.gate.launch_config import LaunchConfig
 
 _TYPES = {
     torch.float32: "fp32",

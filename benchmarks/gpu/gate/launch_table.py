@@ -5,14 +5,14 @@ Add the configurations of a new kernel here, each with the numbers that its wrap
 
 import triton
 
+from benchmarks.gpu.gate.cascade_launches import CASCADES
+from benchmarks.gpu.gate.decode_launches import DECODES
+from benchmarks.gpu.gate.launch_config import LaunchConfig
+from benchmarks.gpu.gate.prefill_launches import PREFILLS
+from benchmarks.gpu.gate.sampling_launches import SAMPLINGS
+from benchmarks.gpu.gate.step_input_launches import STEP_INPUTS
+from benchmarks.gpu.gate.tuned_launches import TUNED
 from kernels.blocks import block_copy
-from kernels.gate.cascade_launches import CASCADES
-from kernels.gate.decode_launches import DECODES
-from kernels.gate.launch_config import LaunchConfig
-from kernels.gate.prefill_launches import PREFILLS
-from kernels.gate.sampling_launches import SAMPLINGS
-from kernels.gate.step_input_launches import STEP_INPUTS
-from kernels.gate.tuned_launches import TUNED
 from kernels.layers import activations, norms, rotary_write
 from kernels.layers.layer_ops import Activation
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kernels.gate.launch_config import LaunchConfig
+from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.sampling import logit_penalties, token_choice, token_selection
 
 _VOCAB_SIZE = 128_256
