@@ -21,7 +21,7 @@ from benchmarks.peers.environments import SetUpError, install_with_pip, our_pyth
 from benchmarks.peers.peer_process import PeerProcess
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runs_file import RunsFile
-from benchmarks.peers.systems import OFFLINE, OPEN_LOOP, PARITY, POOL_BYTES, RECIPES, SYSTEMS, System
+from benchmarks.peers.systems import DRAWING, OFFLINE, OPEN_LOOP, PARITY, POOL_BYTES, RECIPES, SYSTEMS, System
 from benchmarks.peers.workload import LOADS, MODELS, NUM_REQUESTS, checkpoint
 from benchmarks.random_models import ModelShape
 from benchmarks.report import RESULTS, ROOT, circumstances, has_amx, write_result
@@ -53,7 +53,7 @@ def main() -> None:
         "recipes": {name: asdict(recipe) for name, recipe in RECIPES.items()},
     }
     kind = "amx_" if has_amx(circumstances()["machine"]) else ""  # such machines have results of their own
-    label = f"peers_{kind}{options.model}_{options.dtype}"
+    label = f"peers_{kind}{options.model}_{options.dtype}{'' if options.top_p is None else '_top_p'}"
     runs = RunsFile(options.cache / "runs" / f"{label}.jsonl", plan, resume=options.resume)
     campaign = Campaign(
         entrants=entrants,
@@ -71,6 +71,7 @@ def main() -> None:
         "model": options.model,
         "shape": asdict(MODELS[options.model]),
         "dtype": options.dtype,
+        "top_p": options.top_p,
         "threads": options.threads,
         "rounds": rounds,
         "pool_tokens": POOL_TOKENS,
@@ -117,6 +118,7 @@ def entrants_of(pythons: Mapping[str, Path], options: argparse.Namespace) -> lis
             pool_tokens=POOL_TOKENS,
             step_tokens=STEP_TOKENS,
             max_len=-(-longest // _LEN_STEP) * _LEN_STEP,
+            top_p=options.top_p,
             options=_with_pool(system.options, shape, options.dtype),
         )
         command = [str(python), "-m", f"benchmarks.peers.runners.{system.runner}"]
@@ -162,6 +164,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--loads", nargs="+", choices=LOADS, help="default: all, parity in float32 alone")
     parser.add_argument("--rounds", type=int, default=5, help="of the loads that come all at once")
     parser.add_argument("--open-rounds", type=int, default=3, help="of the loads that come one by one")
+    parser.add_argument("--top-p", type=float, help="draw all tokens so, where a system can; default: greedy choice")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--resume", action="store_true", help="keep the runs of the same plan that have ended")
     parser.add_argument("--set-up", action="store_true", help="make the environments, and no more")
@@ -171,6 +174,8 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.loads = options.loads or [*OFFLINE, *OPEN_LOOP, *([PARITY] if options.dtype == "float32" else [])]
     options.cache = options.cache.resolve()
+    if options.top_p is not None and not set(options.only) <= DRAWING:
+        parser.error(f"--top-p is known for {', '.join(sorted(DRAWING))}: name them with --only")
     return options
 
 

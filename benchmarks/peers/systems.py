@@ -34,6 +34,12 @@ TARGETS: Mapping[str, Mapping[str, float]] = {
     "long": {"tokens_per_s": 1.2},
     **dict.fromkeys(OPEN_LOOP, _NO_WORSE),
 }
+# The same with tokens that are drawn, and the systems whose runners can be told so.
+DRAWING_TARGETS: Mapping[str, Mapping[str, float]] = {
+    "sharegpt": {"tokens_per_s": 1.7},
+    "alpaca": {"tokens_per_s": 1.7},
+}
+DRAWING = frozenset({"quire", "quire-flags", "openvino", "vllm", "vllm-default"})
 # Of `quire serve` for these loads. It is measured without any: this one says what its defaults leave.
 BEST_FLAGS = ("--max-num-seqs", "64", "--num-blocks", "2048", "--max-batched-tokens", "2048", "--no-prefix-cache")
 POOL_BYTES = "pool bytes"  # stands in options for the size of the KV pool

@@ -49,7 +49,7 @@ def _rotary_write(name: str, dtype: str, cache_dtype: str, heads: tuple[int, int
             **dict.fromkeys(("cos_ptr", "sin_ptr"), "*fp32" if half else f"*{dtype}"),
             "key_cache_ptr": f"*{cache_dtype}",
             "value_cache_ptr": f"*{cache_dtype}",
-            "seat_ptr": "*i64",
+            "slot_ptr": "*i64",
             **dict.fromkeys(_ROTARY_WRITE_STRIDES, "i32"),
         },
         constants={

@@ -42,6 +42,7 @@ class Setup:
     step_tokens: int  # computed in one step at most, where the engine can be told; prefix caches are off
     max_len: int  # of any sequence
     options: dict[str, Any]  # of this peer alone
+    top_p: float | None = None  # of tokens drawn at temperature 1; None: greedy choice
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:

@@ -16,6 +16,7 @@ import openvino_genai
 from benchmarks.peers.runners.harness import Recorder, Request, Setup, drive_steps, serve
 
 _BLOCK_SIZE = 32  # of its CPU plugin
+_NO_TOP_K = 2**63 - 1  # its default without a generation_config.json is off, too
 _PRECISION = {"bfloat16": "bf16", "float32": "f32"}
 
 
@@ -40,6 +41,7 @@ class OpenVino:
         }
         folder = converted(setup)
         self._pipeline: Any = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
+        self._top_p = setup.top_p
         self._handles: dict[int, Any] = {}
         self._num_requests = 0
 
@@ -48,7 +50,10 @@ class OpenVino:
 
     def add(self, request: Request) -> None:
         generation = openvino_genai.GenerationConfig()
-        generation.do_sample, generation.ignore_eos = False, True
+        generation.do_sample, generation.ignore_eos = self._top_p is not None, True
+        if self._top_p is not None:
+            generation.temperature, generation.top_p, generation.top_k = 1.0, self._top_p, _NO_TOP_K
+            generation.rng_seed = request.index
         generation.max_new_tokens = generation.min_new_tokens = request.num_output
         prompt = openvino.Tensor(np.array([request.prompt], dtype=np.int64))
         self._num_requests += 1
