@@ -32,6 +32,7 @@ class Setup:
     pool_tokens: int
     step_tokens: int
     max_len: int
+    top_p: float | None = None  # of tokens drawn at temperature 1; None: greedy choice
     options: Mapping[str, Any]
 
 
