@@ -91,7 +91,6 @@ class PresentWorkers:
             drop_host_copy(worker, group)
             for sequence in group.unfinished:
                 sequence.leave_worker()
-                sequence.lose_computed_tokens()
             if group.is_paused:
                 unbind_paused(worker, group)
             else:
