@@ -35,7 +35,13 @@ def sampling_to_pb(sampling: SequenceSampling) -> worker_pb2.SequenceSampling:
 
 
 def sampling_from_pb(message: worker_pb2.SequenceSampling) -> SequenceSampling:
-    """Decode the parameters of a sequence. Raises ValueError if lists that belong together differ in length."""
+    """Decode the parameters of a sequence.
+
+    Raises ValueError if the numbers are missing, as in a step of an older scheduler, or if lists that belong together
+    differ in length.
+    """
+    if not message.HasField("numbers"):
+        raise ValueError("numbers is missing: the scheduler and this worker are of different versions")
     bias_ids, bias_values = unpack_int32(message.bias_ids), unpack_float32(message.bias_values)
     if len(bias_ids) != len(bias_values):
         raise ValueError(f"there are {len(bias_ids)} bias_ids and {len(bias_values)} bias_values: send one per id")

@@ -1,11 +1,16 @@
 """Steps and answers as bytes with a checksum: what was damaged on its way is never taken for what was sent."""
 
+import struct
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.sampling_params import SequenceSampling
+from common.sampling_codec import sampling_from_pb, sampling_to_pb
+from common.sampling_params import NUMERIC_PARAMS, NumericParam, SequenceSampling
 from common.step import SequenceState, Step, StepResult, StepStatus
 from common.step_codec import result_from_pb, result_to_pb, step_from_pb, step_to_pb
 from common.step_wire import open_any_request, open_request, open_response, seal_request, seal_response
@@ -102,3 +107,22 @@ def test_where_a_checksum_may_be_left_out_a_wrong_one_is_still_refused() -> None
         open_any_request(pb.StepRequest(epoch=3, checksum=1).SerializeToString())
     with pytest.raises(DecodeError):
         open_any_request(b"\xff")
+
+
+def test_a_step_of_a_scheduler_that_sends_no_numbers_is_refused_rather_than_sampled_with_other_ones() -> None:
+    state = SequenceState(
+        seat=0, position=0, block_table=[0], token_ids=[1], num_prompt_tokens=1, sampling=SequenceSampling(seed=1)
+    )
+    message = step_to_pb(Step(epoch=1, step_id=1, whole=[state]))
+    assert step_from_pb(message).whole[0].sampling == state.sampling
+    message.whole[0].sampling.ClearField("numbers")
+    with pytest.raises(ValueError, match="numbers is missing"):
+        step_from_pb(message)
+
+
+@pytest.mark.parametrize("each", NUMERIC_PARAMS, ids=lambda each: each.name)
+def test_every_number_among_the_sampling_parameters_travels(each: NumericParam) -> None:
+    number: Any = int(each.trial) if each.is_whole else struct.unpack("f", struct.pack("f", each.trial))[0]
+    assert number != each.default and each.allows(number)
+    sampling = replace(SequenceSampling(seed=1), **{each.name: number})
+    assert sampling_from_pb(sampling_to_pb(sampling)) == sampling
