@@ -108,6 +108,26 @@ def test_a_verdict_counts_targets_and_no_goals() -> None:
     assert Headline("1 ms", [missed]).sentence == "1 ms (target b, **not met**)"
 
 
+def peers_document(runs: list[Run], loads: list[str], not_set_up: dict[str, str], **changes: Any) -> dict[str, Any]:
+    """Figures of a campaign as it writes them."""
+    loaded = {"versions": {"torch": "2.13.0"}, "computes_in": "float32"}
+    return {
+        "model": "125m",
+        "dtype": "float32",
+        "top_p": None,
+        "threads": 2,
+        "rounds": dict.fromkeys(loads, 1),
+        "pool_tokens": 16_384,
+        "step_tokens": 2_048,
+        "loads": _loads_in_words(loads, 32_000),
+        "peers": {
+            name: _peer_in_words(system, loaded if name == "quire" else None) for name, system in SYSTEMS.items()
+        },
+        **Outcome(runs, not_set_up).as_json(loads),
+        **changes,
+    }
+
+
 def test_peers_are_shown_with_every_target_and_every_failure(tmp_path: Path) -> None:
     # 104.96 / 100 is 1.05 when rounded, and under the target of 1.05 all the same.
     runs = [run("quire", "sharegpt", 104.96, number) for number in range(3)]
@@ -119,20 +139,7 @@ def test_peers_are_shown_with_every_target_and_every_failure(tmp_path: Path) -> 
     runs += [run("quire", "parity", 1.0, token_ids=[[1, 3]])]
     runs += [Run(round=0, system="llamacpp", load="sharegpt", figures=None, error="it ended with 1\nand more")]
     loads = ["sharegpt", "alpaca", "rate-2", "parity"]
-    loaded = {"versions": {"torch": "2.13.0"}, "computes_in": "float32"}
-    figures = {
-        "model": "125m",
-        "dtype": "float32",
-        "threads": 2,
-        "rounds": dict.fromkeys(loads, 1),
-        "pool_tokens": 16_384,
-        "step_tokens": 2_048,
-        "loads": _loads_in_words(loads, 32_000),
-        "peers": {
-            name: _peer_in_words(system, loaded if name == "quire" else None) for name, system in SYSTEMS.items()
-        },
-        **Outcome(runs, {"vllm": "no such wheel"}).as_json(loads),
-    }
+    figures = peers_document(runs, loads, {"vllm": "no such wheel"})
     write_result(tmp_path / "peers_125m_float32.json", "peers", figures)
     for plot in ("peers_125m_float32_sharegpt.svg", "peers_125m_bfloat16_sharegpt.svg"):
         (tmp_path / plot).write_text("<svg/>")
@@ -149,6 +156,19 @@ def test_peers_are_shown_with_every_target_and_every_failure(tmp_path: Path) -> 
     assert "**rate-2**: 48 requests, a Poisson process of 2 a second" in text
     assert "| Quire | float32 | torch 2.13.0 |" in text
     assert "plots: [peers_125m_float32_sharegpt.svg](../benchmarks/results/peers_125m_float32_sharegpt.svg)." in text
+
+
+def test_drawn_tokens_have_a_section_and_targets_of_their_own(tmp_path: Path) -> None:
+    loads = ["sharegpt", "alpaca"]
+    runs = [run("quire", load, rate, n) for load, rate in zip(loads, (171.0, 160.0), strict=True) for n in range(3)]
+    runs += [run("vllm", load, 100.0, n) for load in loads for n in range(3)]
+    write_result(tmp_path / "peers_125m_float32_top_p.json", "peers", peers_document(runs, loads, {}, top_p=0.95))
+    text = page(read_results(tmp_path), [])
+    assert "## Beside other engines on a CPU: 125m, float32, top-p 0.95" in text
+    assert "the same requests, drawn at temperature 1 with top-p 0.95 and to their full length" in text
+    assert "- sharegpt, tokens/s: 1.71 × vLLM, all cores (target ≥ 1.7 × the best peer, met)" in text
+    assert "- alpaca, tokens/s: 1.60 × vLLM, all cores (target ≥ 1.7 × the best peer, **not met**)" in text
+    assert "not measured: long" not in text
 
 
 def overhead_of(idle_ms: float) -> Overhead:
