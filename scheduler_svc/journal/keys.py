@@ -1,6 +1,6 @@
 """Keys in Redis, every one of them.
 
-The deployment stands in braces, a hash tag, so that all keys of one deployment live in one seat of a cluster. All
+The deployment stands in braces, a hash tag, so that all keys of one deployment live in one slot of a cluster. All
 keys are written and read by the scheduler alone.
 
     {quire:<deployment>}:epoch     string, an integer. The last leader epoch taken; INCR by a scheduler that starts
