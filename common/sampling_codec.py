@@ -17,13 +17,11 @@ def given_numbers(message: inference_pb2.SamplingParams) -> dict[str, Any]:
 
 def sampling_to_pb(sampling: SequenceSampling) -> worker_pb2.SequenceSampling:
     """Encode the parameters of a sequence; numbers that are without effect are left out."""
-    numbers = {each.name: getattr(sampling, each.name) for each in NUMERIC_PARAMS}
+    numbers = {each.name: value for each in NUMERIC_PARAMS if (value := getattr(sampling, each.name)) != each.default}
     return worker_pb2.SequenceSampling(
         seed=sampling.seed,
         sample_index=sampling.sample_index,
-        numbers=inference_pb2.SamplingParams(
-            **{each.name: numbers[each.name] for each in NUMERIC_PARAMS if numbers[each.name] != each.default}
-        ),
+        numbers=inference_pb2.SamplingParams(**numbers),
         bias_ids=pack_int32(token for token, _ in sampling.logit_bias),
         bias_values=pack_float32(bias for _, bias in sampling.logit_bias),
         allowed_ids=pack_int32(sampling.allowed_token_ids or ()),

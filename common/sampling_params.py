@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumericParam:
     """A number among the sampling parameters, by its name in `quire.v1.SamplingParams`, with its range.
 
@@ -23,10 +23,10 @@ class NumericParam:
     name: str
     default: float | None  # without effect; None: absent is without effect
     low: float
-    high: float
-    is_low_excluded: bool
-    is_whole: bool
-    draws_only: bool  # without effect where nothing is drawn
+    high: float = math.inf
+    is_low_excluded: bool = False
+    is_whole: bool = False
+    draws_only: bool = False  # without effect where nothing is drawn
     trial: float  # a value with effect, for a worker's trial steps
 
     def allows(self, value: float) -> bool:
@@ -41,18 +41,9 @@ class NumericParam:
         return f"a number {'above' if self.is_low_excluded else 'from'} {self.low:g} to {self.high:g}"
 
 
-def _number(
-    default: Any,
-    *,
-    low: float,
-    high: float = math.inf,
-    is_low_excluded: bool = False,
-    is_whole: bool = False,
-    draws_only: bool = False,
-    trial: float,
-) -> Any:
-    """A field of `SequenceSampling` that is a numeric parameter."""
-    return field(default=default, metadata={"param": (low, high, is_low_excluded, is_whole, draws_only, trial)})
+def _number(default: Any, **attributes: float) -> Any:
+    """A field of `SequenceSampling` that is a number; attributes: those of its `NumericParam`."""
+    return field(default=default, metadata=attributes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +86,8 @@ class SequenceSampling:
 
 
 NUMERIC_PARAMS = tuple(
-    NumericParam(each.name, cast("float | None", each.default), *each.metadata["param"])
+    NumericParam(name=each.name, default=cast("float | None", each.default), **each.metadata)
     for each in fields(SequenceSampling)
-    if "param" in each.metadata
+    if each.metadata
 )
+DRAWS_ONLY = {each.name: each.default for each in NUMERIC_PARAMS if each.draws_only}  # defaults by name

@@ -76,10 +76,10 @@ _EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
 def given_params(context: typer.Context) -> GenerateParams:
     """The options of a command that are parameters of a request, as far as they were given."""
-    options = {name: value for name, value in context.params.items() if name in GenerateParams.__annotations__}
-    if options.get("early_stopping") is not None:
-        options["early_stopping"] = _EARLY_STOPPING[options["early_stopping"]]
-    return request_params(**options)
+    given = {name: value for name, value in context.params.items() if name in GenerateParams.__annotations__}
+    if given.get("early_stopping") is not None:
+        given["early_stopping"] = _EARLY_STOPPING[given["early_stopping"]]
+    return request_params(**given)
 
 
 def request_params(**given: object) -> GenerateParams:

@@ -8,7 +8,7 @@ import re
 
 from common.bounds import MOST_SAMPLES
 from common.sampling_codec import given_numbers
-from common.sampling_params import NUMERIC_PARAMS
+from common.sampling_params import DRAWS_ONLY, NUMERIC_PARAMS
 from common.violations import Violations
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
@@ -174,8 +174,7 @@ def _check_beam(request: pb.GenerateRequest, violations: Violations) -> None:
         )
     if beam.early_stopping not in pb.EarlyStopping.values():
         violations.add("beam.early_stopping", f"is {beam.early_stopping}: FALSE is 1, TRUE 2, NEVER 3")
-    drawing = {each.name: each.default for each in NUMERIC_PARAMS if each.draws_only}
-    for field, default in {"temperature": 0, "first_sample_index": 0, **drawing}.items():
+    for field, default in {"temperature": 0, "first_sample_index": 0, **DRAWS_ONLY}.items():
         value = getattr(sampling, field)
         if value and value != default:
             violations.add(f"sampling.{field}", f"is {value:g}: a beam search draws nothing, so leave it out")

@@ -5,14 +5,12 @@ later.
 """
 
 from common.sampling_codec import given_numbers
-from common.sampling_params import NUMERIC_PARAMS
+from common.sampling_params import DRAWS_ONLY
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.request_checks import check_sampling_ranges
 
-_OF_DRAWING = frozenset(each.name for each in NUMERIC_PARAMS if each.draws_only)
-_NOT_OF_BEAMS = _OF_DRAWING | {"temperature"}
-_NONE: frozenset[str] = frozenset()
+_NOT_OF_BEAMS = frozenset(DRAWS_ONLY) | {"temperature"}
 
 
 def check_defaults(defaults: pb.SamplingParams) -> None:
@@ -29,12 +27,11 @@ def with_defaults(request: pb.GenerateRequest, defaults: pb.SamplingParams) -> p
     if not recommended:
         return request
     given = given_numbers(request.sampling)
+    missing = recommended.keys() - given.keys()
     if request.HasField("beam"):
-        without_effect = _NOT_OF_BEAMS
-    else:
-        is_greedy = {**recommended, **given}.get("temperature") == 0
-        without_effect = _OF_DRAWING if is_greedy else _NONE
-    missing = recommended.keys() - given.keys() - without_effect
+        missing -= _NOT_OF_BEAMS
+    elif {**recommended, **given}.get("temperature") == 0:
+        missing -= DRAWS_ONLY.keys()
     if not missing:
         return request
     filled = pb.GenerateRequest()
