@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.gate.attention_shapes import argument_types, attention_shape, capabilities, in_words
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.attention import cascade_attention, cascade_plan, decode_attention, decode_plan
 from kernels.attention.cascade_config import cascade_config
@@ -14,23 +15,7 @@ from kernels.attention.decode_config import DecodeConfig
 from kernels.attention.decode_reference import DecodeRows
 from kernels.attention.shape import AttentionShape
 
-_TYPES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float8_e4m3fn: "fp8e4nv",
-}
 _HOPPER_PROCESSORS = 132
-
-
-def _shape(
-    heads: tuple[int, int, int], dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None
-) -> AttentionShape:
-    """Shape of attention. heads: query heads, key-value heads, head dimension."""
-    num_heads, num_kv_heads, head_dim = heads
-    return AttentionShape(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
-    )
 
 
 def _plan(shape: AttentionShape) -> CascadePlan:
@@ -66,30 +51,26 @@ def _launch(
 ) -> LaunchConfig:
     types = _argument_types(shape, [name for name in kernel.arg_names if name not in constants])
     return LaunchConfig(
-        name=f"{name} {_TYPES[shape.dtype]} {shape.num_heads}/{shape.num_kv_heads}/{shape.head_dim} "
-        f"cache {_TYPES[shape.kv_dtype]}",
+        name=f"{name} {in_words(shape)}",
         kernel=kernel,
         arguments=types,
         constants=constants,
         divisible_by_16=tuple(name for name in types if name.startswith("stride_")),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        capabilities=(90,) if shape.kv_dtype == torch.float8_e4m3fn else (80, 90),
+        capabilities=capabilities(shape),
         wgmma=wgmma and shape.dtype != torch.float32,
     )
 
 
 def _argument_types(shape: AttentionShape, names: list[str]) -> Mapping[str, str]:
     """Types of arguments, as the wrappers pass them."""
-    known = dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")
-    known |= dict.fromkeys(("key_ptr", "value_ptr"), f"*{_TYPES[shape.kv_dtype]}")
-    known |= dict.fromkeys(("lse_ptr", "partial_out_ptr", "partial_lse_ptr"), "*fp32")
-    known |= dict.fromkeys(("scale", "soft_cap"), "fp32")
+    known = argument_types(shape) | dict.fromkeys(("lse_ptr", "partial_out_ptr", "partial_lse_ptr"), "*fp32")
     return {name: known.get(name, "*i32" if name.endswith("_ptr") else "i32") for name in names}
 
 
 def _prefix_plan_launch(padded_groups: int) -> LaunchConfig:
-    constants = cascade_plan.plan_constants(_plan(_shape((32, 8, 128))), padded_groups)
+    constants = cascade_plan.plan_constants(_plan(attention_shape((32, 8, 128))), padded_groups)
     names = [name for name in cascade_plan.prefix_plan_kernel.arg_names if name not in constants]
     return LaunchConfig(
         name=f"plan cascade of {padded_groups} groups",
@@ -102,19 +83,19 @@ def _prefix_plan_launch(padded_groups: int) -> LaunchConfig:
 
 
 CASCADES = (
-    prefix_launch(_shape((32, 8, 128))),
-    prefix_launch(_shape((32, 8, 128), kv_dtype=torch.float8_e4m3fn)),
-    prefix_launch(_shape((32, 32, 128), torch.float16)),
-    prefix_launch(_shape((32, 8, 128), torch.float16)),
-    prefix_launch(_shape((128, 1, 128))),
-    prefix_launch(_shape((12, 12, 64))),
-    prefix_launch(_shape((40, 8, 80))),
-    prefix_launch(_shape((16, 8, 256)), soft_cap=True),
-    prefix_launch(_shape((16, 8, 256), kv_dtype=torch.float8_e4m3fn)),
-    prefix_launch(_shape((32, 8, 128), torch.float32)),
-    prefix_launch(_shape((16, 8, 256), torch.float32)),
-    _suffix_launch(_shape((32, 8, 128))),
-    _suffix_launch(_shape((32, 32, 128), torch.float16)),
-    _suffix_launch(_shape((40, 8, 80))),
+    prefix_launch(attention_shape((32, 8, 128))),
+    prefix_launch(attention_shape((32, 8, 128), kv_dtype=torch.float8_e4m3fn)),
+    prefix_launch(attention_shape((32, 32, 128), torch.float16)),
+    prefix_launch(attention_shape((32, 8, 128), torch.float16)),
+    prefix_launch(attention_shape((128, 1, 128))),
+    prefix_launch(attention_shape((12, 12, 64))),
+    prefix_launch(attention_shape((40, 8, 80))),
+    prefix_launch(attention_shape((16, 8, 256)), soft_cap=True),
+    prefix_launch(attention_shape((16, 8, 256), kv_dtype=torch.float8_e4m3fn)),
+    prefix_launch(attention_shape((32, 8, 128), torch.float32)),
+    prefix_launch(attention_shape((16, 8, 256), torch.float32)),
+    _suffix_launch(attention_shape((32, 8, 128))),
+    _suffix_launch(attention_shape((32, 32, 128), torch.float16)),
+    _suffix_launch(attention_shape((40, 8, 80))),
     _prefix_plan_launch(128),
 )

@@ -4,18 +4,13 @@ from collections.abc import Mapping
 
 import torch
 
+from benchmarks.gpu.gate.attention_shapes import argument_types, attention_shape, capabilities, in_words
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.attention import decode_attention, decode_plan
 from kernels.attention.decode_config import decode_config
 from kernels.attention.decode_reference import DecodeRows, empty_plan
 from kernels.attention.shape import AttentionShape
 
-_TYPES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float8_e4m3fn: "fp8e4nv",
-}
 _INT_POINTERS = ("table_ptr", "work_ptr", "num_work_ptr", "num_arrived_ptr", "num_partials_ptr", "first_partials_ptr")
 _MATRIX_UNIT_ROWS = 64  # least rows for Hopper's matrix units
 
@@ -28,22 +23,19 @@ def decode_launch(
     soft_cap: bool = False,
 ) -> LaunchConfig:
     """Launch for blocks of 16 tokens. heads: query heads, key-value heads, head dimension."""
-    num_heads, num_kv_heads, head_dim = heads
-    shape = AttentionShape(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
-    )
+    shape = attention_shape(heads, dtype, kv_dtype)
     config = decode_config(shape)
     row = DecodeRows(torch.zeros(1, dtype=torch.int32), torch.zeros((1, 1), dtype=torch.int32))
     constants = decode_attention.launch_constants(empty_plan(row, shape, config, 16, 1), soft_cap, with_lse=True)
     return LaunchConfig(
-        name=f"decode {_TYPES[dtype]} {num_heads}/{num_kv_heads}/{head_dim} cache {_TYPES[shape.kv_dtype]}",
+        name=f"decode {in_words(shape)}",
         kernel=decode_attention.decode_kernel,
         arguments=_argument_types(shape),
         constants=constants,
         divisible_by_16=tuple(name for name in _argument_types(shape) if name.startswith("stride_")),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        capabilities=(90,) if shape.kv_dtype == torch.float8_e4m3fn else (80, 90),
+        capabilities=capabilities(shape),
         wgmma=shape.dot_rows >= _MATRIX_UNIT_ROWS and dtype != torch.float32,
     )
 
@@ -54,10 +46,8 @@ def _argument_types(shape: AttentionShape) -> Mapping[str, str]:
     """
     types = {name: "i32" for name in decode_attention.decode_kernel.arg_names if name.startswith("stride_")}
     types |= dict.fromkeys(_INT_POINTERS, "*i32")
-    types |= dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")
-    types |= dict.fromkeys(("key_ptr", "value_ptr"), f"*{_TYPES[shape.kv_dtype]}")
     types |= dict.fromkeys(("lse_ptr", "partial_out_ptr", "partial_lse_ptr"), "*fp32")
-    return types | dict.fromkeys(("scale", "soft_cap"), "fp32")
+    return types | argument_types(shape)
 
 
 def _plan_launch(padded_rows: int) -> LaunchConfig:

@@ -4,18 +4,13 @@ from collections.abc import Mapping
 
 import torch
 
+from benchmarks.gpu.gate.attention_shapes import argument_types, attention_shape, capabilities, in_words
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.attention import prefill_attention
 from kernels.attention.prefill_config import prefill_config
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
 from kernels.attention.shape import AttentionShape
 
-_TYPES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float8_e4m3fn: "fp8e4nv",
-}
 _INT_POINTERS = ("query_start_ptr", "context_lens_ptr", "table_ptr", "tiles_ptr")
 
 
@@ -29,10 +24,7 @@ def prefill_launch(
     block_size: int = 16,
 ) -> LaunchConfig:
     """Launch of prefill attention. heads: query heads, key-value heads, head dimension."""
-    num_heads, num_kv_heads, head_dim = heads
-    shape = AttentionShape(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype or dtype
-    )
+    shape = attention_shape(heads, dtype, kv_dtype)
     plan = PrefillPlan(
         rows=PrefillRows(torch.zeros(2), torch.zeros(1), torch.zeros(1, 1)),
         shape=shape,
@@ -41,18 +33,17 @@ def prefill_launch(
         sliding_window=window,
         tiles=torch.zeros(1, 2),
     )
-    kind = f"prefill {_TYPES[dtype]} {num_heads}/{num_kv_heads}/{head_dim} cache {_TYPES[shape.kv_dtype]}"
     window_name, cap_name = " window" if window else "", " cap" if soft_cap else ""
     arguments = _argument_types(shape)
     return LaunchConfig(
-        name=f"{kind} blocks of {block_size}{window_name}{cap_name}",
+        name=f"prefill {in_words(shape)} blocks of {block_size}{window_name}{cap_name}",
         kernel=prefill_attention.prefill_kernel,
         arguments=arguments,
         constants=prefill_attention.launch_constants(plan, soft_cap, with_lse=False),
         divisible_by_16=tuple(name for name in arguments if name.startswith("stride_") and name != "stride_table"),
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,
-        capabilities=(90,) if shape.kv_dtype == torch.float8_e4m3fn else (80, 90),
+        capabilities=capabilities(shape),
         wgmma=dtype != torch.float32,
     )
 
@@ -63,9 +54,7 @@ def _argument_types(shape: AttentionShape) -> Mapping[str, str]:
     """
     types = {name: "i32" for name in prefill_attention.prefill_kernel.arg_names if name.startswith("stride_")}
     types |= dict.fromkeys(_INT_POINTERS, "*i32")
-    types |= dict.fromkeys(("query_ptr", "out_ptr"), f"*{_TYPES[shape.dtype]}")
-    types |= dict.fromkeys(("key_ptr", "value_ptr"), f"*{_TYPES[shape.kv_dtype]}")
-    types |= dict.fromkeys(("scale", "soft_cap"), "fp32")
+    types |= argument_types(shape)
     return types | {"lse_ptr": types["out_ptr"], "window": "i32"}  # unused, and another in its place
 
 
