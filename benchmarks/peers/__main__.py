@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.campaign import Campaign, Entrant, Setup
+from benchmarks.peers.campaign import Campaign, Entrant
 from benchmarks.peers.environments import SetUpError, install_with_pip, our_python, python_of
 from benchmarks.peers.peer_process import PeerProcess
 from benchmarks.peers.rendering import Outcome
+from benchmarks.peers.runners.harness import Setup
 from benchmarks.peers.runs_file import RunsFile
 from benchmarks.peers.systems import DRAWING, OFFLINE, OPEN_LOOP, PARITY, POOL_BYTES, RECIPES, SYSTEMS, System
 from benchmarks.peers.workload import LOADS, MODELS, NUM_REQUESTS, checkpoint

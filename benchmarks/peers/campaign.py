@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from benchmarks.peers.figures import Figures
 from benchmarks.peers.peer_process import PeerError
+from benchmarks.peers.runners.harness import Setup
 from benchmarks.peers.runs_file import Run, RunsFile
 from benchmarks.peers.workload import Load, Sent, warm_up
 
@@ -18,22 +19,6 @@ LOAD_LIMIT_S = 900.0  # a model is converted, kernels are compiled
 RUN_LIMIT_S = 900.0
 ECHO_TOKENS = 3  # in a row, of a prompt's beginning or end; by accident that is rare
 MAX_ECHOES = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """Description of the model and limits for a runner; `options` are the system's own."""
-
-    model: str
-    cache: str
-    dtype: str
-    threads: int
-    max_num_seqs: int
-    pool_tokens: int
-    step_tokens: int
-    max_len: int
-    top_p: float | None = None  # of tokens drawn at temperature 1; None: greedy choice
-    options: Mapping[str, Any]
 
 
 class Peer(Protocol):

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.campaign import Campaign, Entrant, Setup, num_echoes, rotated
+from benchmarks.peers.campaign import Campaign, Entrant, num_echoes, rotated
 from benchmarks.peers.figures import Figures, num_equal, verdicts
 from benchmarks.peers.peer_process import PeerError, PeerProcess
 from benchmarks.peers.rendering import Outcome
+from benchmarks.peers.runners.harness import Setup
 from benchmarks.peers.runs_file import Run, RunsFile
 from benchmarks.peers.workload import Load, Sent
 from tests.benchmarks.peer_runs import figures, run
@@ -23,7 +24,7 @@ LIMIT_S = 60.0
 
 def setup(options: Mapping[str, Any]) -> Setup:
     limits = {"threads": 1, "max_num_seqs": 4, "pool_tokens": 64, "step_tokens": 64, "max_len": 64}
-    return Setup(model="", cache="", dtype="float32", options=options, **limits)
+    return Setup(model="", cache="", dtype="float32", options=dict(options), **limits)
 
 
 def scripted() -> PeerProcess:

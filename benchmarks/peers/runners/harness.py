@@ -44,6 +44,11 @@ class Setup:
     options: dict[str, Any]  # of this peer alone
     top_p: float | None = None  # of tokens drawn at temperature 1; None: greedy choice
 
+    @property
+    def drawing(self) -> dict[str, float]:
+        """The choice of each token, in the words of vLLM and Quire."""
+        return {"temperature": 0.0} if self.top_p is None else {"temperature": 1.0, "top_p": self.top_p}
+
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
         return cls(**fields)

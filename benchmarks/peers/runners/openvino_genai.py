@@ -53,7 +53,6 @@ class OpenVino:
         generation.do_sample, generation.ignore_eos = self._top_p is not None, True
         if self._top_p is not None:
             generation.temperature, generation.top_p, generation.top_k = 1.0, self._top_p, _NO_TOP_K
-            generation.rng_seed = request.index
         generation.max_new_tokens = generation.min_new_tokens = request.num_output
         prompt = openvino.Tensor(np.array([request.prompt], dtype=np.int64))
         self._num_requests += 1

@@ -40,9 +40,7 @@ class Quire:
             opened.callback(_end, process)
             self._loop = opened.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
             self._client = self._loop.run(_connected(process))
-            self._drawing: dict[str, Any] = {"temperature": 0.0}
-            if setup.top_p is not None:
-                self._drawing = {"temperature": 1.0, "top_p": setup.top_p}
+            self._drawing: dict[str, Any] = dict(setup.drawing)
             self.computes_in = self._loop.run(self._client.model()).dtype
             self._opened = opened.pop_all()
 
@@ -59,9 +57,7 @@ class Quire:
     async def _one(self, recorder: Recorder, request: Request) -> None:
         await asyncio.sleep(max(0.0, request.arrival_s - recorder.now_s()))
         recorder.record_sent(request.index)
-        stream = self._client.stream(
-            request.prompt, max_tokens=request.num_output, ignore_eos=True, seed=request.index, **self._drawing
-        )
+        stream = self._client.stream(request.prompt, max_tokens=request.num_output, ignore_eos=True, **self._drawing)
         async for chunk in stream:
             recorder.record_tokens(request.index, chunk.token_ids)
 

@@ -30,7 +30,7 @@ class Vllm:
         )
         self._engine: Any = LLMEngine.from_engine_args(arguments)
         self._num_loads = 0
-        self._drawing = {"temperature": 0.0} if setup.top_p is None else {"temperature": 1.0, "top_p": setup.top_p}
+        self._drawing = setup.drawing
 
     def run(self, recorder: Recorder) -> None:
         self._num_loads += 1
@@ -39,7 +39,6 @@ class Vllm:
     def add(self, request: Request) -> None:
         params = SamplingParams(
             **self._drawing,
-            seed=request.index if self._drawing["temperature"] else None,
             max_tokens=request.num_output,
             ignore_eos=True,
             detokenize=False,
