@@ -5,11 +5,12 @@ Bounds are far above any machine or model. Knows the message and its bytes, not 
 
 from google.protobuf.message import DecodeError
 
+from common.bounds import MOST_SEATS
 from common.wire_scan import ScannedField, WireScan
 from quire.v1 import worker_pb2
 
 MAX_BLOCKS = 1 << 22  # of a pool; the scheduler keeps some 50 bytes of each
-MAX_SEATS, MAX_BLOCK_SIZE = 1 << 16, 1 << 16
+MAX_BLOCK_SIZE = 1 << 16
 MAX_TOKENS = 1 << 27  # of a context, or of one step
 MAX_VOCAB_SIZE = 1 << 22
 MAX_EOS_TOKENS = 256
@@ -59,7 +60,7 @@ def check_description(description: worker_pb2.DescribeResponse) -> None:
         "pool.num_blocks": (pool.num_blocks, 1, MAX_BLOCKS),
         "pool.num_host_blocks": (pool.num_host_blocks, 0, MAX_BLOCKS),
         "pool.block_size": (pool.block_size, 1, MAX_BLOCK_SIZE),
-        "num_seats": (description.num_seats, 1, MAX_SEATS),
+        "num_seats": (description.num_seats, 1, MOST_SEATS),
         "max_batched_tokens": (description.max_batched_tokens, 0, MAX_TOKENS),
         "model.vocab_size": (model.vocab_size, 1, MAX_VOCAB_SIZE),
         "model.max_model_len": (model.max_model_len, 2, MAX_TOKENS),

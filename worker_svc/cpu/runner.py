@@ -67,10 +67,12 @@ class CpuRunner:
 
     def _move_blocks(self, checked: CheckedStep) -> int:
         """Move blocks and return the nanoseconds that swaps took."""
-        began_ns = time.perf_counter_ns()
-        self._kv_pool.swap_out(checked.swap_out)
-        self._kv_pool.swap_in(checked.swap_in)
-        swap_ns = time.perf_counter_ns() - began_ns if checked.swap_out or checked.swap_in else 0
+        swap_ns = 0
+        if checked.swap_out or checked.swap_in:
+            began_ns = time.perf_counter_ns()
+            self._kv_pool.swap_out(checked.swap_out)
+            self._kv_pool.swap_in(checked.swap_in)
+            swap_ns = time.perf_counter_ns() - began_ns
         self._kv_pool.copy_blocks(checked.copies)
         return swap_ns
 
