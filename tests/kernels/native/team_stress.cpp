@@ -1,11 +1,14 @@
 // Shares work as a model does, in many sizes and from several callers, and looks whether every unit was done once, by
-// one thread at a time. Then the threads must sleep. Ends with 0, or says what was wrong.
+// one thread at a time. Then the threads must sleep. Ends with 0, or says what was wrong. An argument is the number of
+// cores to keep to.
 
+#include <sched.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <thread>
 #include <vector>
@@ -51,7 +54,17 @@ static double cpu_seconds() {
   return now.tv_sec + now.tv_nsec * 1e-9;
 }
 
-int main() {
+static void keep_to_cores(int num_cores) {
+  cpu_set_t ours, kept;
+  CPU_ZERO(&kept);
+  expect(sched_getaffinity(0, sizeof(ours), &ours) == 0, "the cores of this process can be asked for");
+  for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&kept) < num_cores; ++core)
+    if (CPU_ISSET(core, &ours)) CPU_SET(core, &kept);
+  expect(sched_setaffinity(0, sizeof(kept), &kept) == 0, "this process can keep to some of its cores");
+}
+
+int main(int num_arguments, char** arguments) {
+  if (num_arguments > 1) keep_to_cores(std::atoi(arguments[1]));
   call_often(1, 20000, 2);
   call_often(2, 3000, 7);
   std::vector<std::thread> callers;
