@@ -161,6 +161,7 @@ class Isolation:
     def check(self) -> None:
         """Assert that incidents, suspects and cohorts agree."""
         assert not any(group.is_paused for group in self._incidents)
+        assert not any(group.is_finished for group in (*self._incidents, *self._of_paused)), "it has ended"
         assert all(group.is_paused for group in self._of_paused)
         self.trials.check()
 

@@ -115,7 +115,7 @@ class RequestControl:
             return (await self.response(request_id)).state
         self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
         await live.until_closed()
-        return live.ended_state or live.state
+        return live.state
 
     async def _pause(self, request_id: str, keep_on_host: bool) -> None:
         if not await self._recovery.set_paused(request_id, is_paused=True):

@@ -54,6 +54,20 @@ def test_an_overtaken_group_is_served_when_its_patience_has_passed_and_not_befor
     assert cluster.now_s > PATIENCE_S
 
 
+def test_a_group_is_promoted_at_the_moment_its_patience_has_passed() -> None:
+    cluster = make_cluster()
+    low = cluster.add([1], 1, priority=1000)
+    cluster.add([2], 1)
+    second(cluster)
+    since_s = low.group.waits_since_s
+    assert since_s == cluster.now_s
+    while cluster.now_s < since_s + PATIENCE_S:
+        assert low.group.priority == 1000
+        cluster.add([2], 1)
+        second(cluster)
+    assert low.group.priority == PROMOTED_PRIORITY
+
+
 def test_without_a_better_class_nobody_is_promoted() -> None:
     """Preempted groups stay before later arrivals, however long all of them wait."""
     cluster = make_cluster(max_num_seqs=2, num_blocks=8, num_host_blocks=8, preemption="swap")

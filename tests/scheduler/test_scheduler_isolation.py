@@ -387,3 +387,53 @@ def test_a_suspect_that_is_paused_is_one_again_when_it_goes_on() -> None:
     assert None not in cohorts and cohorts[0] is not cohorts[1]
     site.run(kills=False)
     site.assert_only_the_poisoned_failed()
+
+
+@pytest.mark.parametrize("num_losses", [1, 2])
+def test_who_is_paused_after_losses_is_a_suspect_again_if_it_was_one(num_losses: int) -> None:
+    site = SickCluster("a")
+    group = site.cluster.add([1] * 4, 30).group
+    for _ in range(num_losses):
+        assert site.cluster.start("a") is not None
+        site.lose("a")
+    is_suspect = group.cohort is not None
+    assert is_suspect is (num_losses == 2)
+    scheduler = site.cluster.scheduler
+    scheduler.pause(group, keep_on_host=False)
+    assert group.cohort is None
+    scheduler.resume(group)
+    assert (group.cohort is not None) is is_suspect
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_of_a_step_only_those_whose_answer_is_not_believed_are_suspects() -> None:
+    site = SickCluster("a", depth=1)
+    groups = add_mixed(site, 3)
+    plan = site.cluster.start("a")
+    assert plan is not None
+    site.cluster.fail_steps("a")
+    assert site.cluster.scheduler.record_failed_step([plan], suspects=groups[:1], is_disbelieved=True) == []
+    assert [group.cohort is not None for group in groups] == [True, False, False]
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_who_ended_while_its_step_was_on_its_way_is_no_suspect_of_it() -> None:
+    site = SickCluster("a", depth=1)
+    groups = add_mixed(site, 3)
+    assert site.cluster.start("a") is not None
+    site.cluster.scheduler.finish_group(groups[0])
+    assert site.cluster.blame_step("a") == []
+    site.cluster.scheduler.check()
+    assert [group.cohort is not None for group in groups] == [False, True, True]
+    plan = site.cluster.start("a")
+    assert plan is not None
+    alone = plan.sequences[0].group
+    site.cluster.scheduler.finish_group(alone)
+    site.lose("a")
+    site.cluster.scheduler.check()
+    assert alone.cohort is None
+    site.run(kills=False)
+    assert site.failed == []
+    site.cluster.assert_idle_and_unleaked()

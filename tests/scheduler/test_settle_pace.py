@@ -92,7 +92,7 @@ async def test_a_first_token_goes_out_at_once_and_takes_along_what_is_there() ->
         long = site.inference.Generate(counting(10, 4000))
         chunks = (message.chunk async for message in long if message.HasField("chunk"))
         assert (await anext(chunks)).num_tokens == 1
-        assert chunk_sizes(await site.run(counting(10, 1))) == [1]
+        assert chunk_sizes(await site.run(counting(10, 3))) == [1, 2]
         assert (await anext(chunks)).position == 1
         long.cancel()
 

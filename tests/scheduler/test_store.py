@@ -42,6 +42,14 @@ async def test_epochs_rise(store: Store) -> None:
     assert [await store.next_epoch() for _ in range(3)] == [1, 2, 3]
 
 
+async def test_an_epoch_is_raised_to_the_given_one_and_never_lowered(store: Store) -> None:
+    await store.raise_epoch(5)
+    assert await store.next_epoch() == 6
+    await store.raise_epoch(6)
+    await store.raise_epoch(2)
+    assert await store.next_epoch() == 7
+
+
 async def test_entries_come_back_in_order(store: Store) -> None:
     assert await store.last_entry_id() is None
     await store.append(EntryId(2, 0), b"first", create=True)

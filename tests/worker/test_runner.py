@@ -1,5 +1,6 @@
 """The runner with a real decoder: steps give the tokens and log-probabilities that the model has."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import torch
 
 from common.sampling_params import SequenceSampling
 from common.step import Step, StepResult
+from kernels.sampling.sampling import TokenLogprobs
+from kernels.sampling.sampling_operations import concatenate
 from tests.equality import assert_equal_greedy
 from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, MakeRunner, SteppedRunner, full_logits
 from tests.worker.step_client import StepClient
@@ -16,6 +19,7 @@ from tests.worker.steps import GREEDY, seat_state
 from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
 from worker_svc.cpu.runner import distinct_rows
 from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.sampling import prompt_logprobs
 
 NUM_TOKENS = 24
 PROMPTS = random_prompts([1, 3, 4, 5, 9, 17, 30])
@@ -92,7 +96,16 @@ def test_logprobs_are_those_of_the_raw_logits(make_runner: MakeRunner, decoder: 
     assert other.prompt_logprobs == {}
 
 
-def test_prompt_logprobs_in_slices_of_the_head_are_the_same(make_runner: MakeRunner, decoder: Decoder) -> None:
+def test_prompt_logprobs_in_slices_of_the_head_are_the_same(
+    make_runner: MakeRunner, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices = []
+
+    def counting(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+        slices.append([len(part.logprobs) for part in parts])
+        return concatenate(parts)
+
+    monkeypatch.setattr(prompt_logprobs, "concatenate", counting)
     prompt = PROMPTS[6]
     sampling = replace(GREEDY, num_prompt_logprobs=0)
     found = []
@@ -102,7 +115,9 @@ def test_prompt_logprobs_in_slices_of_the_head_are_the_same(make_runner: MakeRun
         sequence = client.add(prompt, sampling)
         generate(runner, client, 1, chunk=64)
         found.append(list(sequence.prompt_logprobs.values()))
-    assert len(found[0]) == len(prompt) - 1
+    num_rows = len(prompt) - 1
+    assert len(found[0]) == num_rows
+    assert slices == [[num_rows], [2] * (num_rows // 2) + [1] * (num_rows % 2)]
     assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
