@@ -1,13 +1,16 @@
 """Finding the native kernels for this machine's processor: those of the wheel, else compiled at first use and cached.
 
-The cache key is a hash of sources, flags, compiler and processor. A build is put in place by renaming, so processes may
-build at the same time. Knows no kernel.
+The cache key is a hash of sources, flags, compiler and processor. Of processes that need a build at the same time one
+compiles it, and the others wait. Knows no kernel.
 """
 
+import fcntl
 import hashlib
+import os
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernels.native.compiling import (
@@ -115,6 +118,20 @@ def _processor_features() -> str:
 def _build(compiler: str, flags: Sequence[str], path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        compile_library(compiler, flags, path)
+        with _locked(path.parent):
+            if not path.exists():
+                compile_library(compiler, flags, path)
     except OSError as error:
         raise NativeUnavailableError(f"cannot keep compiled kernels in {path.parent}: {error}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, as far as its file system has locks. Ends with the process that holds it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,8 +1,7 @@
-"""Both ways to compute on a CPU, compiled once for all tests."""
+"""Both ways to compute on a CPU, compiled at most once for all tests, where workers look for them as well."""
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,21 +12,16 @@ from kernels.native.torch_kernels import TorchKernels
 
 
 @pytest.fixture(scope="session")
-def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("native")
-
-
-@pytest.fixture(scope="session")
-def native(cache_directory: Path) -> NativeKernels:
-    return native_kernels({**os.environ, "QUIRE_CACHE_DIR": str(cache_directory)})
+def native() -> NativeKernels:
+    return native_kernels(os.environ)
 
 
 @pytest.fixture
-def native_on_two_threads(cache_directory: Path) -> Iterator[NativeKernels]:
+def native_on_two_threads() -> Iterator[NativeKernels]:
     """Kernels on two threads, for any thread settings of the environment."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield native_kernels({**os.environ, "QUIRE_CACHE_DIR": str(cache_directory)})
+    yield native_kernels(os.environ)
     torch.set_num_threads(num_threads)
 
 

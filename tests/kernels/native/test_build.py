@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from kernels.native.build import cache_directory, library_path, needs_build
 from kernels.native.compiling import NativeUnavailableError
-from kernels.native.native_kernels import NativeKernels, choose_kernels, native_kernels
+from kernels.native.native_kernels import choose_kernels, native_kernels
 from kernels.native.torch_kernels import TorchKernels
 
 
@@ -24,12 +25,22 @@ def _compiler_script(folder: Path, body: str) -> str:
     return str(script)
 
 
-def test_a_second_load_does_not_compile(native: NativeKernels, cache_directory: Path) -> None:
-    (built,) = cache_directory.iterdir()
+@pytest.mark.usefixtures("native")
+def test_a_second_load_does_not_compile() -> None:
+    assert not needs_build(os.environ)
+    built = library_path(os.environ)
     before = built.stat()
-    native_kernels(_environment(cache_directory))
-    assert list(cache_directory.iterdir()) == [built]
+    native_kernels(os.environ)
     assert (built.stat().st_ino, built.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_of_several_that_need_a_build_at_once_one_compiles(tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    body = f'[ "$1" != -shared ] || echo >> {links}; for last; do :; done; [ "$1" = --version ] || echo > "$last"'
+    environment = _environment(tmp_path / "cache", CXX=_compiler_script(tmp_path, f"sleep 0.1; {body}"))
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(library_path, [environment] * 4))
+    assert len(paths) == 1 and links.read_text() == "\n"
 
 
 def test_without_a_compiler_the_reason_is_said(tmp_path: Path) -> None:
@@ -61,9 +72,9 @@ def test_another_compiler_or_flag_is_another_build(tmp_path: Path) -> None:
     assert all(path.exists() for path in paths)
 
 
-def test_they_can_be_switched_off(cache_directory: Path) -> None:
+def test_they_can_be_switched_off(tmp_path: Path) -> None:
     with pytest.raises(NativeUnavailableError, match="QUIRE_NATIVE"):
-        native_kernels(_environment(cache_directory, QUIRE_NATIVE="off"))
+        native_kernels(_environment(tmp_path, QUIRE_NATIVE="off"))
 
 
 def test_builds_are_kept_where_the_user_keeps_caches() -> None:
@@ -81,11 +92,12 @@ def test_the_fallback_is_chosen_openly() -> None:
         choose_kernels("native", torch.float16)
 
 
-def test_what_would_be_compiled_is_known_before(cache_directory: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("native")
+def test_what_would_be_compiled_is_known_before(tmp_path: Path) -> None:
     """The start says so, since it takes long: once, and not where there is nothing to compile with."""
     environment = _environment(tmp_path, QUIRE_NATIVE="compile")
     assert needs_build(environment)
     assert not needs_build({**environment, "QUIRE_NATIVE": "off"})
     assert not needs_build({**environment, "CXX": str(tmp_path / "no-compiler")})
-    kept = _environment(cache_directory, QUIRE_NATIVE="compile")
+    kept = {**os.environ, "QUIRE_NATIVE": "compile"}
     assert library_path(kept).exists() and not needs_build(kept)
