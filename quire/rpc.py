@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from quire.errors import QuireError, from_status, to_status
+from quire.errors import QuireError, UnavailableError, from_status, to_status
 
 PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of the longest context fits several times
 
@@ -33,11 +33,16 @@ def channel_options(max_message_bytes: int) -> list[Option]:
 
 
 def error_of(rpc_error: grpc.RpcError) -> QuireError:
-    """The exception for a failed call, with the details that the server sent."""
+    """The exception for a failed call, with the details that the server sent.
+
+    CANCELLED without details means that the server ended during the call; a caller that cancels gets no status.
+    """
     said = server_error_of(rpc_error)
     if said is not None:
         return said
     call: Any = rpc_error
+    if call.code() is grpc.StatusCode.CANCELLED:
+        return UnavailableError(call.details() or "the server ended during the call")
     bare = type(to_status(QuireError("")))(code=call.code().value[0], message=call.details() or call.code().name)
     return from_status(bare)
 

@@ -44,6 +44,8 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         self.listings: list[pb.ListRequestsRequest] = []
         self.num_sessions = 0
         self.num_looks = 0  # at the statistics
+        self.may_answer = asyncio.Event()  # calls for them
+        self.may_answer.set()
         self.refuse_calls: list[QuireError] = []
         self.prefixes = ScriptedPrefixes()
         self.is_draining = False  # its one worker, w0
@@ -260,6 +262,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
     async def GetStats(self, request: pb.GetStatsRequest, context: Any) -> pb.GetStatsResponse:
         self.num_looks += 1
         await self.note("GetStats", "")
+        await self.may_answer.wait()
         blocks = pb.BlockStats(
             total=100, used=30, cached=20, free=50, block_size=16,
             filled_slots=456, fragmented_slots=16, reserved_slots=8,

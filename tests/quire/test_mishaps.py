@@ -55,12 +55,19 @@ async def test_a_loaded_command_ends_by_ctrl_c_with_its_own_exit_code(server: Sc
     assert (command.returncode, errors) == (130, b"")
 
 
-async def test_a_server_that_breaks_off_its_connections_is_no_remark_of_grpc(server: ScriptedServer) -> None:
+@pytest.mark.parametrize("in_a_call", [False, True])
+async def test_a_server_that_breaks_off_its_connections_is_no_remark_of_grpc(
+    server: ScriptedServer, in_a_call: bool
+) -> None:
     command = await asyncio.create_subprocess_exec(
         *(*SCRIPT, "top", "-a", server.address, "--interval-s", "0.1"),
         env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     await server.until(lambda: server.num_looks >= 2)
+    if in_a_call:
+        server.may_answer.clear()
+        num_looks = server.num_looks
+        await server.until(lambda: server.num_looks > num_looks)
     await server.stop()
     assert command.stdout is not None
     async with asyncio.timeout(patient(30)):

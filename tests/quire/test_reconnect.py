@@ -45,6 +45,29 @@ async def test_a_restarted_server_is_found_again(server: ScriptedServer, client:
     assert first.text + "".join(chunk.text for chunk in rest) == text_of(6)
 
 
+async def test_a_call_whose_server_ends_meanwhile_is_made_again(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.may_answer.clear()
+    call = asyncio.create_task(client.stats())
+    await server.until(lambda: server.num_looks == 1)
+    await server.stop()
+    server.may_answer.set()
+    await server.start(server.address)
+    assert (await call).workers[0].worker_id == "w0"
+    assert server.num_looks == 2
+
+
+async def test_a_call_whose_server_ends_for_good_says_that_none_answers(server: ScriptedServer) -> None:
+    server.may_answer.clear()
+    async with quire.AsyncClient(server.address, connect_timeout_s=0.3) as client:
+        call = asyncio.create_task(client.stats())
+        await server.until(lambda: server.num_looks == 1)
+        await server.stop()
+        with pytest.raises(quire.UnavailableError, match="no Quire server answers"):
+            await call
+
+
 async def test_a_submission_without_an_answer_is_made_again_and_runs_once(
     server: ScriptedServer, client: quire.AsyncClient
 ) -> None:

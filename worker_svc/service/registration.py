@@ -124,13 +124,10 @@ class Registration:
                         self._logged_state = "draining"
                     await asyncio.sleep(_DRAIN_POLL_S)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND:
-                is_gone = error.code() is grpc.StatusCode.UNAVAILABLE  # it ended before this worker, as expected
-                log.log(
-                    _log_level(was_led and not is_gone),
-                    "scheduler not told of draining",
-                    reason=error_of(error).message,
-                )
+            reason = error_of(error)
+            if reason.code is not grpc.StatusCode.NOT_FOUND:
+                is_gone = reason.code is grpc.StatusCode.UNAVAILABLE  # it ended before this worker, as expected
+                log.log(_log_level(was_led and not is_gone), "scheduler not told of draining", reason=reason.message)
         except TimeoutError:
             log.log(_log_level(was_led), "not drained in time: running requests are computed again elsewhere")
 
