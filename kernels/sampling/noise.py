@@ -15,10 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# Unsigned constants as signed integers with the same bits: torch multiplies signed integers.
-_GOLDEN_64 = 0x9E3779B97F4A7C15 - 2**64
-_MIX_64 = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
-_GOLDEN_32 = 0x9E3779B1 - 2**32
+_GOLDEN_64 = np.uint64(0x9E3779B97F4A7C15)
+_MIX_64 = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_GOLDEN_32 = 0x9E3779B1 - 2**32  # as a signed integer with the same bits: torch multiplies signed integers
 _MIX_32 = (0x21F0AAAD, 0x735A2D97)
 
 
@@ -27,20 +26,18 @@ def row_keys(seeds: Sequence[int], sample_indices: Sequence[int], positions: Seq
 
     `seeds` are uint64; `positions` are those of the tokens to sample.
     """
-    return _absorb(partial_keys(seeds, sample_indices), positions)
+    return torch.from_numpy(position_keys(partial_keys(seeds, sample_indices), np.array(positions, dtype=np.int64)))
 
 
-def partial_keys(seeds: Sequence[int], sample_indices: Sequence[int]) -> Tensor:
+def partial_keys(seeds: Sequence[int], sample_indices: Sequence[int]) -> npt.NDArray[np.int64]:
     """Keys int64 [S] that have absorbed seed and sample index but no position, for `position_keys`."""
-    return _absorb(_absorb(torch.zeros(len(seeds), dtype=torch.int64), seeds), sample_indices)
+    key = _absorb(np.zeros(len(seeds), dtype=np.uint64), np.array(seeds, dtype=np.uint64))
+    return _absorb(key, np.array(sample_indices, dtype=np.uint64)).view(np.int64)
 
 
 def position_keys(partial: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Keys int64 [S], equal to those of `row_keys`; in numpy, which is faster for a few hundred numbers."""
-    key = (partial.view(np.uint64) ^ positions.view(np.uint64)) + np.uint64(_GOLDEN_64 + 2**64)
-    for shift, factor in zip((30, 27), _MIX_64, strict=True):
-        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor + 2**64)
-    return (key ^ (key >> np.uint64(31))).view(np.int64)
+    """Keys int64 [S] for these positions, equal to those of `row_keys`."""
+    return _absorb(partial.view(np.uint64), positions.view(np.uint64)).view(np.int64)
 
 
 def noise_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
@@ -67,20 +64,12 @@ def gumbel(bits: Tensor) -> Tensor:
     return uniform(bits).log_().neg_().log_().neg_()
 
 
-def _absorb(keys: Tensor, words: Sequence[int]) -> Tensor:
-    counter = torch.tensor(words, dtype=torch.uint64).view(torch.int64)
-    return _mix_64((keys ^ counter) + _GOLDEN_64)
-
-
-def _mix_64(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser; shifts are logical."""
-    x = (x ^ _shift_64(x, 30)) * _MIX_64[0]
-    x = (x ^ _shift_64(x, 27)) * _MIX_64[1]
-    return x ^ _shift_64(x, 31)
-
-
-def _shift_64(x: Tensor, count: int) -> Tensor:
-    return (x >> count) & ((1 << (64 - count)) - 1)
+def _absorb(keys: npt.NDArray[np.uint64], words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """One round of SplitMix64, in numpy, which is faster than torch for a few hundred numbers."""
+    key = (keys ^ words) + _GOLDEN_64
+    for shift, factor in zip((30, 27), _MIX_64, strict=True):
+        key = (key ^ (key >> np.uint64(shift))) * factor
+    return key ^ (key >> np.uint64(31))
 
 
 def _mix_32_(x: Tensor) -> None:

@@ -36,7 +36,7 @@ class Samples:
 
 
 class SeatSamplers:
-    """Seat i is that of row i."""
+    """Row i has seats[i]. Rows with the same one, and no tokens before them, share a place in the columns."""
 
     def __init__(
         self,
@@ -47,21 +47,27 @@ class SeatSamplers:
         vocab_size: int,
     ) -> None:
         self._operations = bundle_of(bundle)
-        self._columns = SamplingColumns(len(seats), vocab_size)
-        self._tokens = torch.zeros((len(seats), max([1, *positions])), dtype=torch.int32)
         self._positions = np.array(positions, dtype=np.int64)
-        for seat, (sampling, history) in enumerate(zip(seats, histories, strict=True)):
-            num_prompt_tokens = 0
+        rows = enumerate(zip(seats, histories, strict=True))
+        keys = [("the same", id(seat)) if history is None else ("its own", row) for row, (seat, history) in rows]
+        places: dict[tuple[str, int], int] = {}
+        self._seats = np.array([places.setdefault(key, len(places)) for key in keys])
+        self._columns = SamplingColumns(len(places), vocab_size)
+        self._tokens = torch.zeros((len(places), max([1, *positions])), dtype=torch.int32)
+        row_of = {key: row for row, key in enumerate(keys)}  # any of its rows
+        for key, place in places.items():
+            num_prompt_tokens, row = 0, row_of[key]
+            history = histories[row]
             if history is not None:
-                tokens, num_prompt_tokens = history_before(history, positions[seat])
-                self._tokens[seat, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-            self._columns.place(seat, sampling, num_prompt_tokens)
+                tokens, num_prompt_tokens = history_before(history, positions[row])
+                self._tokens[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+            self._columns.place(place, seats[row], num_prompt_tokens)
+        self._rows = np.arange(len(seats))
         self._upload = DirectUpload(torch.device("cpu"))
-        self._seats = np.arange(len(seats))
 
     def sample(self, logits: Tensor) -> Samples:
         sampler, result = Sampler(self._columns, self._operations), StepResult(epoch=1, step_id=1)
-        packed = sampler.pack(self._upload, self._seats, self._positions, self._seats)
+        packed = sampler.pack(self._upload, self._seats, self._positions, self._rows)
         if packed is not None:
             sampler.launch(logits, packed, self._tokens).fetch().fill_result(result)
         valid = torch.ones(len(self._seats), dtype=torch.bool)
@@ -71,7 +77,7 @@ class SeatSamplers:
 
     def rank(self, logits: Tensor, counts: Sequence[int]) -> list[Candidates]:
         ranker, result = CandidateRanker(self._columns, self._operations), StepResult(epoch=1, step_id=1)
-        packed = ranker.pack(self._upload, self._seats, self._positions, self._seats, np.array(counts))
+        packed = ranker.pack(self._upload, self._seats, self._positions, self._rows, np.array(counts))
         if packed is not None:
             ranker.launch(logits, packed, self._tokens).fetch().fill_result(result)
         return result.candidates

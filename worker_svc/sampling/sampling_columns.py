@@ -15,7 +15,7 @@ import torch
 from common.sampling_params import SequenceSampling
 from common.step import SequenceState
 from kernels.sampling.noise import partial_keys, position_keys
-from kernels.sampling.sampling import min_p_thresholds
+from kernels.sampling.sampling import NO_THRESHOLD, min_p_thresholds
 from worker_svc.steps.step_check import IntArray
 
 Float32Array = npt.NDArray[np.float32]
@@ -74,7 +74,7 @@ class SamplingColumns:
     def place(self, seat: int, sampling: SequenceSampling, num_prompt_tokens: int) -> None:
         self.features[seat] = self._features(sampling)
         self.temperatures[seat] = sampling.temperature
-        self.floors[seat] = min_p_thresholds(torch.tensor([sampling.min_p], dtype=torch.float64)).item()
+        self.floors[seat] = _floor(sampling.min_p)
         self.top_k[seat] = self._top_k(sampling)
         self.top_p[seat] = sampling.top_p
         self.penalties[seat] = (
@@ -86,7 +86,7 @@ class SamplingColumns:
         self.num_logprobs[seat] = sampling.num_logprobs or 0
         self.num_prompt_tokens[seat] = num_prompt_tokens
         self.edited_ids[seat] = _edited_ids(sampling)
-        self._keys[seat] = partial_keys([sampling.seed], [sampling.sample_index]).item()
+        self._keys[seat] = partial_keys([sampling.seed], [sampling.sample_index])[0]
 
     def keys(self, seats: IntArray, positions: IntArray) -> IntArray:
         """Noise keys of the tokens to sample, int64, equal to those of `row_keys`."""
@@ -111,6 +111,10 @@ class SamplingColumns:
             if on:
                 features |= feature
         return features
+
+
+def _floor(min_p: float) -> float:
+    return min_p_thresholds(torch.tensor([min_p], dtype=torch.float64)).item() if min_p else NO_THRESHOLD
 
 
 def _edited_ids(sampling: SequenceSampling) -> EditedIds:
