@@ -66,7 +66,7 @@ def main() -> None:
     )
     campaign.run()
     about = {run.system: run.about for run in runs.runs.values() if run.about is not None}
-    outcome = Outcome(list(runs.runs.values()), not_set_up)
+    outcome = Outcome(list(runs.runs.values()), not_set_up, options.top_p)
     print(outcome.as_text(options.loads))
     figures = {
         "model": options.model,

@@ -11,7 +11,7 @@ from benchmarks.bar_chart import Bar, bar_chart
 from benchmarks.peers.figures import Figures, Verdict, num_equal, verdicts
 from benchmarks.peers.ours import OURS, REFERENCE, default_verdicts, is_peer
 from benchmarks.peers.runs_file import Run
-from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, TARGETS
+from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, targets_of
 from benchmarks.peers.workload import LOADS
 from benchmarks.report import table
 from benchmarks.svg_chart import Line, log_log_chart
@@ -22,9 +22,10 @@ _HEAD = ("", "output tokens/s", "norm. latency, ms", "first token p50 / p99, ms"
 class Outcome:
     """Outcome of all rounds of a campaign."""
 
-    def __init__(self, runs: Sequence[Run], not_set_up: Mapping[str, str]) -> None:
-        """`not_set_up`: reasons, by system."""
+    def __init__(self, runs: Sequence[Run], not_set_up: Mapping[str, str], top_p: float | None = None) -> None:
+        """`not_set_up`: reasons, by system. `top_p`: how tokens were drawn; None: greedily."""
         self._runs = runs
+        self._targets = targets_of(top_p)
         self._not_set_up = not_set_up
 
     def medians(self, load: str) -> dict[str, Figures]:
@@ -44,7 +45,7 @@ class Outcome:
 
     def verdicts(self, load: str) -> list[Verdict]:
         """Compare ours with the best peer."""
-        return verdicts([run for run in self._runs if is_peer(run.system)], load, OURS, TARGETS.get(load, {}))
+        return verdicts([run for run in self._runs if is_peer(run.system)], load, OURS, self._targets.get(load, {}))
 
     def defaults(self, load: str) -> list[Verdict]:
         """Compare our defaults with our flags, if both ran."""

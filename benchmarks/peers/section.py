@@ -19,7 +19,7 @@ from benchmarks.page_section import (
 )
 from benchmarks.peers.figures import Figures, Verdict, verdicts
 from benchmarks.peers.ours import OURS, REFERENCE, default_verdicts, is_peer
-from benchmarks.peers.systems import DRAWING_TARGETS, OFFLINE, PARITY, SYSTEMS, TARGETS
+from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, targets_of
 from benchmarks.report import has_amx
 
 _FIGURES = {
@@ -83,7 +83,7 @@ def _verdicts(document: Document) -> Iterator[Headline]:
     runs = [SimpleNamespace(**{**run, "figures": Figures(**run["figures"])}) for run in document["runs"]]
     valid = _valid(runs, document)
     missing = []
-    for load, targets in (TARGETS if document.get("top_p") is None else DRAWING_TARGETS).items():
+    for load, targets in targets_of(document.get("top_p")).items():
         peers = [run for run in valid if is_peer(run.system)]
         measured = {each.figure: each for each in verdicts(peers, load, OURS, targets)}
         for figure, bound in targets.items():

@@ -27,18 +27,17 @@ OPEN_LOOP = ("rate-1", "rate-2", "rate-4")
 OFFLINE = ("sharegpt", "alpaca", "long")
 PARITY = "parity"
 _NO_WORSE = {"normalised_latency_s": 1.0, "first_token_p50_s": 1.0, "first_token_p99_s": 1.0}
-# How many times better than the best peer each figure of a load is to be.
-TARGETS: Mapping[str, Mapping[str, float]] = {
+_TARGETS: Mapping[str, Mapping[str, float]] = {
     "sharegpt": {"tokens_per_s": 1.05},
     "alpaca": {"tokens_per_s": 1.05},
     "long": {"tokens_per_s": 1.2},
     **dict.fromkeys(OPEN_LOOP, _NO_WORSE),
 }
-# The same with tokens that are drawn, and the systems whose runners can be told so.
-DRAWING_TARGETS: Mapping[str, Mapping[str, float]] = {
+_DRAWING_TARGETS: Mapping[str, Mapping[str, float]] = {
     "sharegpt": {"tokens_per_s": 1.7},
     "alpaca": {"tokens_per_s": 1.7},
 }
+# Systems whose runners can be told to draw tokens.
 DRAWING = frozenset({"quire", "quire-flags", "openvino", "vllm", "vllm-default"})
 # Of `quire serve` for these loads. It is measured without any: this one says what its defaults leave.
 BEST_FLAGS = ("--max-num-seqs", "64", "--num-blocks", "2048", "--max-batched-tokens", "2048", "--no-prefix-cache")
@@ -92,3 +91,8 @@ SYSTEMS = {
         loads=(PARITY,),
     ),
 }
+
+
+def targets_of(top_p: float | None) -> Mapping[str, Mapping[str, float]]:
+    """How many times better than the best peer each figure of a load is to be: greedily, or with tokens drawn so."""
+    return _TARGETS if top_p is None else _DRAWING_TARGETS

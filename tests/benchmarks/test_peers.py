@@ -233,3 +233,10 @@ def test_ourselves_with_flags_are_no_peer_and_have_a_target_of_their_own() -> No
     found = [*outcome.verdicts("sharegpt"), *outcome.defaults("sharegpt")]
     against = {each.peer: (round(each.ratio, 3), each.met) for each in found}
     assert against == {"openvino": (1.225, True), "quire-flags": (0.98, True)}
+
+
+def test_tokens_that_are_drawn_have_targets_of_their_own() -> None:
+    runs = [*rounds_of("quire", 160.0, 160.0, 160.0), *rounds_of("openvino", 100.0, 100.0, 100.0)]
+    (greedy,), (drawn,) = (Outcome(runs, {}, top_p).verdicts("sharegpt") for top_p in (None, 0.95))
+    assert (greedy.target, greedy.met) == (1.05, True)
+    assert (drawn.target, drawn.met) == (1.7, False)
