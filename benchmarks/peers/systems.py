@@ -94,5 +94,5 @@ SYSTEMS = {
 
 
 def targets_of(top_p: float | None) -> Mapping[str, Mapping[str, float]]:
-    """How many times better than the best peer each figure of a load is to be: greedily, or with tokens drawn so."""
+    """Targets of each load by figure, as multiples of the best peer: for greedy choice, or for tokens drawn so."""
     return _TARGETS if top_p is None else _DRAWING_TARGETS
