@@ -166,15 +166,18 @@ def test_the_report_states_the_loss_that_the_shipped_weights_have(
     assert report["held_out_seed"] != report["seed"]
 
 
-def test_a_few_steps_of_training_lower_the_loss_the_same_way_each_time(tokenizer: Tokenizer) -> None:
-    settings = Settings(steps=2, tokens_per_step=512, warmup_steps=1)
+def test_a_few_steps_of_training_lower_the_loss_the_same_way_each_time(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("demo.train.WINDOWS", (64, 128))  # bfloat16 is slow where the processor does not compute it
+    settings = Settings(steps=2, tokens_per_step=128, warmup_steps=1)
 
     def untrained() -> LlamaForCausalLM:
         torch.manual_seed(0)
         return build_model(tokenizer)
 
     def loss_of(model: LlamaForCausalLM) -> float:
-        return held_out_loss(model, tokenizer, settings, num_tokens=512)
+        return held_out_loss(model, tokenizer, settings, num_tokens=128)
 
     once, again = untrained(), untrained()
     before = loss_of(once)
