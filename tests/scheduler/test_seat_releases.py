@@ -49,6 +49,22 @@ def begun(*max_tokens: int) -> list[RunningGroup]:
     return [RunningGroup(0, each) for each in max_tokens]
 
 
+def test_a_worker_that_was_gone_is_measured_anew() -> None:
+    workers = Workers(1, [begun(1000)])
+    for _ in range(20):
+        workers.step()
+    workers.releases.record_end(10, 10)
+    assert workers.expected_s(0) > 5.0
+    groups, workers.groups = workers.groups, []
+    workers.releases.record_end(10, 10)
+    assert workers.expected_s(0) == 0.0
+    workers.groups = groups
+    workers.step()
+    assert workers.expected_s(0) == 0.0, "one step says nothing of the time between two"
+    workers.step()
+    assert workers.expected_s(0) > 5.0
+
+
 def test_while_seats_are_free_nobody_waits_but_those_for_whom_there_are_too_few() -> None:
     workers = Workers(4, [begun(10, 100)])
     for _ in range(20):
