@@ -109,7 +109,7 @@ def test_prompt_logprobs_in_slices_of_the_head_are_the_same(
     prompt = PROMPTS[6]
     sampling = replace(GREEDY, num_prompt_logprobs=0)
     found = []
-    for slice_tokens in (1000, 2):
+    for slice_tokens in (1000, 2, 0):  # at least one at once
         runner, _ = make_runner(decoder, max_prompt_logits=slice_tokens * decoder.config.vocab_size)
         client = new_client()
         sequence = client.add(prompt, sampling)
@@ -117,8 +117,8 @@ def test_prompt_logprobs_in_slices_of_the_head_are_the_same(
         found.append(list(sequence.prompt_logprobs.values()))
     num_rows = len(prompt) - 1
     assert len(found[0]) == num_rows
-    assert slices == [[num_rows], [2] * (num_rows // 2) + [1] * (num_rows % 2)]
-    assert found[1] == pytest.approx(found[0], abs=1e-5)
+    assert slices == [[num_rows], [2] * (num_rows // 2) + [1] * (num_rows % 2), [1] * num_rows]
+    assert found[1] == pytest.approx(found[0], abs=1e-5) and found[2] == pytest.approx(found[0], abs=1e-5)
 
 
 def test_one_row_feeds_the_first_token_of_several_samples(make_runner: MakeRunner, decoder: Decoder) -> None:
