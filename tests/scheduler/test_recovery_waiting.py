@@ -225,6 +225,36 @@ async def test_numbers_go_on_from_the_highest_and_trimming_keeps_what_was_recove
     assert not site.journal.stats.num_needed
 
 
+async def test_a_rebuilt_request_shows_at_once_what_had_been_delivered(lives: Lives) -> None:
+    client, site = await begun(lives, lasting("rebuilt"))
+    lives.workers[0].may_answer.clear()
+    await lives.add_workers()
+    await until(lambda: "rebuilt" in site.engine.live)
+    (sample,) = (await record_of(site, "rebuilt")).samples
+    assert (list(sample.token_ids), sample.text) == (client.seen.token_ids[0], client.seen.samples[0].text)
+    lives.workers[0].may_answer.set()
+    await client.come(site)
+    await until(lambda: client.is_done)
+    await site.idle()
+
+
+async def test_an_end_that_has_no_record_yet_is_restated(lives: Lives) -> None:
+    site = await lives.begin()
+    await lives.add_workers()
+    lives.store.forgets = True  # type: ignore[attr-defined]
+    client = Client(lasting("ended", 5))
+    lives.workers[0].silence_after(2)
+    await client.come(site)
+    await until(lambda: "ended" in site.engine.live)
+    live = site.engine.live["ended"]
+    lives.workers[0].speak_again()
+    await until(lambda: client.is_done)
+    entry = journal_pb2.JournalEntry()
+    live.restate(entry)
+    assert [(each.sequence, each.state) for each in entry.finishes] == [(live.number, pb.REQUEST_STATE_FINISHED)]
+    await lives.die()
+
+
 async def test_a_damaged_entry_keeps_the_scheduler_from_starting_and_says_what_to_do(lives: Lives) -> None:
     _, site = await begun(lives, lasting("whole"))
     epoch = site.journal.stats.epoch

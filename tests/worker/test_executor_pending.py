@@ -240,9 +240,14 @@ async def test_a_single_step_that_another_has_spoilt_is_executed_when_sent_again
 
 
 async def test_draining_waits_for_what_is_on_the_device(harness: Harness) -> None:
-    await harness.launch(1, 2)
+    answers = await harness.launch(1, 2)
     draining = asyncio.create_task(harness.executor.drain())
-    harness.device.finish(1, 2)
+    harness.device.finish(1)
+    await answers[0]
+    await harness.thread.call(lambda: None)  # what the executor does by itself is done
+    await asyncio.sleep(0.05)
+    assert not draining.done()
+    harness.device.finish(2)
     await draining
     assert harness.answered == [1, 2]
 
