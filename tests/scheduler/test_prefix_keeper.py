@@ -9,6 +9,7 @@ import pytest
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.core.isolation import MAX_FAILED_STEPS
+from scheduler_svc.requests.prefixes.prefix_keeper import MAX_ATTEMPTS
 from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
 from tests.scheduler.journal_setup import until
 from tests.scheduler.pinning import (
@@ -344,3 +345,14 @@ async def test_after_the_end_of_the_service_a_loss_is_not_made_good(site: Site) 
     await cached_tokens(site, beginning(PREFIX))
     assert await pinned(site) == {"system": []}
     assert num_computed(second) == 41 + 3
+
+
+async def test_a_prefix_that_is_evicted_whenever_it_was_computed_is_given_up_after_some_attempts(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.engine.scheduler.workers, "pin_blocks", lambda *blocks: False)
+    worker = await site.add_worker()
+    code, message = await refusal(site, pin_request())
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "evicted as soon as it was computed" in message
+    computing = [step for step in worker.steps if step.rows]
+    assert len(computing) == MAX_ATTEMPTS

@@ -38,6 +38,30 @@ def test_a_group_that_no_connected_worker_can_hold_waits_for_a_larger_one() -> N
     assert reason(cluster, large) is WaitingReason.NO_LARGER_WORKER
 
 
+def test_while_all_seats_are_taken_the_first_waits_for_a_seat_and_the_others_for_it() -> None:
+    cluster = make_cluster(num_seats=1)
+    _, first, second = (cluster.add_group([number + 1], 1, 4) for number in range(3))
+    cluster.start("w")
+    assert reason(cluster, first) is WaitingReason.SEAT
+    assert reason(cluster, second) is WaitingReason.EARLIER_REQUESTS
+    cluster.run_until_idle()
+
+
+def test_while_there_are_seats_and_too_few_blocks_the_first_waits_for_blocks() -> None:
+    cluster = make_cluster(6)
+    running, first = (cluster.add_group([number + 1] * 18, 1, 4) for number in range(2))
+    cluster.start("w")
+    assert reason(cluster, running) is None
+    assert reason(cluster, first) is WaitingReason.BLOCKS
+    cluster.run_until_idle()
+
+
+def test_while_the_only_worker_drains_a_newcomer_waits_for_that() -> None:
+    cluster = make_cluster()
+    cluster.scheduler.workers.drain_worker("w")
+    assert reason(cluster, cluster.add_group([1], 1, 2)) is WaitingReason.DRAINING
+
+
 def test_who_was_swapped_out_waits_for_blocks() -> None:
     cluster = make_cluster(6, num_host_blocks=12)
     groups = [cluster.add_group([number + 1] * 8, 1, 12) for number in range(2)]  # 5 blocks each at their longest
