@@ -239,9 +239,10 @@ async def test_a_rebuilt_request_shows_at_once_what_had_been_delivered(lives: Li
 
 
 async def test_an_end_that_has_no_record_yet_is_restated(lives: Lives) -> None:
+    assert isinstance(lives.store, ForgetfulStore)
+    lives.store.forgets = True
     site = await lives.begin()
     await lives.add_workers()
-    lives.store.forgets = True  # type: ignore[attr-defined]
     client = Client(lasting("ended", 5))
     lives.workers[0].silence_after(2)
     await client.come(site)

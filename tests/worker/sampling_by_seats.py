@@ -49,15 +49,14 @@ class SeatSamplers:
         self._operations = bundle_of(bundle)
         self._positions = np.array(positions, dtype=np.int64)
         rows = enumerate(zip(seats, histories, strict=True))
-        keys = [("the same", id(seat)) if history is None else ("its own", row) for row, (seat, history) in rows]
-        places: dict[tuple[str, int], int] = {}
-        self._seats = np.array([places.setdefault(key, len(places)) for key in keys])
+        keys = [(id(seat), None if history is None else row) for row, (seat, history) in rows]
+        row_of = {key: row for row, key in enumerate(keys)}  # any of those that share a place
+        places = {key: place for place, key in enumerate(row_of)}
+        self._seats = np.array([places[key] for key in keys])
         self._columns = SamplingColumns(len(places), vocab_size)
         self._tokens = torch.zeros((len(places), max([1, *positions])), dtype=torch.int32)
-        row_of = {key: row for row, key in enumerate(keys)}  # any of its rows
-        for key, place in places.items():
-            num_prompt_tokens, row = 0, row_of[key]
-            history = histories[row]
+        for place, row in enumerate(row_of.values()):
+            num_prompt_tokens, history = 0, histories[row]
             if history is not None:
                 tokens, num_prompt_tokens = history_before(history, positions[row])
                 self._tokens[place, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)

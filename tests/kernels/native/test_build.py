@@ -10,7 +10,7 @@ import torch
 
 from kernels.native.build import cache_directory, library_path, needs_build
 from kernels.native.compiling import NativeUnavailableError
-from kernels.native.native_kernels import choose_kernels, native_kernels
+from kernels.native.native_kernels import NativeKernels, choose_kernels, native_kernels
 from kernels.native.torch_kernels import TorchKernels
 
 
@@ -25,12 +25,20 @@ def _compiler_script(folder: Path, body: str) -> str:
     return str(script)
 
 
-@pytest.mark.usefixtures("native")
-def test_a_second_load_does_not_compile() -> None:
-    assert not needs_build(os.environ)
-    built = library_path(os.environ)
+@pytest.fixture
+def full_cache(native: NativeKernels, tmp_path: Path) -> Path:
+    """A cache folder that has the build of this machine, and nothing else."""
+    cache = tmp_path / "full"
+    cache.mkdir()
+    shutil.copy(library_path(os.environ), cache)
+    return cache
+
+
+def test_a_second_load_does_not_compile(full_cache: Path) -> None:
+    (built,) = full_cache.iterdir()
     before = built.stat()
-    native_kernels(os.environ)
+    native_kernels(_environment(full_cache))
+    assert list(full_cache.iterdir()) == [built]
     assert (built.stat().st_ino, built.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
@@ -92,12 +100,11 @@ def test_the_fallback_is_chosen_openly() -> None:
         choose_kernels("native", torch.float16)
 
 
-@pytest.mark.usefixtures("native")
-def test_what_would_be_compiled_is_known_before(tmp_path: Path) -> None:
+def test_what_would_be_compiled_is_known_before(full_cache: Path, tmp_path: Path) -> None:
     """The start says so, since it takes long: once, and not where there is nothing to compile with."""
-    environment = _environment(tmp_path, QUIRE_NATIVE="compile")
+    environment = _environment(tmp_path / "empty", QUIRE_NATIVE="compile")
     assert needs_build(environment)
     assert not needs_build({**environment, "QUIRE_NATIVE": "off"})
     assert not needs_build({**environment, "CXX": str(tmp_path / "no-compiler")})
-    kept = {**os.environ, "QUIRE_NATIVE": "compile"}
+    kept = _environment(full_cache, QUIRE_NATIVE="compile")
     assert library_path(kept).exists() and not needs_build(kept)
