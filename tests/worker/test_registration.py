@@ -61,6 +61,12 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
         return pb.DrainWorkerResponse(num_running=self.num_running)
 
 
+async def answered(scheduler: Scheduler) -> None:
+    """Return when the worker has an answer of this scheduler: it asks again only then."""
+    for _ in range(2):
+        await scheduler.requests.get()
+
+
 @pytest.fixture
 async def registration() -> AsyncIterator[tuple[str, Registration]]:
     address = free_address()
@@ -110,7 +116,7 @@ async def test_a_leaving_worker_says_so_and_waits_until_nothing_is_left_there(
     scheduler = Scheduler()
     scheduler.num_running = 4
     await scheduler.start(address)
-    await scheduler.requests.get()
+    await answered(scheduler)
     await worker.leave_scheduler(30.0)
     assert scheduler.drained == [pb.DrainWorkerRequest(worker_id="w1")] * 4
     while not (await scheduler.requests.get()).draining:
@@ -125,7 +131,7 @@ async def test_a_leaving_worker_does_not_wait_for_ever(registration: tuple[str, 
     scheduler = Scheduler()
     scheduler.num_running = 10_000
     await scheduler.start(address)
-    await scheduler.requests.get()
+    await answered(scheduler)
     with structlog.testing.capture_logs() as logs:
         await worker.leave_scheduler(0.2)
     assert any("not drained in time" in line["event"] for line in logs)
@@ -176,7 +182,8 @@ async def test_a_worker_follows_the_lead_from_one_of_its_addresses_to_the_other(
     await leader.start(addresses[0])
     await standby.start(addresses[1])
     async with registered(", ".join(addresses)) as (_, epochs):
-        await leader.requests.get()
+        await answered(leader)
+        assert epochs == [1]
         await standby.requests.get()  # it is asked as well, since it may follow
         standby.leads = True
         await leader.server.stop(0)
@@ -192,8 +199,7 @@ async def test_a_worker_goes_where_it_is_told_that_the_leader_is() -> None:
     standby = Standby(address)
     await standby.start(known := free_address())
     async with registered(known) as (_, epochs):
-        await leader.requests.get()
-        await leader.requests.get()
+        await answered(leader)
         assert epochs == [1]
     await asyncio.gather(leader.server.stop(0), standby.server.stop(0))
 
@@ -204,11 +210,9 @@ async def test_a_leader_that_was_followed_does_not_win_its_worker_back() -> None
     old, new = Scheduler(1), Scheduler(2)
     await new.start(addresses[1])
     async with registered(",".join(addresses)) as (_, epochs):
-        await new.requests.get()
-        await new.requests.get()
+        await answered(new)
         await old.start(addresses[0])
-        await old.requests.get()
-        await old.requests.get()
+        await answered(old)
         assert epochs == [2]
     await asyncio.gather(old.server.stop(0), new.server.stop(0))
 
