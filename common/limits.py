@@ -12,13 +12,14 @@ import grpc
 from grpc_status import rpc_status
 
 from common.peer_limits import EdgeLimits, PeerConnection, PeerLimits
+from common.rpc import Context
 from quire.errors import InvalidRequestError, QuireError, UnavailableError, to_status
 from quire.rpc import Option
 
 _CANCEL_GRACE_S = 0.1  # for a cancellation to arrive, of which the end of the messages may come first
 _HEADER_TIMEOUT_MS = 10_000  # for a new connection to speak HTTP/2
 
-Behaviour = Callable[[Any, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[Any]]
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
 def limit_options(limits: EdgeLimits) -> list[Option]:
@@ -75,7 +76,7 @@ class _Call:
         deserialize = self._handler.request_deserializer
         return data if deserialize is None else deserialize(data)
 
-    async def handle(self, requests: AsyncIterator[Any], context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+    async def handle(self, requests: AsyncIterator[Any], context: Context) -> Any:
         try:
             self._connection = connection = self._peers.begin_call(context.peer(), self._method)
         except QuireError as error:
@@ -91,7 +92,7 @@ class _Call:
         finally:
             self._peers.end_call(connection, self._method, is_cancelled=is_cancelled)
 
-    async def _read(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+    async def _read(self, context: Context) -> Any:
         """The one message of the call."""
         timeout_s = self._peers.limits.body_timeout_s or None
         try:
@@ -106,7 +107,7 @@ class _Call:
         return await _refuse(context, InvalidRequestError("the call carried no message; send one"))
 
 
-async def _refuse(context: "grpc.aio.ServicerContext[Any, Any]", error: QuireError) -> Any:
+async def _refuse(context: Context, error: QuireError) -> Any:
     try:
         await context.abort_with_status(rpc_status.to_status(to_status(error)))
     except grpc.aio.AbortError:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
@@ -25,6 +24,8 @@ from quire.rpc import Option
 CLUSTER_MESSAGE_BYTES = 128 * 1024 * 1024  # tokenizer files fit
 
 log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +56,7 @@ def server_options(max_message_bytes: int, keepalive: Keepalive = QUICK_KEEPALIV
         ("grpc.keepalive_timeout_ms", timeout_ms),
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.so_reuseport", 0),
-        (
-            "grpc.compression_enabled_algorithms_bitset",
-            1,
-        ),  # no compression: a small message cannot unpack to a large one
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message cannot unpack to a large one
     ]
 
 
@@ -90,27 +88,23 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
             return None
-        wrap = partial(_wrap_stream, self._slow_reader_timeout_s) if handler.response_streaming else _wrap_single
-        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        method = handler_call_details.method
-        behaviour = wrap(inner, handler.request_streaming, method)
-        remade: grpc.RpcMethodHandler[Any, Any] = _remake(handler, behaviour, method)
-        return remade
+        return _remake(handler, handler_call_details.method, self._slow_reader_timeout_s)
 
 
-def _remake(handler: Any, behaviour: Callable[..., Any], method: str) -> Any:
+def _remake(handler: Any, method: str, slow_reader_timeout_s: float | None) -> "grpc.RpcMethodHandler[Any, Any]":
     deserialize, serialize = handler.request_deserializer, handler.response_serializer
     request_tag, response_tag = checksum_tags_of_method(method)
     if deserialize is not None and request_tag is not None:
         deserialize = checking_deserializer(deserialize, request_tag)
     if serialize is not None and response_tag is not None:
         serialize = sealing_serializer(response_tag)
-    make = {
+    make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(handler.request_streaming, handler.response_streaming)]
+    behaviour = _wrap(handler, method, slow_reader_timeout_s)
     return make(behaviour, _careful(deserialize, check_of_method(method)), serialize)
 
 
@@ -130,29 +124,16 @@ def _careful(deserialize: Callable[[bytes], Any] | None, check: RequestCheck | N
     return decode
 
 
-def _wrap_single(inner: Callable[..., Any], request_streaming: bool, method: str) -> Callable[..., Any]:
-    async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+def _wrap(handler: Any, method: str, slow_reader_timeout_s: float | None) -> Callable[..., Any]:
+    inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    request_streaming, response_streaming = handler.request_streaming, handler.response_streaming
+
+    async def behaviour(request: Any, context: Context) -> Any:
         try:
-            return await inner(_checked(request, request_streaming), context)
-        except CONTROL_FLOW:
-            raise
-        except BaseException as error:  # of a native library, too: whatever a call raises is its answer
-            del request  # see _abort
-            await _abort(context, method, error)
-
-    return behaviour
-
-
-def _wrap_stream(
-    slow_reader_timeout_s: float | None, inner: Callable[..., Any], request_streaming: bool, method: str
-) -> Callable[..., Any]:
-    async def behaviour(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        try:
-            responses = inner(_checked(request, request_streaming), context)
-            if inspect.isawaitable(responses):  # a handler that writes to the context by itself
-                await responses
-            else:
-                await _write_all(responses, context, slow_reader_timeout_s)
+            answer = inner(_checked(request, request_streaming), context)
+            if response_streaming and not inspect.isawaitable(answer):
+                return await _write_all(answer, context, slow_reader_timeout_s)
+            return await answer  # with a stream of responses, of a handler that writes to the context by itself
         except CONTROL_FLOW:
             raise
         except BaseException as error:  # of a native library, too: whatever a call raises is its answer
@@ -163,9 +144,7 @@ def _wrap_stream(
 
 
 async def _write_all(
-    responses: AsyncGenerator[Any, None],
-    context: grpc.aio.ServicerContext[Any, Any],
-    slow_reader_timeout_s: float | None,
+    responses: AsyncGenerator[Any, None], context: Context, slow_reader_timeout_s: float | None
 ) -> None:
     """Sends a handler's responses, and closes the handler when the client is gone or reads nothing for too long.
 
@@ -184,7 +163,7 @@ async def _write_all(
                 raise asyncio.CancelledError from error
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: BaseException) -> None:
+async def _abort(context: Context, method: str, error: BaseException) -> None:
     """Ends the call with the status of the handler's exception.
 
     gRPC keeps the abort, and all frames of its traceback, in a cycle until the next full collection. No frame may hold

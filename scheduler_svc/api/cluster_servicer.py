@@ -1,7 +1,6 @@
 """Cluster service: registration and draining of workers."""
 
-import grpc
-
+from common.rpc import Context
 from quire.errors import FieldViolation, InvalidRequestError
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
@@ -14,11 +13,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
-    async def Register(
-        self,
-        request: pb.RegisterRequest,
-        context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterResponse],
-    ) -> pb.RegisterResponse:
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         """Register a worker, or renew its lease."""
         violations = [
             FieldViolation(name, "must not be empty")
@@ -30,10 +25,6 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         reason = self._workers.register(request)
         return pb.RegisterResponse(lease_ms=LEASE_MS, epoch=self._workers.epoch, out_of_service=reason)
 
-    async def DrainWorker(
-        self,
-        request: pb.DrainWorkerRequest,
-        context: grpc.aio.ServicerContext[pb.DrainWorkerRequest, pb.DrainWorkerResponse],
-    ) -> pb.DrainWorkerResponse:
+    async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> pb.DrainWorkerResponse:
         """Drain a worker, or undo that."""
         return pb.DrainWorkerResponse(num_running=self._workers.drain(request.worker_id, undo=request.undo))

@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
-import grpc
-
+from common.rpc import Context
 from quire.errors import (
     FailedPreconditionError,
     FieldViolation,
@@ -58,22 +57,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._requests = requests
         self._stats = stats
 
-    async def Generate(
-        self,
-        request: pb.GenerateRequest,
-        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """Streams one request."""
         stream, accepted = await self._admission.submit(request, context.time_remaining())
         async with aclosing(_read(self._admission.readers, stream, accepted, ())) as messages:
             async for message in messages:
                 yield message
 
-    async def Attach(
-        self,
-        request: pb.AttachRequest,
-        context: grpc.aio.ServicerContext[pb.AttachRequest, pb.GenerateResponse],
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """Streams the rest of a request."""
         stream, accepted = await self._control.attach(request.request_id, request.from_positions)
         async with aclosing(_read(self._admission.readers, stream, accepted, request.from_positions)) as messages:
@@ -81,9 +72,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 yield message
 
     async def Session(
-        self,
-        request_iterator: AsyncIterator[pb.SessionRequest],
-        context: grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse],
+        self, request_iterator: AsyncIterator[pb.SessionRequest], context: Context
     ) -> AsyncIterator[pb.SessionResponse]:
         """Carries all requests of one client process."""
         session = ServerSession(self._admission, self._control)
@@ -100,103 +89,61 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             reading.cancel()
             session.close()
 
-    async def Pause(
-        self, request: pb.PauseRequest, context: grpc.aio.ServicerContext[pb.PauseRequest, pb.PauseResponse]
-    ) -> pb.PauseResponse:
+    async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseResponse:
         """Pause a request: take it off its worker."""
         if request.keep not in _KEEPS_ON_HOST:
             raise InvalidRequestError.of([FieldViolation("keep", f"is {request.keep}: give AUTO (1) or TOKENS (2)")])
         keep_on_host = _KEEPS_ON_HOST[request.keep]
         return pb.PauseResponse(state=await self._control.pause(request.request_id, keep_on_host=keep_on_host))
 
-    async def Resume(
-        self, request: pb.ResumeRequest, context: grpc.aio.ServicerContext[pb.ResumeRequest, pb.ResumeResponse]
-    ) -> pb.ResumeResponse:
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
         """Resume a paused request."""
         return pb.ResumeResponse(state=await self._control.resume(request.request_id))
 
-    async def Cancel(
-        self, request: pb.CancelRequest, context: grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelResponse]
-    ) -> pb.CancelResponse:
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         """Ends a request."""
         return pb.CancelResponse(state=await self._control.cancel(request.request_id))
 
-    async def GetRequest(
-        self,
-        request: pb.GetRequestRequest,
-        context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
-    ) -> pb.GetRequestResponse:
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
         """Describe a request."""
         response = await self._control.response(request.request_id)
         response.waiting_for = self._requests.waiting_for(request.request_id)
         return response
 
-    async def ListRequests(
-        self,
-        request: pb.ListRequestsRequest,
-        context: grpc.aio.ServicerContext[pb.ListRequestsRequest, pb.ListRequestsResponse],
-    ) -> pb.ListRequestsResponse:
+    async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
         """Lists requests that have not ended."""
         return await self._requests.page(request)
 
-    async def Tokenize(
-        self,
-        request: pb.TokenizeRequest,
-        context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
-    ) -> pb.TokenizeResponse:
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Text or chat to token ids."""
         tokenizer = self._tokenizer()
         check_tokenize(request, self._admission.require_model().limits)
         return await self._admission.tokenizer.tokenized(request, tokenizer)
 
-    async def Detokenize(
-        self,
-        request: pb.DetokenizeRequest,
-        context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
-    ) -> pb.DetokenizeResponse:
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Token ids to text."""
         tokenizer = self._tokenizer()
         check_detokenize(request, self._admission.require_model().limits)
         return await self._admission.tokenizer.detokenized(request, tokenizer)
 
-    async def PinPrefix(
-        self,
-        request: pb.PinPrefixRequest,
-        context: grpc.aio.ServicerContext[pb.PinPrefixRequest, pb.PinPrefixResponse],
-    ) -> pb.PinPrefixResponse:
+    async def PinPrefix(self, request: pb.PinPrefixRequest, context: Context) -> pb.PinPrefixResponse:
         """Computes a prefix and keeps it."""
         return await self._prefixes.pin(request)
 
-    async def UnpinPrefix(
-        self,
-        request: pb.UnpinPrefixRequest,
-        context: grpc.aio.ServicerContext[pb.UnpinPrefixRequest, pb.UnpinPrefixResponse],
-    ) -> pb.UnpinPrefixResponse:
+    async def UnpinPrefix(self, request: pb.UnpinPrefixRequest, context: Context) -> pb.UnpinPrefixResponse:
         """Unpin a prefix."""
         await self._prefixes.unpin(request)
         return pb.UnpinPrefixResponse()
 
-    async def ListPrefixes(
-        self,
-        request: pb.ListPrefixesRequest,
-        context: grpc.aio.ServicerContext[pb.ListPrefixesRequest, pb.ListPrefixesResponse],
-    ) -> pb.ListPrefixesResponse:
+    async def ListPrefixes(self, request: pb.ListPrefixesRequest, context: Context) -> pb.ListPrefixesResponse:
         """Lists a tenant's prefixes."""
         return self._prefixes.of_tenant(request.tenant)
 
-    async def GetModel(
-        self,
-        request: pb.GetModelRequest,
-        context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse],
-    ) -> pb.GetModelResponse:
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Describes the model."""
         return self._admission.require_model().to_pb()
 
-    async def GetStats(
-        self,
-        request: pb.GetStatsRequest,
-        context: grpc.aio.ServicerContext[pb.GetStatsRequest, pb.GetStatsResponse],
-    ) -> pb.GetStatsResponse:
+    async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
         """Return counters of the scheduler and its workers."""
         return self._stats()
 
