@@ -20,9 +20,3 @@ def leaving_groups(workers: Iterable[WorkerState]) -> list[SequenceGroup]:
     draining = [worker for worker in workers if worker.is_draining]
     running = [sequence.group for worker in draining for sequence in worker.running]
     return list(dict.fromkeys([*running, *(group for worker in draining for group in worker.swapped)]))
-
-
-def num_sequences_on(worker: WorkerState) -> int:
-    """Count the sequences that run on a worker, and those that are preempted and still bound to it."""
-    kept = dict.fromkeys([*worker.parked, *worker.swapped])
-    return len(worker.running) + sum(len(group.live) for group in kept)

@@ -6,7 +6,7 @@ Knows nothing of steps, nor of the order in which groups are served.
 from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import pins, placement
-from scheduler_svc.core.draining import leaving_groups, num_sequences_on, serving_workers
+from scheduler_svc.core.draining import leaving_groups, serving_workers
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.pausing import unbind_paused
 from scheduler_svc.core.placement import WorkerLimits
@@ -111,28 +111,19 @@ class PresentWorkers:
         self._places.waiting.restore_deferred()
         self._places.move_from_draining()
 
-    def record_costs(
-        self,
-        worker_id: str,
-        *,
-        prefill_tokens_per_s: float,
-        prefill_step_tokens: float | None = None,
-        swap_blocks_per_s: float | None = None,
-    ) -> None:
-        """Record the measured speeds of a worker, as in `PreemptionCosts`. Called when they change, not in each step.
+    def record_costs(self, worker_id: str, costs: PreemptionCosts) -> None:
+        """Record the measured speeds of a worker. Called when they change, not in each step.
 
         Before the first call `auto` recomputes, and only a deadline that has passed keeps a group from being started.
         """
-        self._workers[worker_id].costs = PreemptionCosts(
-            prefill_tokens_per_s=prefill_tokens_per_s,
-            prefill_step_tokens=prefill_step_tokens,
-            swap_blocks_per_s=swap_blocks_per_s,
-        )
+        self._workers[worker_id].costs = costs
         self._places.waiting.restore_deferred()  # a group that seemed too late may be in time
 
     def num_sequences_on(self, worker_id: str) -> int:
         """Count the sequences that run on a worker, and those that are preempted and still bound to it."""
-        return num_sequences_on(self._workers[worker_id])
+        worker = self._workers[worker_id]
+        kept = dict.fromkeys([*worker.parked, *worker.swapped])
+        return len(worker.running) + sum(len(group.live) for group in kept)
 
     def pin_blocks(self, worker_id: str, name: str, block_hashes: Seq[bytes]) -> bool:
         """Keep the cached blocks with these hashes on a worker until `unpin_blocks`. False: some are not there.

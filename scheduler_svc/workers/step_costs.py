@@ -3,7 +3,7 @@
 Pure: gets plans and results, gives averages. Knows nothing of their use.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from common.step import StepResult
 from scheduler_svc.core.preemption import PreemptionCosts
@@ -74,11 +74,7 @@ class StepCosts:
             prefill_step_tokens=self.prefill.amount,
             swap_blocks_per_s=self.swap.per_s,
         )
-        if self._returned is not None and not (
-            _has_changed(self._returned.prefill_tokens_per_s, costs.prefill_tokens_per_s)
-            or _has_changed(self._returned.prefill_step_tokens, costs.prefill_step_tokens)
-            or _has_changed(self._returned.swap_blocks_per_s, costs.swap_blocks_per_s)
-        ):
+        if self._returned is not None and not any(map(_has_changed, astuple(self._returned), astuple(costs))):
             return None
         self._returned = costs
         return costs

@@ -245,12 +245,7 @@ class WorkerLoop:
             self._decision_time.learn(plan, result.exec_ns, result.queue_ns)
         costs = self.costs.learn(plan, result)
         if costs is not None:
-            self._scheduler.workers.record_costs(
-                self.worker_id,
-                prefill_tokens_per_s=costs.prefill_tokens_per_s,
-                prefill_step_tokens=costs.prefill_step_tokens,
-                swap_blocks_per_s=costs.swap_blocks_per_s,
-            )
+            self._scheduler.workers.record_costs(self.worker_id, costs)
         if self._scheduler.waiting.num_groups:
             self._engine.wake_workers()  # what waits may have been left to another worker
 

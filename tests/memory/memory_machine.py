@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from tests.memory.audited_cluster import AuditedCluster
@@ -187,8 +188,9 @@ class MemoryMachine(RuleBasedStateMachine):
         """One that swaps faster than it computes, or the other way round."""
         self.cluster.scheduler.workers.record_costs(
             self.any_worker(rng),
-            swap_blocks_per_s=rng.choice([None, 1.0, 10.0, 100.0]),
-            prefill_tokens_per_s=10.0 ** rng.randrange(1, 4),
+            PreemptionCosts(
+                swap_blocks_per_s=rng.choice([None, 1.0, 10.0, 100.0]), prefill_tokens_per_s=10.0 ** rng.randrange(1, 4)
+            ),
         )
 
     def ask_for_a_snapshot(self, rng: random.Random) -> None:

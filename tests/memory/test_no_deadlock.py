@@ -9,6 +9,7 @@ import random
 import pytest
 
 from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from tests.scheduler.core_cluster import Cluster
 
@@ -82,7 +83,9 @@ def test_a_pool_that_hardly_holds_the_largest_group_gets_every_load_done(part: f
         for _ in range(rng.choice([1, 1, 2])):
             add_tight_worker(cluster, rng, num_needed, part)
         for worker_id in cluster.workers:
-            cluster.scheduler.workers.record_costs(worker_id, swap_blocks_per_s=10.0, prefill_tokens_per_s=30.0)
+            cluster.scheduler.workers.record_costs(
+                worker_id, PreemptionCosts(swap_blocks_per_s=10.0, prefill_tokens_per_s=30.0)
+            )
         num_tokens = sum(s.worst_case_tokens for s in cluster.sequences)
         while cluster.num_plans < num_tokens // 2 and any(not s.is_finished for s in cluster.sequences):
             for worker_id, steps in cluster.in_flight.items():

@@ -15,7 +15,7 @@ import torch
 
 from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.pins import PinRefusedError
-from scheduler_svc.core.preemption import PreemptionMode
+from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup
 from tests.equality import MAX_CUT_FRACTION, comparable_length, compare_tokens
@@ -70,7 +70,9 @@ def make_cluster(
     )
     cluster = ModelCluster(decoder, config, num_blocks=num_blocks, num_host_blocks=num_blocks)
     # Large groups with short contexts are cheaper to compute again, the others to swap.
-    cluster.scheduler.workers.record_costs(WORKER_ID, swap_blocks_per_s=16.0, prefill_tokens_per_s=20.0)
+    cluster.scheduler.workers.record_costs(
+        WORKER_ID, PreemptionCosts(swap_blocks_per_s=16.0, prefill_tokens_per_s=20.0)
+    )
     return cluster
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import quire
 from quire.v1 import worker_pb2
+from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.requests.live.hopeless_requests import HOPELESS_EVERY_S
 from tests.patience import patient
@@ -24,7 +25,7 @@ async def site() -> AsyncIterator[Site]:
 async def test_requests_that_an_idle_worker_would_finish_too_late_end_long_before_their_deadline(site: Site) -> None:
     """One after the other: the second comes so soon that the queue has only just been searched."""
     await site.add_worker()
-    site.engine.scheduler.workers.record_costs("w1", prefill_tokens_per_s=0.001)
+    site.engine.scheduler.workers.record_costs("w1", PreemptionCosts(prefill_tokens_per_s=0.001))
     began_s = time.monotonic()
     async with quire.AsyncClient(site.address) as client:
         for _ in range(3):

@@ -4,6 +4,7 @@ import pytest
 
 from scheduler_svc.core.ordering import OrderPolicy
 from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceStatus
 from tests.scheduler.core_cluster import Cluster
@@ -78,12 +79,12 @@ def test_work_whose_deadline_has_passed_is_not_begun_and_is_named() -> None:
 
 def test_work_whose_prompt_would_take_too_long_is_named_and_what_was_estimated_anew_is_begun() -> None:
     cluster = make_cluster()
-    cluster.scheduler.workers.record_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=10.0)
+    cluster.scheduler.workers.record_costs("w", PreemptionCosts(swap_blocks_per_s=1.0, prefill_tokens_per_s=10.0))
     long = cluster.add(list(range(1, 31)), 1, deadline_s=5.0)  # 3 s at 10 tokens a second
     assert cluster.scheduler.expired_groups(2.0) == []
     assert cluster.scheduler.expired_groups(2.1) == [long.group]
     assert cluster.scheduler.schedule("w", now_s=2.1) is None
-    cluster.scheduler.workers.record_costs("w", swap_blocks_per_s=1.0, prefill_tokens_per_s=100.0)
+    cluster.scheduler.workers.record_costs("w", PreemptionCosts(swap_blocks_per_s=1.0, prefill_tokens_per_s=100.0))
     assert cluster.scheduler.expired_groups(2.1) == []
     plan = cluster.scheduler.schedule("w", now_s=2.1)
     assert plan is not None and plan.sequences == [long]
@@ -92,7 +93,7 @@ def test_work_whose_prompt_would_take_too_long_is_named_and_what_was_estimated_a
 def test_what_is_cached_of_a_prompt_takes_no_time() -> None:
     cluster = make_cluster()
     cache_prefix(cluster)
-    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=1.0)
+    cluster.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=1.0))
     cached, other = cluster.add([*SHARED, 2], 1, deadline_s=5.0), cluster.add([9] * 9, 1, deadline_s=5.0)
     assert cluster.scheduler.expired_groups(3.0) == [other.group]  # 1 s is enough for one of them, 9 s are too long
     assert cluster.scheduler.expired_groups(4.5) == [cached.group, other.group]
@@ -104,9 +105,9 @@ def test_the_quickest_worker_decides_what_is_in_time() -> None:
     cluster = make_cluster()
     cluster.add_worker("quick", num_blocks=100)
     long = cluster.add([1] * 30, 1, deadline_s=5.0)
-    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=1.0)
+    cluster.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=1.0))
     assert cluster.scheduler.expired_groups(2.0) == [long.group]
-    cluster.scheduler.workers.record_costs("quick", prefill_tokens_per_s=100.0)
+    cluster.scheduler.workers.record_costs("quick", PreemptionCosts(prefill_tokens_per_s=100.0))
     assert cluster.scheduler.expired_groups(2.0) == []
     cluster.remove_worker("quick")
     assert cluster.scheduler.expired_groups(2.0) == [long.group]
@@ -116,16 +117,18 @@ def test_steps_smaller_than_full_ones_do_not_make_a_long_prompt_hopeless() -> No
     cluster = Cluster(SchedulerConfig(max_num_batched_tokens=30))
     cluster.add_worker(num_blocks=100)
     long = cluster.add([1] * 60, 1, deadline_s=5.0)
-    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=3.0)  # 0.5 s a step
+    cluster.scheduler.workers.record_costs(
+        "w", PreemptionCosts(prefill_tokens_per_s=6.0, prefill_step_tokens=3.0)
+    )  # 0.5 s a step
     assert cluster.scheduler.expired_groups(4.0) == []  # two full steps, if they take no longer
     assert cluster.scheduler.expired_groups(4.1) == [long.group]
-    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=6.0, prefill_step_tokens=30.0)
+    cluster.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=6.0, prefill_step_tokens=30.0))
     assert cluster.scheduler.expired_groups(3.9) == [long.group]
 
 
 def test_a_shared_prompt_is_estimated_once() -> None:
     cluster = make_cluster()
-    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=10.0)
+    cluster.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=10.0))
     group = cluster.add_group([1] * 20, 4, 5, deadline_s=5.0)
     assert cluster.scheduler.expired_groups(2.9) == []
     assert cluster.scheduler.expired_groups(3.1) == [group]

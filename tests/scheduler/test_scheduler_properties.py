@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.worker_state import blocks_held
@@ -87,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         # The larger groups are cheaper to compute again, the smaller to swap.
         self.cluster.scheduler.workers.record_costs(
-            worker_id, swap_blocks_per_s=16.0, prefill_tokens_per_s=9.0 * self.block_size
+            worker_id, PreemptionCosts(swap_blocks_per_s=16.0, prefill_tokens_per_s=9.0 * self.block_size)
         )
 
     @rule(

@@ -249,7 +249,9 @@ def test_beams_swapped_in_flight_compute_their_candidates_again() -> None:
 @pytest.mark.parametrize(("prefill_tokens_per_s", "is_swapped"), [(1.0, True), (1e6, False)])
 def test_auto_takes_the_cheaper_way(prefill_tokens_per_s: float, is_swapped: bool) -> None:
     cluster = make_cluster(num_blocks=10, preemption="auto")
-    cluster.scheduler.workers.record_costs("w", swap_blocks_per_s=10.0, prefill_tokens_per_s=prefill_tokens_per_s)
+    cluster.scheduler.workers.record_costs(
+        "w", PreemptionCosts(swap_blocks_per_s=10.0, prefill_tokens_per_s=prefill_tokens_per_s)
+    )
     cluster.add([1, 2, 3, 4], 20)
     group = cluster.add_group(PROMPT, 3, 8)
     step_until_preempted(cluster, group)
@@ -276,7 +278,7 @@ def test_auto_tries_a_few_swaps_where_their_speed_alone_is_unknown() -> None:
 
 def test_trial_swaps_end_where_the_worker_never_says_how_long_they_took() -> None:
     cluster = make_cluster(preemption="auto", preempt_every=2)
-    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=1000.0)
+    cluster.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=1000.0))
     cluster.add_group(PROMPT, 3, 12)
     finish_and_compare(cluster)
     stats = cluster.stats()
@@ -287,11 +289,13 @@ def test_trial_swaps_end_where_the_worker_never_says_how_long_they_took() -> Non
 @pytest.mark.parametrize(("swap_blocks_per_s", "is_swapped"), [(1e9, True), (1e-9, False)])
 def test_what_a_trial_has_shown_decides_from_then_on(swap_blocks_per_s: float, is_swapped: bool) -> None:
     cluster = make_cluster(preemption="auto", preempt_every=2)
-    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=1000.0)
+    cluster.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=1000.0))
     cluster.add_group(PROMPT, 3, 12)
     while not cluster.stats().num_swaps:
         cluster.step()
-    cluster.scheduler.workers.record_costs("w", prefill_tokens_per_s=1000.0, swap_blocks_per_s=swap_blocks_per_s)
+    cluster.scheduler.workers.record_costs(
+        "w", PreemptionCosts(prefill_tokens_per_s=1000.0, swap_blocks_per_s=swap_blocks_per_s)
+    )
     finish_and_compare(cluster)
     stats = cluster.stats()
     assert (stats.num_swaps == stats.num_preemptions > MAX_TRIAL_SWAPS) == is_swapped
@@ -304,7 +308,7 @@ def test_no_swap_is_tried_before_the_speed_of_prefill_is_known_or_without_room()
     finish_and_compare(cluster)
     assert cluster.stats().num_swaps == 0 < cluster.stats().num_preemptions
     small = make_cluster(preemption="auto", preempt_every=2, num_host_blocks=1)
-    small.scheduler.workers.record_costs("w", prefill_tokens_per_s=1000.0)
+    small.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=1000.0))
     small.add_group(PROMPT, 3, 12)
     finish_and_compare(small)
     assert small.stats().num_swaps == 0 < small.stats().num_preemptions
@@ -313,7 +317,7 @@ def test_no_swap_is_tried_before_the_speed_of_prefill_is_known_or_without_room()
 def test_costs_and_modes_that_make_no_sense_are_refused() -> None:
     cluster = make_cluster()
     with pytest.raises(ValueError, match="prefill_tokens_per_s is 0: give more than 0"):
-        cluster.scheduler.workers.record_costs("w", swap_blocks_per_s=1, prefill_tokens_per_s=0)
+        cluster.scheduler.workers.record_costs("w", PreemptionCosts(swap_blocks_per_s=1, prefill_tokens_per_s=0))
     with pytest.raises(ValueError, match="preemption is 'both': give one of auto, swap, recompute"):
         SchedulerConfig(preemption="both")  # type: ignore[arg-type]
 
@@ -334,7 +338,7 @@ def test_200_mixed_requests_under_pressure_equal_an_unconstrained_run(
         enable_prefix_cache=enable_prefix_cache,
         preempt_every=preempt_every,
     )
-    cluster.scheduler.workers.record_costs("w", swap_blocks_per_s=16.0, prefill_tokens_per_s=20.0)
+    cluster.scheduler.workers.record_costs("w", PreemptionCosts(swap_blocks_per_s=16.0, prefill_tokens_per_s=20.0))
     rng = random.Random(5)
     for _ in range(200):
         prompt = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 21))]
