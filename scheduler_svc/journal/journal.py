@@ -84,8 +84,8 @@ class Journal:
         self._close_timeout_s = close_timeout_s
         self._pending: deque[PendingEntry] = deque()
         self._in_flight: PendingEntry | None = None
-        self._num_pending = 0
-        self._pending_bytes = 0
+        self.num_pending = 0  # records that are not known to be durable
+        self.pending_bytes = 0  # of these together
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         self._stopped.set()
@@ -104,24 +104,14 @@ class Journal:
         return self._writer.is_ready
 
     @property
-    def num_pending(self) -> int:
-        """Number of records that are not known to be durable."""
-        return self._num_pending
-
-    @property
-    def pending_bytes(self) -> int:
-        """Size of the pending records together."""
-        return self._pending_bytes
-
-    @property
     def stats(self) -> JournalCounters:
         writer = self._writer
         return JournalCounters(
             epoch=writer.epoch,
             entries=writer.num_entries,
             commands=writer.num_commands,
-            pending=self._num_pending,
-            pending_bytes=self._pending_bytes,
+            pending=self.num_pending,
+            pending_bytes=self.pending_bytes,
             write_ns=writer.write_ns,
             degraded=writer.health.is_degraded,
             num_recreated=writer.num_recreated,
@@ -167,8 +157,8 @@ class Journal:
     def append(
         self,
         *,
-        sequences: Sequence[int],
-        tokens: Sequence[int],
+        sequences: Sequence[int] = (),
+        tokens: Sequence[int] = (),
         logprobs: Sequence[pb.DeltaLogprobs] = (),
         prompt_logprobs: Sequence[pb.PromptTokenLogprobs] = (),
         beam_steps: Sequence[pb.BeamStep] = (),
@@ -178,7 +168,7 @@ class Journal:
         finishes: Sequence[pb.Finish] = (),
         pins: Sequence[pb.PinChange] = (),
         needed: Mapping[Hashable, Restate] = MappingProxyType({}),
-        on_durable: Callable[[], None],
+        on_durable: Callable[[], None] | None = None,
     ) -> None:
         """Copy the records of one iteration of one worker into the next entry.
 
@@ -195,7 +185,7 @@ class Journal:
             pins: made or removed.
             needed: keys that begin here and are needed until `forget`, each with the function that restates it.
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
-                the journal ends before.
+                the journal ends before. None: nobody waits for it.
         """
         if self._ended_by is not None or self._is_handed_over:
             return
@@ -205,24 +195,22 @@ class Journal:
             entry.add_logprobs(logprobs, entry.num_deltas)
         entry.add_deltas(sequences, tokens)
         num_records = entry.num_records
-        if prompt_logprobs:
-            entry.add_prompt_logprobs(prompt_logprobs)
-        if beam_steps:
-            entry.add_beam_steps(beam_steps)
-        if pauses:
-            entry.add_pauses(pauses)
-        if sample_finishes:
-            entry.add_sample_finishes(sample_finishes)
-        if preemptions:
-            entry.add_preemptions(preemptions)
-        if finishes:
-            entry.add_finishes(finishes)
-        if pins:
-            entry.add_pins(pins)
+        for name, records in (
+            ("prompt_logprobs", prompt_logprobs),
+            ("beam_steps", beam_steps),
+            ("pauses", pauses),
+            ("sample_finishes", sample_finishes),
+            ("preemptions", preemptions),
+            ("finishes", finishes),
+            ("pins", pins),
+        ):
+            if records:
+                entry.add_records(name, records)
         for key, restate in needed.items():
             self._needed.add_coming(key, restate)
             entry.needed.append(key)
-        entry.on_durable.append(on_durable)
+        if on_durable is not None:
+            entry.on_durable.append(on_durable)
         self._count_added(len(tokens) + entry.num_records - num_records, entry.num_bytes - bytes_before)
 
     def keep_entry(self, key: Hashable, entry_id: EntryId, restate: Restate) -> None:
@@ -321,7 +309,7 @@ class Journal:
                 await self._write_next()
         except GaveUpError:
             if self._has_to_write:
-                log.error("journal closed with unwritten records", pending=self._num_pending)
+                log.error("journal closed with unwritten records", pending=self.num_pending)
         except FencedError as error:
             reason = error
             raise
@@ -365,8 +353,8 @@ class Journal:
         return self._pending[-1]
 
     def _count_added(self, num_records: int, num_bytes: int) -> None:
-        self._num_pending += num_records
-        self._pending_bytes += num_bytes
+        self.num_pending += num_records
+        self.pending_bytes += num_bytes
         self._wake.set()
 
     async def _wait_for_pending(self) -> bool:
@@ -445,8 +433,8 @@ class Journal:
                 continue  # again
 
     def _acknowledge(self, entry: PendingEntry, entry_id: EntryId) -> None:
-        self._num_pending -= entry.num_records
-        self._pending_bytes -= entry.num_bytes
+        self.num_pending -= entry.num_records
+        self.pending_bytes -= entry.num_bytes
         self._needed.record_written(entry.needed, entry_id, entry.num_bytes)
         for accepted in entry.accepted:
             if not accepted.done():

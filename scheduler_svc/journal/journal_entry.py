@@ -8,7 +8,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from zlib import crc32
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from common.arrays import pack_int32, pack_int64
 from quire.v1 import journal_pb2 as pb
@@ -69,40 +69,10 @@ class PendingEntry:
             each.delta += first_delta
         self.num_bytes += _LOGPROBS_BYTES * len(logprobs)
 
-    def add_prompt_logprobs(self, prompts: Sequence[pb.PromptTokenLogprobs]) -> None:
-        """Copy prompt log-probabilities."""
-        self._entry.prompt_logprobs.extend(prompts)
-        self.num_bytes += sum(prompt.ByteSize() for prompt in prompts)
-
-    def add_beam_steps(self, steps: Sequence[pb.BeamStep]) -> None:
-        """Copy steps of beam searches."""
-        self._entry.beam_steps.extend(steps)
-        self.num_bytes += sum(step.ByteSize() for step in steps)
-
-    def add_pauses(self, pauses: Sequence[pb.PauseChange]) -> None:
-        """Copy pauses."""
-        self._entry.pauses.extend(pauses)
-        self.num_bytes += sum(pause.ByteSize() for pause in pauses)
-
-    def add_sample_finishes(self, finishes: Sequence[pb.SampleEnd]) -> None:
-        """Copy finishes of samples."""
-        self._entry.sample_finishes.extend(finishes)
-        self.num_bytes += sum(finish.ByteSize() for finish in finishes)
-
-    def add_preemptions(self, preemptions: Sequence[pb.Preemption]) -> None:
-        """Copy preemptions."""
-        self._entry.preemptions.extend(preemptions)
-        self.num_bytes += sum(preemption.ByteSize() for preemption in preemptions)
-
-    def add_finishes(self, finishes: Sequence[pb.Finish]) -> None:
-        """Copy finishes of requests."""
-        self._entry.finishes.extend(finishes)
-        self.num_bytes += sum(finish.ByteSize() for finish in finishes)
-
-    def add_pins(self, changes: Sequence[pb.PinChange]) -> None:
-        """Copy changes of pins."""
-        self._entry.pins.extend(changes)
-        self.num_bytes += sum(change.ByteSize() for change in changes)
+    def add_records(self, name: str, records: Sequence[Message]) -> None:
+        """Copy records into the field of this name."""
+        getattr(self._entry, name).extend(records)
+        self.num_bytes += sum(record.ByteSize() for record in records)
 
     @property
     def ends_epoch(self) -> bool:

@@ -7,6 +7,7 @@ the publisher's. Knows no gRPC; worker loops and readers call it.
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -155,7 +156,9 @@ class Engine:
 
         Tokens of steps in flight still come, and may end the request. The request must not have ended before.
         """
-        self._take_off(request, keep_on_host=keep_on_host)
+        self.scheduler.pause(request.group, keep_on_host=keep_on_host)
+        self.paused.add(request)
+        self._update_emptiness()
         self.wake_workers()  # its blocks may let others run
         await self.journal_pause(request.number, is_paused=True, on_durable=request.set_durable_pause)
 
@@ -182,13 +185,8 @@ class Engine:
                 on_durable(is_paused)
             durable.set()
 
-        self.journal.append(sequences=(), tokens=(), pauses=[change], on_durable=acknowledge)
+        self.journal.append(pauses=[change], on_durable=acknowledge)
         await durable.wait()
-
-    def _take_off(self, request: LiveRequest, *, keep_on_host: bool) -> None:
-        self.scheduler.pause(request.group, keep_on_host=keep_on_host)
-        self.paused.add(request)
-        self._update_emptiness()
 
     async def wait_until_empty(self) -> None:
         """Return when no request is live but paused ones. A request whose end is not durable is still live."""
@@ -286,12 +284,8 @@ class Engine:
         request.ended_state = pb.REQUEST_STATE_CANCELLED
         self.scheduler.finish_group(request.group)
         self.scheduler.forget_group(request.group)
-        self.journal.append(
-            sequences=(),
-            tokens=(),
-            finishes=[withdrawal(request.number)],
-            on_durable=lambda: self.journal.forget(request.number),
-        )
+        forget = partial(self.journal.forget, request.number)
+        self.journal.append(finishes=[withdrawal(request.number)], on_durable=forget)
 
     def _fail_group(self, group: SequenceGroup, error: str) -> None:
         request = self._request_of.get(group)

@@ -25,13 +25,7 @@ class PinJournal:
 
     def write(self, prefix: PrefixPin) -> None:
         """Write a pin; `prefix.durable` is set when the journal has it."""
-        self._journal.append(
-            sequences=(),
-            tokens=(),
-            pins=[prefix.to_change()],
-            needed={prefix: prefix.restate},
-            on_durable=prefix.durable.set,
-        )
+        self._journal.append(pins=[prefix.to_change()], needed={prefix: prefix.restate}, on_durable=prefix.durable.set)
 
     def remove_pin(self, prefix: PrefixPin) -> None:
         """Write that a pin is removed; `prefix.gone` is set when the journal has that."""
@@ -46,7 +40,7 @@ class PinJournal:
                 self._forget_removed(prefix)
 
         change = journal_pb2.PinChange(tenant=prefix.tenant, name=prefix.name, unpinned=True)
-        self._journal.append(sequences=(), tokens=(), pins=[change], on_durable=gone)
+        self._journal.append(pins=[change], on_durable=gone)
 
     async def until_gone(self, tenant: str, name: str) -> bool:
         """Return when the removal of a pin is durable. False: no pin of this name is being removed.

@@ -134,7 +134,7 @@ class Recovery:
             self._add_waiting(each)
         self.pins = list(replay.pins.values())
         if ends:
-            self._engine.journal.append(sequences=(), tokens=(), finishes=ends, on_durable=_nothing)
+            self._engine.journal.append(finishes=ends)
         self._patient_until_s = time.monotonic() + self._model_patience_s
         if replay.num_unreadable:
             log.error("requests of an older version are not recovered", num_requests=replay.num_unreadable)
@@ -184,9 +184,7 @@ class Recovery:
             finish = waiting.ended = journal_pb2.Finish(
                 sequence=waiting.journaled.number, state=state, error=error, finished_unix_ns=time.time_ns()
             )
-            self._engine.journal.append(
-                sequences=(), tokens=(), finishes=[finish], on_durable=partial(self._end_is_durable, waiting)
-            )
+            self._engine.journal.append(finishes=[finish], on_durable=partial(self._end_is_durable, waiting))
         return finish.state
 
     async def cancel(self, request_id: str) -> pb.RequestState.ValueType | None:
@@ -346,7 +344,3 @@ def _rank(waiting: Waiting) -> tuple[bool, int, int]:
     """Order of rebuilding: ended requests last, since only late readers ask for them, and there may be many."""
     journaled = waiting.journaled
     return journaled.finish is not None, journaled.admission.request.priority, journaled.number
-
-
-def _nothing() -> None:
-    """Do nothing when the ends are durable."""
