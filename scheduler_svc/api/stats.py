@@ -7,7 +7,6 @@ from scheduler_svc.core.scheduler_stats import WorkerCounters
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.publisher import Delivery
-from scheduler_svc.requests.live.recent_latency import LatencySummary
 from scheduler_svc.workers.workers import Member, Workers
 
 
@@ -61,18 +60,8 @@ class StatsReporter:
                 degraded=journal.degraded,
                 delivery=self._delivery,
             ),
-            latency=_latency_stats(engine.latency.summary(time.monotonic())),
+            latency=pb.LatencyStats(**engine.latency.summary(time.monotonic())._asdict()),
         )
-
-
-def _latency_stats(summary: LatencySummary) -> pb.LatencyStats:
-    return pb.LatencyStats(
-        num_requests=summary.num_requests,
-        first_token_p50_ns=summary.first_token_p50_ns or 0,
-        first_token_p99_ns=summary.first_token_p99_ns or 0,
-        token_p50_ns=summary.token_p50_ns or 0,
-        token_p99_ns=summary.token_p99_ns or 0,
-    )
 
 
 def _worker_stats(member: Member, stats: WorkerCounters) -> pb.WorkerStats:

@@ -120,7 +120,8 @@ class JournalWriter:
         if epoch > counted:
             await self._store.raise_epoch(epoch)
         self.num_commands += 2  # of the epoch
-        payload = self._leader_start(says_all_again=says_all_again)
+        start = pb.LeaderStart(leader_id=self._leader_id, started_unix_ns=time.time_ns(), says_all_again=says_all_again)
+        payload = pb.JournalEntry(leader_start=start).SerializeToString()
         await self._store.append(EntryId(epoch, 0), payload, create=last is None)
         self.epoch, self.last_id = epoch, EntryId(epoch, 0)
         self._latest_epoch = max(self._latest_epoch, epoch)
@@ -324,7 +325,3 @@ class JournalWriter:
         except TimeoutError:
             return
         raise GaveUpError
-
-    def _leader_start(self, *, says_all_again: bool) -> bytes:
-        start = pb.LeaderStart(leader_id=self._leader_id, started_unix_ns=time.time_ns(), says_all_again=says_all_again)
-        return pb.JournalEntry(leader_start=start).SerializeToString()

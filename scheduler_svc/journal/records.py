@@ -57,8 +57,8 @@ class Records:
         self._pending_bytes = 0
         self._pending_of: dict[str, dict[str, int]] = {}  # by tenant: bytes by request_id, oldest first
         self._bytes_of: Counter[str] = Counter()  # by tenant, of those pending
-        self._num_given_up = 0
-        self._num_dropped = 0
+        self.num_given_up = 0  # records dropped because too much waited for the store
+        self.num_dropped = 0  # records dropped before their time because the store keeps no more of them
         self._num_dropped_unsaid = 0
         self._said_s = -_SAY_EVERY_S
         self._wake = asyncio.Event()
@@ -71,16 +71,6 @@ class Records:
     def num_pending(self) -> int:
         """Records not yet in the store."""
         return len(self._pending)
-
-    @property
-    def num_given_up(self) -> int:
-        """Records dropped because too much waited for the store."""
-        return self._num_given_up
-
-    @property
-    def num_dropped(self) -> int:
-        """Records dropped before their time because the store keeps no more of them."""
-        return self._num_dropped
 
     def put(
         self,
@@ -107,7 +97,7 @@ class Records:
             largest = max(self._bytes_of, key=self._bytes_of.__getitem__)
             oldest = next(iter(self._pending_of[largest]))
             log.error("record given up: too many wait for the store", request_id=oldest)
-            self._num_given_up += 1
+            self.num_given_up += 1
             self._remove(oldest)
         self._wake.set()
 
@@ -166,7 +156,7 @@ class Records:
         return True
 
     def _record_dropped(self, number: int) -> None:
-        self._num_dropped += number
+        self.num_dropped += number
         self._num_dropped_unsaid += number
         now_s = time.monotonic()
         if self._num_dropped_unsaid and now_s >= self._said_s + _SAY_EVERY_S:

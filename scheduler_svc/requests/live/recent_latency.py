@@ -15,7 +15,7 @@ class _Ended(NamedTuple):
 
 
 class LatencySummary(NamedTuple):
-    """Percentiles in nanoseconds; None without values."""
+    """Percentiles in nanoseconds; None without values. Its fields are those of `LatencyStats` on the wire."""
 
     num_requests: int
     first_token_p50_ns: int | None

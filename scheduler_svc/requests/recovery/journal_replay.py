@@ -93,9 +93,7 @@ class BegunReplay(NamedTuple):
     replay: "JournalReplay"
     from_id: EntryId  # where the rest begins
     is_whole: bool = True  # False: the store has lost some of what was read
-    note_read: Callable[[EntryId], None] = lambda entry_id: (
-        None
-    )  # is told each entry that the replay takes from here on
+    note_read: Callable[[EntryId], None] = lambda _: None  # is told each entry that the replay takes from here on
 
 
 class JournalReplay:
@@ -166,8 +164,10 @@ class JournalReplay:
         return [each for each in self.requests.values() if each.finish is None and each not in owners]
 
     def forget_request(self, number: int) -> None:
-        """Forget a request that is not needed any more."""
-        self._drop(number)
+        """Forget a request that is not needed any more; no-op if there is none of this number."""
+        request = self.requests.pop(number, None)
+        for index in range(len(request.samples) if request is not None else 0):
+            del self._sample_of[number + index]
 
     def _admit(self, entry_id: EntryId, admission: journal_pb2.Admission) -> None:
         if not admission.model_fingerprint:
@@ -187,7 +187,7 @@ class JournalReplay:
         is_unsaid = self._unsaid is not None and known.number in self._unsaid
         if not is_unsaid and known.finish is None and known.entry_id.epoch >= entry_id.epoch:
             raise ValueError(f"sequence {number} is admitted twice")
-        self._drop(known.number)
+        self.forget_request(known.number)
 
     def _add(self, entry_id: EntryId, admission: journal_pb2.Admission) -> JournaledRequest:
         number, num_sequences = admission.sequence, num_sequences_of(admission.request)
@@ -200,7 +200,7 @@ class JournalReplay:
         return request
 
     def _restate(self, entry_id: EntryId, restatement: journal_pb2.Restatement) -> None:
-        self._drop(restatement.admission.sequence)
+        self.forget_request(restatement.admission.sequence)
         request = self._add(entry_id, restatement.admission)
         if restatement.samples:
             for sample, said in zip(request.samples, restatement.samples, strict=True):
@@ -241,7 +241,7 @@ class JournalReplay:
         elif self._unsaid is not None:
             for key in self._unsaid:
                 if isinstance(key, int):
-                    self._drop(key)
+                    self.forget_request(key)
                 else:
                     del self.pins[key]
             self._unsaid, self._was_cut_short = None, False
@@ -262,11 +262,6 @@ class JournalReplay:
 
     def _finish(self, finish: journal_pb2.Finish) -> None:
         if finish.withdrawn:
-            self._drop(finish.sequence)
+            self.forget_request(finish.sequence)
         elif finish.sequence in self.requests:
             self.requests[finish.sequence].finish = finish
-
-    def _drop(self, number: int) -> None:
-        request = self.requests.pop(number, None)
-        for index in range(len(request.samples) if request is not None else 0):
-            del self._sample_of[number + index]
