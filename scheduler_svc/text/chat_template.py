@@ -4,20 +4,23 @@ The template is a program that came with the model: it runs in a sandbox in a pr
 whatever goes wrong in it is a refusal of the chat, never a failure of the scheduler. It knows no tokens.
 """
 
-import threading
+import json
 import time
-import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from common.native_faults import shortened
 from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
 from scheduler_svc.text import template_program
-from scheduler_svc.text.limited_process import ProcessEndedError
-from scheduler_svc.text.template_process import TemplateProcess
+from scheduler_svc.text.limited_process import IdleProcesses, LimitedProcess, ProcessEndedError
 
 MAX_EXCESSES = 3  # in a row; then the template is not tried with chats as long as one of those
 REST_S = 30.0  # for so long
+MAX_WALL_S = 5.0  # for one conversation, on a machine however busy; its CPU time has a limit of its own
+
+_MAX_ANSWER_BYTES = 4 * template_program.MAX_OUTPUT_CHARS + 4096
+_PROGRAM = Path(template_program.__file__)
 
 
 class _Size(NamedTuple):
@@ -34,14 +37,11 @@ class ChatTemplate:
     """Template, compiled when it is first used. Any thread may render, each in a process of its own."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
-        self._special_tokens = dict(special_tokens)
-        self._idle: list[TemplateProcess] = []
-        self._lock = threading.Lock()
+        self._template = json.dumps({"source": source, "special_tokens": dict(special_tokens)}).encode()
+        self._idle = IdleProcesses()
         self._excesses: tuple[_Size, ...] = ()  # in a row
         self._resting: tuple[_Size, ...] = ()  # what is not tried now
         self._rests_until_s = 0.0
-        weakref.finalize(self, _kill_all, self._idle)
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """Text of the conversation, special tokens included.
@@ -54,15 +54,10 @@ class ChatTemplate:
         if time.monotonic() < self._rests_until_s and any(size.covers(each) for each in self._resting):
             raise _beyond_limits()
         try:
-            with self._lock:
-                process = self._idle.pop() if self._idle else None
-            process = process or TemplateProcess(self._source, self._special_tokens)
-            kind, rest = process.ask(messages, add_generation_prompt=add_generation_prompt)
+            kind, rest = self._ask(messages, add_generation_prompt=add_generation_prompt)
         except ProcessEndedError:
             self._note_excess(size)
             raise _beyond_limits() from None
-        with self._lock:
-            self._idle.append(process)
         if kind == template_program.BEYOND_LIMITS:
             self._note_excess(size)
             raise _beyond_limits()
@@ -77,6 +72,14 @@ class ChatTemplate:
         description = f"the model's chat template refuses them: {shortened(Exception(said))}"
         raise InvalidRequestError.of([FieldViolation("chat.messages", description)])
 
+    def _ask(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> tuple[bytes, bytes]:
+        """Kind of the answer, one of those of `template_program`, and its content. Raises ProcessEndedError."""
+        chat = {"messages": [dict(each) for each in messages], "add_generation_prompt": add_generation_prompt}
+        process = self._idle.take() or LimitedProcess(_PROGRAM, self._template)
+        answer = process.ask(json.dumps(chat).encode(), wall_s=MAX_WALL_S, most_bytes=_MAX_ANSWER_BYTES)
+        self._idle.put_back(process)
+        return answer
+
     def _note_excess(self, size: _Size) -> None:
         """Record a chat beyond the limits: each costs seconds of a core, so after some in a row such chats are refused.
 
@@ -86,11 +89,6 @@ class ChatTemplate:
         if len(self._excesses) >= MAX_EXCESSES:
             self._resting, self._excesses = self._excesses, ()
             self._rests_until_s = time.monotonic() + REST_S
-
-
-def _kill_all(processes: list[TemplateProcess]) -> None:
-    for process in processes:
-        process.kill()
 
 
 def _beyond_limits() -> FailedPreconditionError:

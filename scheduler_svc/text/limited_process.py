@@ -1,4 +1,4 @@
-"""A process in which a program of a model's runs, from outside: started, asked, killed when it takes too long.
+"""A process in which a program of a model's runs, from outside: started, asked, kept, killed when it takes too long.
 
 Messages on its pipes are a length and so many bytes. It knows neither templates nor tokenizers.
 """
@@ -8,9 +8,12 @@ import select
 import struct
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 LENGTH = struct.Struct("<I")
@@ -84,3 +87,30 @@ class LimitedProcess:
                 raise ProcessEndedError
             data += piece
         return bytes(data)
+
+
+class IdleProcesses:
+    """Processes that wait for their next question, at most so many; they are killed with it. Any thread may call it."""
+
+    def __init__(self, most: float = inf) -> None:
+        self._most = most
+        self._idle: list[LimitedProcess] = []
+        self._lock = threading.Lock()
+        weakref.finalize(self, _kill_all, self._idle)
+
+    def take(self) -> LimitedProcess | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def put_back(self, process: LimitedProcess) -> None:
+        """Keep a process for the next question; kill it if enough are kept."""
+        with self._lock:
+            if len(self._idle) < self._most:
+                self._idle.append(process)
+                return
+        process.kill()
+
+
+def _kill_all(processes: list[LimitedProcess]) -> None:
+    for process in processes:
+        process.kill()

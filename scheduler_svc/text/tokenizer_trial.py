@@ -4,14 +4,12 @@ Reading a tokenizer.json keeps the whole interpreter, and a regular expression i
 is read in a process of its own first, within limits, and only one that passed is read here. It knows no worker.
 """
 
-import threading
-import weakref
 from array import array
 from pathlib import Path
 
 from common.native_faults import shortened
 from scheduler_svc.text import tokenizer_program
-from scheduler_svc.text.limited_process import LimitedProcess, ProcessEndedError
+from scheduler_svc.text.limited_process import IdleProcesses, LimitedProcess, ProcessEndedError
 
 TRIAL_CPU_S = 10.0  # a tokenizer.json of 15 MB takes 1 to 2 s
 _WALL_PER_CPU = 4  # on a machine however busy
@@ -31,9 +29,7 @@ class TokenizerProcesses:
         self._tokenizer_json = tokenizer_json
         self._trial_cpu_s = trial_cpu_s
         self.read_s = 0.0  # how long the trial took to read it
-        self._idle: list[LimitedProcess] = []
-        self._lock = threading.Lock()
-        weakref.finalize(self, _kill_all, self._idle)
+        self._idle = IdleProcesses(_MOST_IDLE)
 
     def try_out(self) -> bool:
         """True if its time is in proportion to the text: it needs no process then. Raises ValueError if it failed."""
@@ -41,7 +37,7 @@ class TokenizerProcesses:
         if is_usual:
             process.kill()
         else:
-            self._put_back(process)
+            self._idle.put_back(process)
         return is_usual
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -50,22 +46,15 @@ class TokenizerProcesses:
         cpu_s = tokenizer_program.MAX_TEXT_CPU_S + len(text) * tokenizer_program.MAX_CPU_S_PER_CHAR
         kind = tokenizer_program.ENCODE if add_special_tokens else tokenizer_program.ENCODE_PLAIN
         try:
-            process = self._take()
+            process = self._idle.take() or self._start()[0]
             answer, said = process.ask(kind + data, wall_s=_WALL_PER_CPU * (cpu_s + 1), most_bytes=_MOST_ANSWER_BYTES)
         except ProcessEndedError:
             most = f"{cpu_s:.1f} s or {tokenizer_program.MAX_MEMORY_BYTES >> 30} GiB"
             raise TextRefusedError(f"it takes more than {most} for this text: shorten or change it") from None
-        self._put_back(process)
+        self._idle.put_back(process)
         if answer == tokenizer_program.REFUSED:
             raise TextRefusedError(shortened(Exception(said.decode())))
         return array("I", said).tolist()
-
-    def _take(self) -> LimitedProcess:
-        """Process that has read the tokenizer."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self._start()[0]
 
     def _start(self) -> tuple[LimitedProcess, bool, float]:
         """A process that has read and tried the tokenizer, whether that is a usual one, and how long reading took."""
@@ -82,15 +71,3 @@ class TokenizerProcesses:
             process.kill()
             raise ValueError(f"the model's tokenizer.json cannot be read: {shortened(Exception(said.decode()))}")
         return process, kind == tokenizer_program.USUAL, float(said)
-
-    def _put_back(self, process: LimitedProcess) -> None:
-        with self._lock:
-            if len(self._idle) < _MOST_IDLE:
-                self._idle.append(process)
-                return
-        process.kill()
-
-
-def _kill_all(processes: list[LimitedProcess]) -> None:
-    for process in processes:
-        process.kill()
