@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 
 from common.bounds import BOUNDS, CHECKED_BY_HANDLER, FOREIGN, WRAPPERS, Bound
 from common.quick_bounds import BoundedField, QuickBounds
-from common.violations import Violations
+from common.violations import Violations, refusal_of
 from common.wire_scan import Excess, ScannedField, TooManyRecordsError, WireScan
-from quire.errors import FieldViolation, InvalidRequestError
+from quire.errors import InvalidRequestError
 
 OURS = "quire.v1."
 SCANNED_FROM_BYTES = 65_536  # smaller messages are parsed at once: they cannot take much memory
@@ -184,7 +184,7 @@ def _item_beyond(value: Any, found: BoundedField, path: str) -> Iterator[tuple[s
 
 def _too_many(excess: Excess) -> InvalidRequestError:
     most = f"{excess.max_items:,}"
-    return InvalidRequestError.of([FieldViolation(excess.path, f"has more than {most} items: give at most {most}")])
+    return refusal_of(excess.path, f"has more than {most} items: give at most {most}")
 
 
 def _is_map(descriptor: FieldDescriptor) -> bool:

@@ -1,4 +1,4 @@
-"""Collects the violations of a request, so that its sender learns of all of them at once.
+"""Violations of a request: all of them collected, so that its sender learns of them at once, or a single one.
 
 Lists a bounded number of violations however long the request is, and repeats none of its values. Knows no field.
 """
@@ -38,3 +38,8 @@ class Violations:
         if num_more:
             raise InvalidRequestError(f"{error.message}; and at least {num_more} more", self._listed)
         raise error
+
+
+def refusal_of(field: str, description: str) -> InvalidRequestError:
+    """Refusal of a request for one field; `description` says what the field is and what to change."""
+    return InvalidRequestError.of([FieldViolation(field, description)])

@@ -6,10 +6,9 @@ from contextlib import aclosing
 from functools import partial
 
 from common.rpc import Context
+from common.violations import refusal_of
 from quire.errors import (
     FailedPreconditionError,
-    FieldViolation,
-    InvalidRequestError,
     QuireError,
     RequestCancelledError,
     RequestExpiredError,
@@ -92,7 +91,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseResponse:
         """Pause a request: take it off its worker."""
         if request.keep not in _KEEPS_ON_HOST:
-            raise InvalidRequestError.of([FieldViolation("keep", f"is {request.keep}: give AUTO (1) or TOKENS (2)")])
+            raise refusal_of("keep", f"is {request.keep}: give AUTO (1) or TOKENS (2)")
         keep_on_host = _KEEPS_ON_HOST[request.keep]
         return pb.PauseResponse(state=await self._control.pause(request.request_id, keep_on_host=keep_on_host))
 

@@ -15,7 +15,8 @@ import structlog
 
 from common.bounds_check import OutOfBoundsError
 from common.native_faults import CONTROL_FLOW
-from quire.errors import DataLossError, FieldViolation, InvalidRequestError, OverloadedError, QuireError, to_status
+from common.violations import refusal_of
+from quire.errors import DataLossError, OverloadedError, QuireError, to_status
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.output_stream import Subscription
@@ -141,7 +142,7 @@ class ServerSession:
         handle, action = request.handle, request.WhichOneof("action")
         if action in ("submit", "attach"):
             if handle in self._subscriptions or handle in self._starting:
-                self._refuse(handle, _violation("handle", f"{handle} is in use in this session"))
+                self._refuse(handle, refusal_of("handle", f"{handle} is in use in this session"))
                 return
             num_open, most = (
                 len(self._subscriptions) + len(self._starts),
@@ -161,7 +162,7 @@ class ServerSession:
         elif action == "detach":
             self._detach(handle)
         else:
-            self._refuse(handle, _violation("action", "give `submit`, `attach`, `cancel` or `detach`"))
+            self._refuse(handle, refusal_of("action", "give `submit`, `attach`, `cancel` or `detach`"))
 
     async def _guard(self, start: _Start, begin: Begin, request: pb.SessionRequest) -> None:
         try:
@@ -249,7 +250,3 @@ def add_chunk(response: pb.SessionResponse, handle: int) -> pb.Chunk:
     event = response.events.add()
     event.handle = handle  # given to `add` by name it would cost twice as much
     return event.chunk
-
-
-def _violation(field: str, description: str) -> InvalidRequestError:
-    return InvalidRequestError.of([FieldViolation(field, description)])

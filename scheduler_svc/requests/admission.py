@@ -218,8 +218,8 @@ class Admission:
         """Tokenise the prompt and settle the length."""
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
         self._check_open()
-        if params.num_prompt_logprobs is not None:
-            check_prompt_logprobs(len(token_ids), params.num_prompt_logprobs)
+        if params.sampling.num_prompt_logprobs is not None:
+            check_prompt_logprobs(len(token_ids), params.sampling.num_prompt_logprobs)
         self._queue.check_tokens(params.tenant, len(token_ids))
         scheduler = self._engine.scheduler
         fit = scheduler.workers.max_tokens_that_fit(len(token_ids), params.num_sequences)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.native_faults import shortened
-from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
+from common.violations import refusal_of
+from quire.errors import FailedPreconditionError
 from scheduler_svc.text import template_program
 from scheduler_svc.text.limited_process import IdleProcesses, LimitedProcess, ProcessEndedError
 
@@ -69,8 +70,7 @@ class ChatTemplate:
             raise FailedPreconditionError(
                 f"the model's chat template is not valid Jinja ({shortened(Exception(said))}): send the prompt as text"
             )
-        description = f"the model's chat template refuses them: {shortened(Exception(said))}"
-        raise InvalidRequestError.of([FieldViolation("chat.messages", description)])
+        raise refusal_of("chat.messages", f"the model's chat template refuses them: {shortened(Exception(said))}")
 
     def _ask(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> tuple[bytes, bytes]:
         """Kind of the answer, one of those of `template_program`, and its content. Raises ProcessEndedError."""

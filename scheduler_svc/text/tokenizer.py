@@ -4,12 +4,12 @@ Knows no request and no model; nothing in it changes after construction, so any 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from tokenizers import Tokenizer
 
 from common.native_faults import CONTROL_FLOW, shortened
-from quire.errors import FailedPreconditionError, FieldViolation, InvalidRequestError
+from common.violations import refusal_of
+from quire.errors import FailedPreconditionError
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 from scheduler_svc.text.tokenizer_program import usable
@@ -71,13 +71,13 @@ class ModelTokenizer:
     def decode(self, token_ids: Sequence[int], keep_special_tokens: bool) -> str:
         """Text of token ids on their own. Ids that the vocabulary does not know have no text."""
         if token_ids and min(token_ids) < 0:
-            _refuse("token_ids", "has negative ids: leave them out")
+            raise refusal_of("token_ids", "has negative ids: leave them out")
         try:  # a batch of one, as in `_encode`
             return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens=not keep_special_tokens)[0])
         except CONTROL_FLOW:
             raise
         except BaseException as error:  # as above
-            _refuse("token_ids", f"cannot be decoded by the model's tokenizer: {shortened(error)}")
+            raise refusal_of("token_ids", f"cannot be decoded by the model's tokenizer: {shortened(error)}") from error
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them; empty for an id that it does not know."""
@@ -101,16 +101,12 @@ class ModelTokenizer:
                 return self._processes.encode(text, add_special_tokens=add_special_tokens)
             ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
             return ids
-        except (TypeError, UnicodeEncodeError):  # a Python string that has no UTF-8
-            _refuse(field, "is not valid Unicode: remove the lone surrogates")
+        except (TypeError, UnicodeEncodeError) as error:  # a Python string that has no UTF-8
+            raise refusal_of(field, "is not valid Unicode: remove the lone surrogates") from error
         except CONTROL_FLOW:
             raise
         except BaseException as error:  # the library raises nothing more precise, and panics
-            _refuse(field, f"cannot be encoded by the model's tokenizer: {shortened(error)}")
-
-
-def _refuse(field: str, description: str) -> NoReturn:
-    raise InvalidRequestError.of([FieldViolation(field, description)])
+            raise refusal_of(field, f"cannot be encoded by the model's tokenizer: {shortened(error)}") from error
 
 
 def _has_token(tokenizer: Tokenizer) -> bytes:

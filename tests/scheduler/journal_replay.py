@@ -14,7 +14,8 @@ from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.core.beam_search import BeamSearch, Candidate
 from scheduler_svc.requests.live.live_request import FINISH_REASON_OF_STATE, set_token_stop
-from scheduler_svc.requests.params.request_params import ModelLimits, settle
+from scheduler_svc.requests.params.prompt_checks import ModelLimits
+from scheduler_svc.requests.params.request_params import settle
 
 LIMITS = ModelLimits(
     vocab_size=100_000,

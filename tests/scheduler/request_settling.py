@@ -7,7 +7,8 @@ import pytest
 from common.bounds_check import check_of
 from quire.errors import InvalidRequestError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.params.request_params import ModelLimits, ValidatedParams, validate
+from scheduler_svc.requests.params.prompt_checks import ModelLimits
+from scheduler_svc.requests.params.request_params import ValidatedParams, validate
 
 LIMITS = ModelLimits(
     vocab_size=1000,

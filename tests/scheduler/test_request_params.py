@@ -8,8 +8,8 @@ import pytest
 from common.sampling_params import SequenceSampling
 from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
+from scheduler_svc.requests.params.prompt_checks import ModelLimits
 from scheduler_svc.requests.params.request_params import (
-    ModelLimits,
     ValidatedParams,
     request_digest,
     settle_length,
@@ -47,9 +47,6 @@ def test_a_bare_prompt_gets_every_default_that_the_protocol_promises() -> None:
         eos_token_ids=frozenset({2, 3}),
         include_stop=False,
         keep_special_tokens=False,
-        want_token_ids=False,
-        num_logprobs=None,
-        num_prompt_logprobs=None,
     )
 
 
@@ -123,9 +120,6 @@ def test_a_full_request_is_taken_as_it_is() -> None:
         eos_token_ids=frozenset(),
         include_stop=True,
         keep_special_tokens=True,
-        want_token_ids=True,
-        num_logprobs=0,
-        num_prompt_logprobs=20,
     )
 
 
@@ -320,7 +314,7 @@ def test_a_small_vocabulary_has_no_more_likely_tokens_than_tokens() -> None:
     )
     request = request_of(sampling=pb.SamplingParams(top_k=10), output=pb.OutputParams(logprobs=20, prompt_logprobs=11))
     params = settled(request, limits)
-    assert (params.sampling.top_k, params.num_logprobs, params.num_prompt_logprobs) == (None, 10, 10)
+    assert params.sampling.top_k is None
     assert (params.sampling.num_logprobs, params.sampling.num_prompt_logprobs) == (10, 10)
 
 

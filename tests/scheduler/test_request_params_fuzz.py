@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from common.bounds_check import check_of
 from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
+from scheduler_svc.requests.params.prompt_checks import ModelLimits
 from scheduler_svc.requests.params.request_params import (
-    ModelLimits,
     ValidatedParams,
     request_digest,
     settle_length,
@@ -162,7 +162,7 @@ def check_within_limits(params: ValidatedParams, limits: ModelLimits) -> None:
     assert all(1 <= len(each.encode()) <= 256 for each in params.stop)
     assert not params.stop or limits.has_tokenizer
     assert params.max_tokens is None or params.max_tokens >= max(1, params.min_tokens)
-    assert all((each or 0) <= 20 for each in (params.num_logprobs, params.num_prompt_logprobs))
+    assert all((each or 0) <= 20 for each in (params.sampling.num_logprobs, params.sampling.num_prompt_logprobs))
     check_samples_within_limits(params)
 
 

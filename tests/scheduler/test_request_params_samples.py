@@ -175,7 +175,7 @@ def test_each_sample_draws_the_noise_of_its_own_index_and_all_else_is_alike() ->
 
 def test_what_is_ranked_is_computed_with_log_probabilities_even_if_nobody_sees_them() -> None:
     ranked = settled(request_of(sampling=pb.SamplingParams(n=1, best_of=2)))
-    assert ranked.sequence_sampling(10).num_logprobs == 0 and ranked.num_logprobs is None
+    assert ranked.sequence_sampling(10).num_logprobs == 0 and ranked.sampling.num_logprobs is None
     asked = settled(request_of(sampling=pb.SamplingParams(best_of=2), output=pb.OutputParams(logprobs=3)))
     assert asked.sequence_sampling(10, 1).num_logprobs == 3
     assert settled(request_of(sampling=pb.SamplingParams(n=2))).sequence_sampling(10).num_logprobs is None

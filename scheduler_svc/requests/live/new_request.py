@@ -79,7 +79,7 @@ def _sequences(params: ValidatedParams, token_ids: list[int], seq_id: int, max_t
             stop_token_ids=ends,
             min_tokens=params.min_tokens,
             hash_seed=prefix_hash_seed(params.tenant, params.cache_salt),
-            use_prefix_cache=params.num_prompt_logprobs is None,
+            use_prefix_cache=params.sampling.num_prompt_logprobs is None,
         )
         for index in range(params.num_sequences)
     ]

@@ -6,7 +6,7 @@ Reads the request and changes nothing; `request_checks` checks the parameters be
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.violations import Violations
+from common.violations import Violations, refusal_of
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 
@@ -81,12 +81,10 @@ def check_prompt_logprobs(num_tokens: int, num_top: int) -> None:
     """Raise InvalidRequestError if the prompt's log-probabilities, `num_top` tokens each, fit into no message."""
     most = _MOST_LOGPROB_BYTES // (_LOGPROB_BYTES + _TOP_BYTES * num_top)
     if num_tokens > most:
-        violations = Violations()
-        violations.add(
+        raise refusal_of(
             "output.prompt_logprobs",
             f"is {num_top} for a prompt of {num_tokens:,} tokens: lower it, or shorten the prompt to at most {most:,}",
         )
-        violations.raise_if_any()
 
 
 def _check_chat(messages: Sequence[pb.ChatMessage], limits: ModelLimits, violations: Violations) -> None:

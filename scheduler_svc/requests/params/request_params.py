@@ -12,22 +12,12 @@ from typing import Literal
 
 from common.sampling_codec import given_numbers
 from common.sampling_params import SequenceSampling
-from quire.errors import FieldViolation, InvalidRequestError, OverloadedError
+from common.violations import refusal_of
+from quire.errors import OverloadedError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.requests.params.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits
 from scheduler_svc.requests.params.request_checks import MOST_PRIORITY, check_request, suppressed_token_ids
-
-__all__ = [
-    "MOST_TIMEOUT_S",
-    "ModelLimits",
-    "ValidatedParams",
-    "num_sequences_of",
-    "request_digest",
-    "settle",
-    "settle_length",
-    "validate",
-]
 
 EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_UNSPECIFIED: False,
@@ -62,9 +52,6 @@ class ValidatedParams:
     eos_token_ids: frozenset[int]
     include_stop: bool
     keep_special_tokens: bool
-    want_token_ids: bool
-    num_logprobs: int | None
-    num_prompt_logprobs: int | None
 
     @property
     def is_ranked(self) -> bool:
@@ -138,9 +125,6 @@ def settle(
         eos_token_ids=eos_token_ids,
         include_stop=stopping.include_stop,
         keep_special_tokens=output.keep_special_tokens,
-        want_token_ids=output.token_ids,
-        num_logprobs=sampling.num_logprobs,
-        num_prompt_logprobs=sampling.num_prompt_logprobs,
     )
 
 
@@ -200,7 +184,7 @@ def settle_length(
         OverloadedError: They would work if nothing were pinned.
     """
     if num_prompt_tokens == 0:
-        raise _refusal("prompt", "is empty: give at least one token")
+        raise refusal_of("prompt", "is empty: give at least one token")
     longest = min(limits.max_model_len, max_tokens_that_fit)
     room = longest - num_prompt_tokens
     num_needed = num_prompt_tokens + max(params.max_tokens or 1, params.min_tokens)
@@ -222,16 +206,16 @@ def settle_length(
         have = f"the KV memory holds {num_sequences} sequences of {longest:,} tokens each that share this prompt"
         remedy = f", lower {which.rpartition('.')[2]}, {more_memory}"
     if longest == 0 and num_sequences > 1:
-        raise _refusal(
+        raise refusal_of(
             which, f"is {num_sequences}, more than run at once on a worker: give at most {max_sequences_that_fit:,}"
         )
     if room < 1:
         fewer = f"shorten it to at most {max(longest - 1, 0):,}"
-        raise _refusal("prompt", f"has {num_prompt_tokens:,} tokens; {have}: {fewer}{remedy}")
+        raise refusal_of("prompt", f"has {num_prompt_tokens:,} tokens; {have}: {fewer}{remedy}")
     for field, wanted in (("max_tokens", params.max_tokens or 1), ("min_tokens", params.min_tokens)):
         if wanted > room:
             behind = f"is {wanted:,} behind a prompt of {num_prompt_tokens:,} tokens"
-            raise _refusal(f"stopping.{field}", f"{behind}; {have}: give at most {room:,}{remedy}")
+            raise refusal_of(f"stopping.{field}", f"{behind}; {have}: give at most {room:,}{remedy}")
     return params.max_tokens or room
 
 
@@ -249,7 +233,3 @@ def _width(params: ValidatedParams) -> tuple[str, int]:
     if params.beam is not None:
         return "beam.beam_width", params.num_sequences
     return ("sampling.best_of" if params.is_ranked else "sampling.n"), params.num_sequences
-
-
-def _refusal(field: str, description: str) -> InvalidRequestError:
-    return InvalidRequestError.of([FieldViolation(field, description)])

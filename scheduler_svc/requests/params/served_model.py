@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
-from scheduler_svc.requests.params.request_params import ModelLimits
+from scheduler_svc.requests.params.prompt_checks import ModelLimits
 from scheduler_svc.requests.params.sampling_defaults import check_defaults
 from scheduler_svc.text.tokenizer import ModelTokenizer
 

@@ -6,11 +6,10 @@
 import asyncio
 from dataclasses import dataclass
 
+from common.violations import refusal_of
 from quire.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
-    FieldViolation,
-    InvalidRequestError,
     NotFoundError,
     OverloadedError,
     QuireError,
@@ -123,16 +122,17 @@ class Prefixes:
         self._keeper.measure(prefix)
         if not prefix.num_blocks:
             needed = f"only full blocks are kept: give at least {prefix.block_size}"
-            raise _refusal(f"has {len(token_ids)} tokens, and {needed}")
+            raise refusal_of("prefix", f"has {len(token_ids)} tokens, and {needed}")
         if prefix.num_tokens >= model.limits.max_model_len:
             longest = f"the model's context holds {model.limits.max_model_len:,}, the output included"
-            raise _refusal(f"has {len(token_ids):,} tokens; {longest}: shorten it")
+            raise refusal_of("prefix", f"has {len(token_ids):,} tokens; {longest}: shorten it")
         num_too_many = self._keeper.num_blocks_too_many(prefix)
         if num_too_many:
             most = (prefix.num_blocks - num_too_many) * prefix.block_size
-            raise _refusal(
+            raise refusal_of(
+                "prefix",
                 f"has {len(token_ids):,} tokens, and a request that begins with it would not fit beside it: "
-                f"shorten it to at most {most:,}, or {SERVE_WITH_MORE_MEMORY}"
+                f"shorten it to at most {most:,}, or {SERVE_WITH_MORE_MEMORY}",
             )
         self._check_limits(prefix)
         self._keeper.add(prefix)
@@ -151,9 +151,10 @@ class Prefixes:
         ):
             most = int(num_blocks * share)
             if prefix.num_blocks > most:
-                raise _refusal(
+                raise refusal_of(
+                    "prefix",
                     f"has {prefix.num_tokens:,} tokens in full blocks; pins may hold {share:.0%} of the memory: "
-                    f"shorten it to at most {most * prefix.block_size:,}, or serve with more KV memory"
+                    f"shorten it to at most {most * prefix.block_size:,}, or serve with more KV memory",
                 )
             num_held = sum(each.num_blocks for each in held)
             if num_held + prefix.num_blocks > most:
@@ -176,7 +177,3 @@ class Prefixes:
             prefix.waiters.discard(waiter)
             if not prefix.waiters and not prefix.is_kept:
                 self._keeper.drop(prefix, None)
-
-
-def _refusal(description: str) -> InvalidRequestError:
-    return InvalidRequestError.of([FieldViolation("prefix", description)])
