@@ -7,6 +7,7 @@ a request's work begins, or pass it by name. No password of a URL is ever writte
 import logging
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -90,7 +91,7 @@ def set_up_logging(
     ]
     render: Processor = structlog.processors.JSONRenderer()
     if form == "console" or (form == "auto" and to_terminal):
-        render = _Console(to_terminal)
+        render = partial(_to_line, colours=to_terminal)
     told: list[Processor] = [] if status is None else [_Telling(status, number)]
     structlog.configure(
         processors=[*shared, *told, render],
@@ -109,16 +110,6 @@ def set_up_logging(
     structlog.contextvars.bind_contextvars(service=service)
 
 
-class _Console:
-    """Renders an entry as a line to read."""
-
-    def __init__(self, colours: bool) -> None:
-        self._colours = colours
-
-    def __call__(self, logger: Any, method: str, entry: EventDict) -> str:
-        return readable(entry, colours=self._colours)
-
-
 class _Telling:
     """Passes each entry to the supervisor, then drops those below the log's level."""
 
@@ -132,6 +123,10 @@ class _Telling:
         if self._numbers.get(str(entry.get("level")), self._level) < self._level:
             raise structlog.DropEvent
         return entry
+
+
+def _to_line(logger: Any, method: str, entry: EventDict, *, colours: bool) -> str:
+    return readable(entry, colours=colours)
 
 
 def _mask_passwords(logger: Any, method: str, entry: EventDict) -> EventDict:

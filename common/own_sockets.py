@@ -6,10 +6,9 @@ duplicated before it is inspected, so that it stays the same file meanwhile. Wit
 
 import os
 import socket
-import stat
 import struct
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _FILES = "/proc/self/fd"
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in Linux's struct tcp_info
@@ -64,18 +63,14 @@ def _connections() -> Iterator[tuple[str, socket.socket]]:
 @contextmanager
 def _duplicate(descriptor: int) -> Iterator[socket.socket | None]:
     """The file as a socket of its own; None if it is not one of TCP."""
-    try:
+    found = None
+    with suppress(OSError):  # closed since it was listed, or no file is left
         copy = os.dup(descriptor)
-    except OSError:  # closed since it was listed, or no file is left
-        yield None
-        return
-    try:
-        is_socket = stat.S_ISSOCK(os.fstat(copy).st_mode)
-        found = socket.socket(fileno=copy) if is_socket else None
-    except OSError:
-        found = None
+        try:
+            found = socket.socket(fileno=copy)
+        except OSError:  # another kind of file
+            os.close(copy)
     if found is None:
-        os.close(copy)
         yield None
         return
     with found:

@@ -3,42 +3,27 @@
 Knows nothing of its values. Pure.
 """
 
-from collections.abc import Collection
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 MOST_KEPT = 1024
 
 Value = TypeVar("Value")
 
 
-class Latest(Generic[Value]):
-    """Latest values, one for each id; `most` of them."""
+class Latest(dict[str, Value]):
+    """Latest values, one for each id, from the first put to the last; `most` of them. Written by `put` alone."""
 
     def __init__(self, most: int = MOST_KEPT) -> None:
+        super().__init__()
         self._most = most
-        self._values: dict[str, Value] = {}  # the latest last
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, worker_id: str) -> bool:
-        return worker_id in self._values
 
     def put(self, worker_id: str, value: Value) -> None:
         """Put a value in place of the earlier one of this id."""
-        self._values.pop(worker_id, None)
-        self._values[worker_id] = value
-        if len(self._values) > self._most:
-            del self._values[next(iter(self._values))]
-
-    def get(self, worker_id: str) -> Value | None:
-        """Value of this id; None if there is none, or if too many others were put since."""
-        return self._values.get(worker_id)
+        self.discard(worker_id)
+        self[worker_id] = value
+        if len(self) > self._most:
+            del self[next(iter(self))]
 
     def discard(self, worker_id: str) -> None:
         """Drop the value of this id, if there is one."""
-        self._values.pop(worker_id, None)
-
-    def values(self) -> Collection[Value]:
-        """Values, from the first put to the last."""
-        return self._values.values()
+        self.pop(worker_id, None)
