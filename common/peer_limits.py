@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import unquote
 
-from common.token_bucket import TokenBucket
 from quire.errors import OverloadedError
 
 Key = TypeVar("Key")
@@ -43,33 +42,51 @@ class EdgeLimits:
     body_timeout_s: float = 30.0  # for the one message of a call to arrive
 
 
+class TokenBucket:
+    """Rate limit with a burst: at most `burst` tokens, and `rate` more per second. Its debt is at most `burst`, too.
+
+    Callers pass the time.
+    """
+
+    __slots__ = ("_burst", "_num_tokens", "_rate", "_seen_s")
+
+    def __init__(self, rate: float, burst: float, now_s: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._num_tokens = burst
+        self._seen_s = now_s
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """True once the debt is at its maximum: the caller goes on although no tokens are left."""
+        return self._num_tokens <= -self._burst
+
+    def take_token(self, now_s: float) -> bool:
+        """Take a token. False: none was left, and the debt grows by one."""
+        self._num_tokens = min(self._burst, self._num_tokens + (now_s - self._seen_s) * self._rate)
+        self._seen_s = now_s
+        self._num_tokens = max(self._num_tokens - 1, -self._burst)
+        return self._num_tokens >= 0
+
+    def wait_s(self) -> float:
+        """Seconds until a token is available, as of the last `take_token`."""
+        return max(0.0, (1 - self._num_tokens) / self._rate)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class PeerConnection:
     """State of one connection, from its first call on."""
 
-    __slots__ = (
-        "calls",
-        "cancels",
-        "host",
-        "is_cut",
-        "key",
-        "known_s",
-        "num_begun",
-        "num_bytes",
-        "num_messages",
-        "num_open",
-    )
-
-    def __init__(self, key: str, host: str, limits: EdgeLimits, cancel_burst: float, now_s: float) -> None:
-        self.key = key
-        self.host = host
-        self.known_s = now_s
-        self.num_open = 0
-        self.num_begun = 0
-        self.num_messages = 0
-        self.num_bytes = 0  # of messages that were whole
-        self.is_cut = False
-        self.calls = TokenBucket(limits.max_call_rate, limits.max_call_rate * CALL_BURST_S, now_s)
-        self.cancels = TokenBucket(limits.max_cancel_rate, cancel_burst, now_s)
+    key: str
+    host: str
+    known_s: float
+    calls: TokenBucket
+    cancels: TokenBucket
+    num_open: int = 0
+    num_begun: int = 0
+    num_messages: int = 0
+    num_bytes: int = 0  # of messages that were whole
+    is_cut: bool = False
 
     def record_message(self, num_bytes: int) -> None:
         """Count a complete message that was handed over."""
@@ -173,11 +190,17 @@ class PeerLimits:
         known = self.connections.get(key)
         if known is not None:
             return known
-        host = key.rpartition(":")[0]
-        burst = self.limits.max_cancel_rate * CANCEL_BURST_S
+        host, call_rate, cancel_rate = key.rpartition(":")[0], self.limits.max_call_rate, self.limits.max_cancel_rate
+        burst = cancel_rate * CANCEL_BURST_S
         if now_s - self._cuts.get(host, -REMEMBER_CUT_S) < REMEMBER_CUT_S:
             burst /= SHORT_BURST
-        made = self.connections[key] = PeerConnection(key, host, self.limits, burst, now_s)
+        made = self.connections[key] = PeerConnection(
+            key=key,
+            host=host,
+            known_s=now_s,
+            calls=TokenBucket(call_rate, call_rate * CALL_BURST_S, now_s),
+            cancels=TokenBucket(cancel_rate, burst, now_s),
+        )
         return made
 
     def _check_rate(self, connection: PeerConnection, now_s: float) -> None:

@@ -1,11 +1,14 @@
-"""Start of groups in the step being planned: those swapped out on the worker, and the head of the queue, in order."""
+"""Start of groups in the step being planned: those swapped out on the worker, and the head of the queue, in order.
+
+A group whose deadline cannot be met, by the measured speed of prefill, is not started.
+"""
 
 from collections.abc import Iterable, Sequence
 
 from scheduler_svc.core import placement
-from scheduler_svc.core.deadlines import is_hopeless, quickest_prefill
 from scheduler_svc.core.placement import WorkerLimits
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.preemption import PreemptionCosts
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.starting import count_prefix_hits, start_group
 from scheduler_svc.core.step_rows import add_row, last_outsider, swap_or_preempt
 from scheduler_svc.core.swapping import has_room_to_swap_in, swap_in
@@ -98,11 +101,31 @@ def is_too_late(group: SequenceGroup, workers: Sequence[WorkerState], now_s: flo
     """True if the deadline cannot be met even on the quickest worker, with the longest prefix that any has cached."""
     if group.deadline_s is None:
         return False
-    rates = (quickest_prefill(w.costs, w.max_num_batched_tokens) for w in workers if w.costs is not None)
+    rates = (_quickest_prefill(w.costs, w.max_num_batched_tokens) for w in workers if w.costs is not None)
     rate = max(rates, default=None)
-    if not is_hopeless(group, group.num_distinct_tokens, now_s, rate):
+    if not _is_hopeless(group, group.num_distinct_tokens, now_s, rate):
         return False
     if now_s > group.deadline_s:
         return True
     num_cached = max((len(w.find_prefix(group.live[0])) * w.block_size for w in workers), default=0)
-    return is_hopeless(group, group.num_distinct_tokens - num_cached, now_s, rate)
+    return _is_hopeless(group, group.num_distinct_tokens - num_cached, now_s, rate)
+
+
+def _quickest_prefill(costs: PreemptionCosts, max_num_batched_tokens: int) -> float:
+    """Return the tokens per second at best: as if a full step took no longer than the measured ones.
+
+    Small steps show the least that a step costs, not how many tokens it could have computed in that time.
+    """
+    seen = costs.prefill_step_tokens or max_num_batched_tokens
+    return costs.prefill_tokens_per_s * max(1.0, max_num_batched_tokens / seen)
+
+
+def _is_hopeless(group: SequenceGroup, num_tokens: int, now_s: float, prefill_tokens_per_s: float | None) -> bool:
+    """True if the group has never run, and its deadline passes before `num_tokens` of it could be computed.
+
+    While the speed is unknown only a deadline that has passed counts. A group that has run is never hopeless.
+    """
+    if group.deadline_s is None or any(s.status is not SequenceStatus.WAITING for s in group.live):
+        return False
+    prefill_s = num_tokens / prefill_tokens_per_s if prefill_tokens_per_s else 0.0
+    return now_s + prefill_s > group.deadline_s
