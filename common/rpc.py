@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,7 +18,8 @@ from grpc_status import rpc_status
 
 from common.bounds_check import RequestCheck, check_of_method, undecodable_request
 from common.native_faults import CONTROL_FLOW
-from common.sealed_methods import checking_deserializer, checksum_tags_of_method, sealing_serializer
+from common.sealed_methods import checking_deserializer, checksum_tags_of_method
+from quire.checksum import sealed
 from quire.errors import QuireError, SlowReaderError, to_status
 from quire.rpc import Option
 
@@ -97,7 +99,7 @@ def _remake(handler: Any, method: str, slow_reader_timeout_s: float | None) -> "
     if deserialize is not None and request_tag is not None:
         deserialize = checking_deserializer(deserialize, request_tag)
     if serialize is not None and response_tag is not None:
-        serialize = sealing_serializer(response_tag)
+        serialize = partial(sealed, tag=response_tag)
     make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,

@@ -5,14 +5,13 @@ Workers' streams have their own, in `step_wire`.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
-from quire.checksum import has_seal, is_intact, sealed, tag_of
+from quire.checksum import has_seal, is_intact, tag_of
 from quire.errors import DataLossError
 
 _SERVICE = "quire.v1.Inference."
@@ -28,11 +27,6 @@ def checksum_tags_of_method(method: str) -> tuple[int | None, int | None]:
     except KeyError:
         return None, None
     return _tag(found.input_type), _tag(found.output_type)
-
-
-def sealing_serializer(tag: int) -> Callable[[Any], bytes]:
-    """Serialiser of an answer that appends its checksum."""
-    return partial(sealed, tag=tag)
 
 
 def checking_deserializer(deserialize: Callable[[bytes], Any], tag: int) -> Callable[[bytes], Any]:

@@ -144,11 +144,8 @@ class ServerSession:
             if handle in self._subscriptions or handle in self._starting:
                 self._refuse(handle, refusal_of("handle", f"{handle} is in use in this session"))
                 return
-            num_open, most = (
-                len(self._subscriptions) + len(self._starts),
-                self._admission.limits.max_requests_per_session,
-            )
-            if num_open >= most:
+            num_open = len(self._subscriptions) + len(self._starts)
+            if num_open >= self._admission.limits.max_requests_per_session:
                 what = f"the session has {num_open} requests open, which is the limit; end some, or come back later"
                 self._refuse(handle, OverloadedError(what, 1.0))
                 return
@@ -236,12 +233,8 @@ class ServerSession:
 
     def _refuse(self, handle: int, error: QuireError) -> None:
         status = to_status(error)
-        self._events.append(
-            pb.SessionEvent(
-                handle=handle,
-                error=pb.Error(code=status.code, message=status.message, status=status.SerializeToString()),
-            )
-        )
+        refused = pb.Error(code=status.code, message=status.message, status=status.SerializeToString())
+        self._events.append(pb.SessionEvent(handle=handle, error=refused))
         self._news.set()
 
 

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Collection
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -49,6 +50,16 @@ from scheduler_svc.requests.request_control import ADMISSION_TIMEOUT_S, RequestC
 log = structlog.get_logger()
 
 MOST_PARAMETER_BYTES = 1024 * 1024  # of a request in the journal, beside 4 for each token of its prompt
+
+
+class _Asked(NamedTuple):
+    """Submission that was found valid."""
+
+    request: pb.GenerateRequest  # with the model's defaults
+    params: ValidatedParams
+    digest: bytes  # of what was asked for
+    model: ServedModel
+    timeout_s: float | None  # of the call
 
 
 class Admission:
@@ -134,7 +145,7 @@ class Admission:
             params = validate(
                 request, model.limits, draw_seed=lambda: secrets.randbits(64), make_id=lambda: str(uuid.uuid4())
             )
-            stream, is_new = await self._known_or_new(request, params, digest, model, timeout_s)
+            stream, is_new = await self._known_or_new(_Asked(request, params, digest, model, timeout_s))
         except CONTROL_FLOW:
             raise
         except BaseException:
@@ -145,27 +156,21 @@ class Admission:
         accepted.attached = stream.accepted.attached or not is_new
         return stream, accepted
 
-    async def _known_or_new(
-        self,
-        request: pb.GenerateRequest,
-        params: ValidatedParams,
-        digest: bytes,
-        model: ServedModel,
-        timeout_s: float | None,
-    ) -> tuple[OutputStream, bool]:
-        while (submission := self._submissions.get(params.request_id)) is not None and submission.digest != digest:
+    async def _known_or_new(self, asked: _Asked) -> tuple[OutputStream, bool]:
+        request_id, digest = asked.params.request_id, asked.digest
+        while (submission := self._submissions.get(request_id)) is not None and submission.digest != digest:
             # Nobody has the id yet: the other may be refused, and this one the request of a finished record.
             await asyncio.wait([submission.task])
             await asyncio.sleep(0)  # a callback takes it out of the table
-        live = self._engine.live.get(params.request_id)
+        live = self._engine.live.get(request_id)
         if live is not None:
-            _check_same(params.request_id, live.digest, digest)
+            _check_same(request_id, live.digest, digest)
             return live.stream, False
         is_new = submission is None
         if submission is None:
-            admitting = self._admit(request, params, digest, model, timeout_s)
-            submission = self._submissions[params.request_id] = Submission(digest, asyncio.create_task(admitting))
-            submission.task.add_done_callback(lambda done: self._remove_submission(params.request_id, done))
+            submission = Submission(digest, asyncio.create_task(self._admit(asked)))
+            self._submissions[request_id] = submission
+            submission.task.add_done_callback(partial(self._remove_submission, request_id))
         try:
             return await asyncio.shield(submission.task), is_new
         finally:
@@ -176,14 +181,8 @@ class Admission:
         if not task.cancelled():
             task.exception()  # retrieved: each waiter gets it too
 
-    async def _admit(
-        self,
-        request: pb.GenerateRequest,
-        params: ValidatedParams,
-        digest: bytes,
-        model: ServedModel,
-        timeout_s: float | None,
-    ) -> OutputStream:
+    async def _admit(self, asked: _Asked) -> OutputStream:
+        request, params, digest, model, timeout_s = asked
         times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
         timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
         deadline_s = times.arrived_ns / 1e9 + min(*timeouts_s, MOST_TIMEOUT_S) if timeouts_s else None
@@ -196,7 +195,7 @@ class Admission:
         self._queue.enter(params.tenant)
         live = None
         try:
-            live = await self._prepare(request, params, digest, model, times, deadline_s)
+            live = await self._prepare(asked, times, deadline_s)
             self._entering[live] = None
             self._queue.enter(params.tenant, live.num_prompt_tokens)
             await self._make_durable(live, request, model)
@@ -206,16 +205,9 @@ class Admission:
                 del self._entering[live]
         return live.stream
 
-    async def _prepare(
-        self,
-        request: pb.GenerateRequest,
-        params: ValidatedParams,
-        digest: bytes,
-        model: ServedModel,
-        times: RequestTimes,
-        deadline_s: float | None,
-    ) -> LiveRequest:
+    async def _prepare(self, asked: _Asked, times: RequestTimes, deadline_s: float | None) -> LiveRequest:
         """Tokenise the prompt and settle the length."""
+        request, params, digest, model, _ = asked
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
         self._check_open()
         if params.sampling.num_prompt_logprobs is not None:
