@@ -12,6 +12,7 @@ import structlog
 
 from common.own_sockets import bytes_received, resident_bytes, shut_down_connections
 from common.peer_limits import EdgeLimits, PeerConnection, PeerLimits
+from common.waits import is_set_within
 
 LOOK_EVERY_S = 0.1
 GROWTH_BYTES = 32 << 20  # of the process, after which its connections are looked at
@@ -36,11 +37,7 @@ class ConnectionWatch:
         loop = asyncio.get_running_loop()
         self._tidy_s = loop.time() + TIDY_EVERY_S
         while True:
-            try:
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._wanted, LOOK_EVERY_S)
             self._wanted.clear()
             if self._has_grown():
                 await self._look()

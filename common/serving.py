@@ -16,6 +16,7 @@ from common.connection_watch import ConnectionWatch
 from common.limits import LimitsInterceptor, limit_options
 from common.peer_limits import EdgeLimits
 from common.rpc import QUICK_KEEPALIVE, EdgeInterceptor, Keepalive, server_options
+from common.waits import end_tasks
 
 
 class ListenError(OSError):
@@ -80,8 +81,7 @@ class GrpcServer:
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await end_tasks(self._watching)
 
 
 def _probe(listen: str) -> None:

@@ -21,6 +21,7 @@ from common.rpc import Keepalive
 from common.serving import GrpcServer, ListenError
 from common.settings import settings_or_exit
 from common.status import Status
+from common.waits import end_tasks
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import names_given, to_toml
@@ -285,9 +286,7 @@ async def end_leading(parts: Parts, leader: LeaderParts) -> None:
         parts.gate.end_streams()
     await parts.server.stop(1.0)
     await attempt.records.close()
-    for task in leader.running:
-        task.cancel()
-    await asyncio.gather(*leader.running, return_exceptions=True)  # the first error is raised already
+    await end_tasks(*leader.running)  # the first error is raised already
     log.info("scheduler ended")
 
 
@@ -308,9 +307,7 @@ async def _before(end: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Resu
         await asyncio.wait([task, ending_], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for each in (task, ending_):
-            each.cancel()
-        await asyncio.gather(task, ending_, return_exceptions=True)
+        await end_tasks(task, ending_)
 
 
 def _new_attempt(store: Store, me: Lease, settings: SchedulerSettings) -> Attempt:

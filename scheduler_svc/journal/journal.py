@@ -16,6 +16,7 @@ from types import MappingProxyType
 import structlog
 
 from common.native_faults import CONTROL_FLOW
+from common.waits import is_set_within
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_counters import JournalCounters
 from scheduler_svc.journal.journal_entry import PendingEntry, read_journal
@@ -336,9 +337,8 @@ class Journal:
         self._wake.set()
         if not self._has_to_write:
             self._writer.give_up()
-        try:
-            await asyncio.wait_for(self._stopped.wait(), self._close_timeout_s)
-        except TimeoutError:
+        await asyncio.sleep(0)  # `run` may have been begun just now, and has its turn before this
+        if not await is_set_within(self._stopped, self._close_timeout_s):
             self._writer.give_up()
             await self._stopped.wait()
         await self._end(StoreUnavailableError("the journal was closed"))
@@ -362,10 +362,7 @@ class Journal:
             if self._closing:
                 return False
             self._wake.clear()
-            try:
-                async with asyncio.timeout(self._probe_every_s):
-                    await self._wake.wait()
-            except TimeoutError:
+            if not await is_set_within(self._wake, self._probe_every_s):
                 self._is_probe_due = True
             if self._is_probe_due and not self._pending:
                 await self._probe()

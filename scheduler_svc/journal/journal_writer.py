@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import structlog
 
+from common.waits import is_set_within
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.leader_epochs import LaterLeader, epoch_after
@@ -320,8 +321,5 @@ class JournalWriter:
             self.health.record_answer()
 
     async def _pause(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._give_up.wait(), seconds)
-        except TimeoutError:
-            return
-        raise GaveUpError
+        if await is_set_within(self._give_up, seconds):
+            raise GaveUpError

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import structlog
 
+from common.waits import is_set_within
 from scheduler_svc.journal.store import Record, RecordLimits, Store, StoreUnavailableError
 
 log = structlog.get_logger()
@@ -120,7 +121,7 @@ class Records:
                     self._record_dropped(await self._store.put_records(batch, self._limits))
                 except StoreUnavailableError as error:
                     log.warning("records not written", reason=error.message, pending=len(self._pending))
-                    if await self._gives_up_within(backoff_s):
+                    if await is_set_within(self._give_up, backoff_s):
                         log.error("records lost at the end", pending=len(self._pending))
                         return
                     backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
@@ -134,9 +135,8 @@ class Records:
         """Write pending records, as long as the time limit allows, and end `run`."""
         self._closing = True
         self._wake.set()
-        try:
-            await asyncio.wait_for(self._stopped.wait(), self._close_timeout_s)
-        except TimeoutError:
+        await asyncio.sleep(0)  # `run` may have been begun just now, and has its turn before this
+        if not await is_set_within(self._stopped, self._close_timeout_s):
             self._give_up.set()
             await self._stopped.wait()
 
@@ -146,13 +146,6 @@ class Records:
                 return False
             self._wake.clear()
             await self._wake.wait()
-        return True
-
-    async def _gives_up_within(self, seconds: float) -> bool:
-        try:
-            await asyncio.wait_for(self._give_up.wait(), seconds)
-        except TimeoutError:
-            return False
         return True
 
     def _record_dropped(self, number: int) -> None:

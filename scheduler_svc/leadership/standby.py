@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import structlog
 
+from common.waits import end_tasks, is_set_within
 from scheduler_svc.journal.leases import MOST_LONGER_MS, HeldLease, Lease, Leases
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.hot_journal import HotJournal
@@ -66,11 +67,11 @@ class Standby:
         try:
             while (pause_s := await self._try_to_lead()) is not None:
                 if self._seen != followed:  # its entries count now, and an answer for which we wait may never come
-                    await _cancel(following)
+                    await end_tasks(following)
                     following, followed = asyncio.create_task(self._journal.follow()), self._seen
                 await self._pause(pause_s)
         finally:
-            await _cancel(announcing, following)
+            await end_tasks(announcing, following)
             await self._withdraw()
 
     async def _try_to_lead(self) -> float | None:
@@ -124,8 +125,7 @@ class Standby:
 
     async def _pause(self, seconds: float) -> None:
         """Pause, shorter if the leader hands over meanwhile."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._journal.has_ended.wait(), seconds)
+        await is_set_within(self._journal.has_ended, seconds)
         self._journal.has_ended.clear()
 
     def _set_leader(self, leader: Lease | None) -> None:
@@ -146,9 +146,3 @@ class Standby:
     async def _withdraw(self) -> None:
         with suppress(StoreUnavailableError):  # the announcement ends soon
             await self._leases.announce(self._lease.address, 0)
-
-
-async def _cancel(*tasks: "asyncio.Task[None]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.waits import end_tasks
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import decode, is_news
 from scheduler_svc.journal.leases import Lease, Leases
@@ -135,8 +136,7 @@ class TakeOver:
                 await self._wait_for_leader(journal, lease, is_empty=contents is JournalContents.EMPTY)
             await journal.begin()
         except BaseException as error:
-            keeping_lease.cancel()
-            await asyncio.gather(keeping_lease, return_exceptions=True)
+            await end_tasks(keeping_lease)
             await attempt.recovery.close()
             if isinstance(error, FencedError):
                 await lease.release()  # another process was faster

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from common.native_faults import CONTROL_FLOW
+from common.waits import end_tasks
 from quire.errors import FailedPreconditionError, NotFoundError, OverloadedError, QuireError, UnavailableError
 from quire.v1 import cluster_pb2, worker_pb2
 from scheduler_svc.core.sequence import Sequence
@@ -197,10 +198,7 @@ class Workers:
     async def close(self) -> None:
         """Close the links of all workers, for good."""
         self._closed = True
-        tasks = [member.task for member in self.members.values() if member.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(member.task for member in self.members.values() if member.task is not None))
 
     @property
     def driven(self) -> list[Member]:

@@ -15,6 +15,7 @@ from functools import partial
 import structlog
 
 from common.native_faults import CONTROL_FLOW
+from common.waits import end_tasks
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
@@ -237,8 +238,7 @@ class Recovery:
             if waiting.deadline is not None:
                 waiting.deadline.cancel()
         if self._rebuilding is not None:
-            self._rebuilding.cancel()
-            await asyncio.gather(self._rebuilding, return_exceptions=True)
+            await end_tasks(self._rebuilding)
 
     def _add_waiting(self, journaled: JournaledRequest) -> None:
         self._engine.journal.keep_entry(journaled.number, journaled.entry_id, journaled.restate)
