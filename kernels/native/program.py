@@ -17,7 +17,7 @@ PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE = range(9
 
 
 class Operation(Structure):
-    """`Operation` of src/program.cpp."""
+    """`Operation` of src/kernels.h."""
 
     _fields_ = (
         ("kind", c_int32),

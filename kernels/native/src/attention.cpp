@@ -2,15 +2,15 @@
 // that the two compile in parallel.
 
 #include "attention_unit.h"
-#include "kernels.h"
 
-extern "C" void quire_attend(quire::Plan* plan, const quire::Cache* cache, const void* query, int64_t query_stride,
-                             void* out, int64_t out_stride, float scale) {
-  quire::Rows rows = {query, query_stride, out, out_stride, scale};
-  if (cache->int8)
-    quire::attend_int8(*plan, *cache, rows);
-  else if (cache->half)
-    quire::attend<quire::bf16, quire::bf16>(*plan, *cache, rows);
-  else
-    quire::attend<float, float>(*plan, *cache, rows);
+namespace quire {
+
+// first: cache; second: plan; number: scale
+void run_attention(const Operation& op) {
+  Plan& plan = *static_cast<Plan*>(op.second);
+  const Cache& cache = *static_cast<const Cache*>(op.first);
+  if (cache.int8) return attend_int8(plan, cache, op);
+  with_storage(cache.half, [&](auto zero) { attend<decltype(zero), decltype(zero)>(plan, cache, op); });
 }
+
+}  // namespace quire

@@ -9,16 +9,7 @@
 
 namespace quire {
 
-// Inputs and outputs of a pass.
-struct Rows {
-  const void* query;
-  int64_t query_stride;
-  void* out;
-  int64_t out_stride;
-  float scale;
-};
-
-// The same with types, keys and values, and the plan's memory for partial results.
+// Inputs and outputs of a pass, keys and values, and the plan's memory for partial results.
 template <class S, class K>
 struct Call {
   const S* query;

@@ -4,11 +4,8 @@
 
 namespace quire {
 
-void attend_int8(Plan& plan, const Cache& cache, const Rows& rows) {
-  if (cache.half)
-    attend<bf16, int8_t>(plan, cache, rows);
-  else
-    attend<float, int8_t>(plan, cache, rows);
+void attend_int8(Plan& plan, const Cache& cache, const Operation& op) {
+  with_storage(cache.half, [&](auto zero) { attend<decltype(zero), int8_t>(plan, cache, op); });
 }
 
 }  // namespace quire

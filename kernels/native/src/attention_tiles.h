@@ -15,36 +15,14 @@ constexpr int TILE = TILE_GROUPS * GROUP;  // keys that are scored before their 
 constexpr int MAX_SUM_ROWS = NUM_SUMS / 4;  // rows whose sums are in registers together
 
 // Multiplication of words of storage S by a row's factors, FACTORS numbers for each word.
+// float and int8_t go one by one, as float32; the caller multiplies by the scales of int8.
 template <class S>
-struct Products;
-
-template <>
-struct Products<float> {
+struct Products {
   static constexpr int STEP = 1;  // dimensions of keys, or tokens of values, in a word
   static constexpr int FACTORS = 1;
   static constexpr bool ROUNDS = false;
   static constexpr int SUMS = NUM_SUMS;  // in registers
-  typedef float Word;
-  typedef float Factor;
-
-  template <int R, int N>
-  QUIRE_INLINE void add(vfloat (&sums)[R][N], const Word* const (&words)[N], const Factor* factors, int64_t stride) {
-    for (int n = 0; n < N; ++n) {
-      vfloat word = load<vfloat>(words[n]);
-      if (R > 1) QUIRE_KEEP(word);
-      for (int r = 0; r < R; ++r) sums[r][n] += word * factors[r * stride];
-    }
-  }
-};
-
-// As float32; the caller multiplies by the scales of the bytes.
-template <>
-struct Products<int8_t> {
-  static constexpr int STEP = 1;
-  static constexpr int FACTORS = 1;
-  static constexpr bool ROUNDS = false;
-  static constexpr int SUMS = NUM_SUMS;
-  typedef int8_t Word;
+  typedef S Word;
   typedef float Factor;
 
   template <int R, int N>

@@ -13,6 +13,7 @@
 #include "attention_softmax.h"
 #include "attention_tiles.h"
 #include "cache.h"
+#include "kernels.h"
 #include "team.h"
 #include "tiles.h"
 
@@ -390,16 +391,16 @@ void attend_units(Plan& plan, const Call<S, K>& call) {
 }
 
 template <class S, class K>
-void attend(Plan& plan, const Cache& cache, const Rows& rows) {
-  Call<S, K> call = {static_cast<const S*>(rows.query),
-                     rows.query_stride,
-                     static_cast<S*>(rows.out),
-                     rows.out_stride,
+void attend(Plan& plan, const Cache& cache, const Operation& op) {
+  Call<S, K> call = {static_cast<const S*>(op.x),
+                     op.x_stride,
+                     static_cast<S*>(op.out),
+                     op.out_stride,
                      static_cast<const K*>(cache.keys),
                      static_cast<const K*>(cache.values),
                      cache.key_block_stride,
                      cache.value_block_stride,
-                     rows.scale,
+                     op.number,
                      plan.partials.data()};
   if (is_packed(cache))
     attend_units<S, K, true>(plan, call);
@@ -408,6 +409,6 @@ void attend(Plan& plan, const Cache& cache, const Rows& rows) {
 }
 
 // Over keys and values in int8. In attention_int8.cpp.
-void attend_int8(Plan& plan, const Cache& cache, const Rows& rows);
+void attend_int8(Plan& plan, const Cache& cache, const Operation& op);
 
 }  // namespace quire

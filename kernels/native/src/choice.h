@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace quire {
 
 struct Best {
@@ -21,9 +23,9 @@ inline void add_best(Best& best, const Best& other) {
 }
 
 // Token 0 if a logit is not finite.
-inline void set_choice(const Best& best, int64_t* token, bool* finite) {
-  *token = best.is_finite ? best.index : 0;
-  *finite = best.is_finite;
+inline void set_choice(const Best& best, const Operation& op, int64_t row) {
+  static_cast<int64_t*>(op.out)[row] = best.is_finite ? best.index : 0;
+  op.finite[row] = best.is_finite;
 }
 
 }  // namespace quire

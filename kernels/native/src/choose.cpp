@@ -1,5 +1,5 @@
 // Products that keep only the greatest output of each row: logits are never written to memory. Results equal those of
-// `quire_greedy` on the outputs of `quire_product`, ties included.
+// `run_greedy` on the outputs of `run_product`, ties included.
 
 #include "choice.h"
 #include "product.h"
@@ -73,35 +73,24 @@ class Greatest {
 };
 
 template <class M, class S>
-void choose(const S* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs, const typename M::Weight* weights,
-            const float* scales, const S* bias, int64_t num_outputs, int64_t* tokens, bool* finite, int num_threads) {
-  if (num_rows == 0) return;
-  Inputs<M> inputs = inputs_of<M>(x, x_stride, num_rows, num_inputs);
-  ProductCall<M, S> call = {inputs.x, inputs.stride, num_rows, inputs.size, weights, scales, bias, num_outputs};
-  Parts<M> parts(num_rows, inputs.size, num_outputs, num_threads);
+void choose(const ProductCall<M, S>& call, const Parts<M>& parts, const Operation& op, int num_threads) {
+  int64_t num_rows = call.num_rows;
   std::vector<Best> best(num_rows * parts.num_groups);  // [num_groups][num_rows]
   product(call, parts, num_threads, [&](int64_t first_row, int64_t num_rows_of_block, int64_t group) {
     return Greatest<M, S>(call, &best[group * num_rows + first_row], num_rows_of_block);
   });
   for (int64_t row = 0; row < num_rows; ++row) {
     for (int64_t group = 1; group < parts.num_groups; ++group) add_best(best[row], best[group * num_rows + row]);
-    set_choice(best[row], tokens + row, finite + row);
+    set_choice(best[row], op, row);
   }
 }
 
 }  // namespace
 
-}  // namespace quire
-
-// As quire_product; tokens, finite: [num_rows]
-extern "C" void quire_choose(const void* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs,
-                             const void* weights, const float* scales, const void* bias, int64_t num_outputs,
-                             int64_t* tokens, bool* finite, int half, int num_threads) {
-  quire::with_types(half, scales, [&](auto multiplied, auto row) {
-    typedef decltype(multiplied) M;
-    typedef decltype(row) S;
-    quire::choose<M>(static_cast<const S*>(x), x_stride, num_rows, num_inputs,
-                     static_cast<const typename M::Weight*>(weights), scales, static_cast<const S*>(bias), num_outputs,
-                     tokens, finite, num_threads);
-  });
+// As run_product; out: tokens [num_rows]
+void run_choice(const Operation& op, int64_t num_rows, int num_threads) {
+  with_product(op, num_rows, num_threads,
+               [&](const auto& call, const auto& parts) { choose(call, parts, op, num_threads); });
 }
+
+}  // namespace quire

@@ -43,32 +43,30 @@ Best best_of(const S* x, int64_t begin, int64_t end) {
 }
 
 template <class S>
-void greedy(const S* logits, int64_t stride, int64_t num_rows, int64_t size, int64_t* tokens, bool* finite,
-            int num_threads) {
+void greedy(const Operation& op, int64_t num_rows, int num_threads) {
+  const S* logits = static_cast<const S*>(op.x);
+  int64_t size = op.num_inputs;
   int64_t num_parts = num_rows < num_threads ? num_threads : 1, part = (size + num_parts - 1) / num_parts;
   std::vector<Best> best(num_rows * num_parts);
   share(num_rows * size > MIN_PARALLEL ? num_threads : 1, num_rows * num_parts, [&](int64_t i, int) {
     int64_t begin = i % num_parts * part, end = begin + part < size ? begin + part : size;
-    best[i] = best_of(logits + i / num_parts * stride, begin, end);
+    best[i] = best_of(logits + i / num_parts * op.x_stride, begin, end);
   });
   for (int64_t row = 0; row < num_rows; ++row) {
     Best whole = best[row * num_parts];
     for (int64_t i = 1; i < num_parts; ++i) add_best(whole, best[row * num_parts + i]);
-    set_choice(whole, tokens + row, finite + row);
+    set_choice(whole, op, row);
   }
 }
 
 }  // namespace
 
+// x: logits [num_rows, num_inputs]; out: tokens [num_rows]
+void run_greedy(const Operation& op, int64_t num_rows, int num_threads) {
+  with_storage(op.half, [&](auto zero) { greedy<decltype(zero)>(op, num_rows, num_threads); });
+}
+
 }  // namespace quire
 
 // The width of the vectors of this build, for logs.
 extern "C" int quire_lanes() { return quire::LANES; }
-
-extern "C" void quire_greedy(const void* logits, int64_t stride, int64_t num_rows, int64_t size, int64_t* tokens,
-                             bool* finite, int half, int num_threads) {
-  if (half)
-    quire::greedy(static_cast<const quire::bf16*>(logits), stride, num_rows, size, tokens, finite, num_threads);
-  else
-    quire::greedy(static_cast<const float*>(logits), stride, num_rows, size, tokens, finite, num_threads);
-}

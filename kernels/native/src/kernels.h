@@ -1,30 +1,40 @@
-// The kernels that a pass is made of, as an operation calls them. Strides are in elements unless it says bytes.
+// The kernels that a pass is made of, and the operation that calls one of them.
 #pragma once
 
 #include <cstdint>
 
-#include "attention_plan.h"
-#include "cache.h"
+namespace quire {
 
-extern "C" {
-void quire_product(const void* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs, const void* weights,
-                   const float* scales, const void* bias, void* out, int64_t out_stride, int64_t num_outputs, int half,
-                   int num_threads);
-void quire_choose(const void* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs, const void* weights,
-                  const float* scales, const void* bias, int64_t num_outputs, int64_t* tokens, bool* finite, int half,
+enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE };
+
+// Fields that a kind does not need are zero. Strides are in elements, for GATHER and EMBED in bytes.
+struct Operation {
+  int32_t kind;
+  int32_t of_wanted;  // rows: the wanted ones', else all tokens
+  int32_t choice;     // which activation or norm
+  int32_t half;       // rows are bfloat16, else float32
+  int32_t gated;
+  float number;       // epsilon or scale
+  void* x;
+  int64_t x_stride;
+  void* out;
+  int64_t out_stride;
+  int64_t num_inputs, num_outputs;
+  // weights, scales, bias; residual, weight, bias; cache, rotary or plan
+  void *first, *second, *third;
+  void *query_norm, *key_norm;
+  int64_t first_stride;
+  bool* finite;  // beside `out`: which rows are
+};
+
+// Each computes the rows of one kind of operation.
+void run_product(const Operation& op, int64_t num_rows, int num_threads);
+void run_norm(const Operation& op, int64_t num_rows, int num_threads);
+void run_activation(const Operation& op, int64_t num_rows, int num_threads);
+void run_rotation(const Operation& op, const int64_t* positions, const int64_t* slots, int64_t num_tokens,
                   int num_threads);
-void quire_add_norm(const void* x, int64_t x_stride, void* residual, int64_t residual_stride, const void* weight,
-                    const void* bias, float eps, int rule, void* out, int64_t out_stride, int64_t num_rows,
-                    int64_t size, int half, int num_threads);
-void quire_activate(int kind, const void* x, int64_t stride, int gated, void* out, int64_t out_stride,
-                    int64_t num_rows, int64_t size, int half, int num_threads);
-void quire_rotate_and_write(const quire::Cache* cache, void* qkv, int64_t stride, const float* rotary, int rotary_dim,
-                            const int64_t* positions, const int64_t* slots, int64_t num_tokens, const void* query_norm,
-                            const void* key_norm, float eps, int num_threads);
-void quire_attend(quire::Plan* plan, const quire::Cache* cache, const void* query, int64_t query_stride, void* out,
-                  int64_t out_stride, float scale);
-void quire_gather_rows(const void* x, int64_t x_stride, const int64_t* rows, int64_t num_rows, int64_t row_bytes,
-                       void* out, int64_t out_stride);
-void quire_greedy(const void* logits, int64_t stride, int64_t num_rows, int64_t size, int64_t* tokens, bool* finite,
-                  int half, int num_threads);
-}
+void run_attention(const Operation& op);
+void run_greedy(const Operation& op, int64_t num_rows, int num_threads);
+void run_choice(const Operation& op, int64_t num_rows, int num_threads);
+
+}  // namespace quire

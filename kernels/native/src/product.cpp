@@ -34,15 +34,9 @@ class Written {
 };
 
 template <class M, class S>
-void write_product(const S* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs,
-                   const typename M::Weight* weights, const float* scales, const S* bias, S* out, int64_t out_stride,
-                   int64_t num_outputs, int num_threads) {
-  if (num_rows == 0) return;
-  Inputs<M> inputs = inputs_of<M>(x, x_stride, num_rows, num_inputs);
-  ProductCall<M, S> call = {inputs.x, inputs.stride, num_rows, inputs.size, weights, scales, bias, num_outputs};
-  Parts<M> parts(num_rows, inputs.size, num_outputs, num_threads);
+void write_product(const ProductCall<M, S>& call, const Parts<M>& parts, const Operation& op, int num_threads) {
   product(call, parts, num_threads, [&](int64_t first_row, int64_t, int64_t) {
-    return Written<M, S>(call, out + first_row * out_stride, out_stride);
+    return Written<M, S>(call, static_cast<S*>(op.out) + first_row * op.out_stride, op.out_stride);
   });
 }
 
@@ -61,6 +55,12 @@ void pack(const typename M::Weight* weight, int64_t num_outputs, int64_t num_inp
 }
 
 }  // namespace
+
+// Operands are those of with_product; out: as x
+void run_product(const Operation& op, int64_t num_rows, int num_threads) {
+  with_product(op, num_rows, num_threads,
+               [&](const auto& call, const auto& parts) { write_product(call, parts, op, num_threads); });
+}
 
 }  // namespace quire
 
@@ -82,19 +82,6 @@ void quire_pack(const void* weight, int64_t num_outputs, int64_t num_inputs, voi
     typedef decltype(multiplied) M;
     typedef typename M::Weight W;
     quire::pack<M>(static_cast<const W*>(weight), num_outputs, num_inputs, static_cast<W*>(packed), num_threads);
-  });
-}
-
-// weights: int8 where there are scales, else as x; half: x, bias and out are bfloat16, else float
-void quire_product(const void* x, int64_t x_stride, int64_t num_rows, int64_t num_inputs, const void* weights,
-                   const float* scales, const void* bias, void* out, int64_t out_stride, int64_t num_outputs, int half,
-                   int num_threads) {
-  quire::with_types(half, scales, [&](auto multiplied, auto row) {
-    typedef decltype(multiplied) M;
-    typedef decltype(row) S;
-    quire::write_product<M>(static_cast<const S*>(x), x_stride, num_rows, num_inputs,
-                            static_cast<const typename M::Weight*>(weights), scales, static_cast<const S*>(bias),
-                            static_cast<S*>(out), out_stride, num_outputs, num_threads);
   });
 }
 }

@@ -308,29 +308,41 @@ int64_t packed_inputs(int64_t num_inputs) {
   return (num_inputs + M::STEP - 1) / M::STEP * M::STEP;
 }
 
-// Rows as they are multiplied.
-template <class M>
-struct Inputs {
-  const typename M::Input* x;
-  int64_t stride, size;
-};
-
+// Takes rows of `size` inputs as they are multiplied: unchanged, or copied to whole steps.
 template <class M, class S>
-Inputs<M> inputs_of(const S* x, int64_t stride, int64_t num_rows, int64_t num_inputs) {
+void take_rows(ProductCall<M, S>& call, const S* x, int64_t size) {
   typedef typename M::Input T;
-  int64_t size = packed_inputs<M>(num_inputs);
-  if constexpr (std::is_same<T, S>::value)
-    if (size == num_inputs) return {x, stride, size};
+  if constexpr (std::is_same<T, S>::value) {
+    call.x = x;
+    if (call.num_inputs == size) return;
+  }
   // In memory of this thread. A stride beside powers of two keeps rows apart in the caches.
   static thread_local std::vector<T> buffer;
-  int64_t copy_stride = size + 16;
-  if (static_cast<int64_t>(buffer.size()) < num_rows * copy_stride) buffer.resize(num_rows * copy_stride);
-  for (int64_t row = 0; row < num_rows; ++row) {
-    T* to = buffer.data() + row * copy_stride;
-    copy_floats(to, x + row * stride, num_inputs);
-    std::fill(to + num_inputs, to + size, T{});
+  int64_t stride = call.num_inputs + 16;
+  if (static_cast<int64_t>(buffer.size()) < call.num_rows * stride) buffer.resize(call.num_rows * stride);
+  for (int64_t row = 0; row < call.num_rows; ++row) {
+    T* to = buffer.data() + row * stride;
+    copy_floats(to, x + row * call.stride, size);
+    std::fill(to + size, to + call.num_inputs, T{});
   }
-  return {buffer.data(), copy_stride, size};
+  call.x = buffer.data();
+  call.stride = stride;
+}
+
+// function(call, parts) for an operation. first: packed weights, int8 where there are scales, else as rows; second:
+// scales, or null; third: bias, or null
+template <class F>
+void with_product(const Operation& op, int64_t num_rows, int num_threads, F&& function) {
+  if (num_rows == 0) return;
+  with_types(op.half, op.second, [&](auto multiplied, auto zero) {
+    typedef decltype(multiplied) M;
+    typedef decltype(zero) S;
+    ProductCall<M, S> call = {nullptr, op.x_stride, num_rows, packed_inputs<M>(op.num_inputs),
+                              static_cast<const typename M::Weight*>(op.first), static_cast<const float*>(op.second),
+                              static_cast<const S*>(op.third), op.num_outputs};
+    take_rows(call, static_cast<const S*>(op.x), op.num_inputs);
+    function(call, Parts<M>(num_rows, call.num_inputs, op.num_outputs, num_threads));
+  });
 }
 
 }  // namespace quire

@@ -97,19 +97,13 @@ extern "C" {
 void quire_rank_tokens(const quire::Ranking* ranking, int num_threads) {
   const quire::EditedRows edits(ranking->edits, ranking->num_rows);
   quire::share(num_threads, ranking->num_rows, [&](int64_t i, int) {
-    if (ranking->half)
-      quire::rank_row<quire::bf16>(*ranking, edits, i);
-    else
-      quire::rank_row<float>(*ranking, edits, i);
+    quire::with_storage(ranking->half, [&](auto zero) { quire::rank_row<decltype(zero)>(*ranking, edits, i); });
   });
 }
 
 void quire_token_logprobs(const quire::Logprobs* call, int num_threads) {
   quire::share(num_threads, call->num_rows, [&](int64_t i, int) {
-    if (call->half)
-      quire::describe_row<quire::bf16>(*call, i);
-    else
-      quire::describe_row<float>(*call, i);
+    quire::with_storage(call->half, [&](auto zero) { quire::describe_row<decltype(zero)>(*call, i); });
   });
 }
 }

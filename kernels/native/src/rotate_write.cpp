@@ -100,19 +100,20 @@ void write_slot(const Cache& cache, int8_t* keys, int8_t* values, int offset, co
 
 // K: of keys and values, see attention_call.h
 template <class S, class K>
-void rotate_and_write(const Cache& cache, S* qkv, int64_t stride, const float* rotary, int rotary_dim,
-                      const int64_t* positions, const int64_t* slots, int64_t num_tokens, const S* query_norm,
-                      const S* key_norm, float eps, int num_threads) {
-  int dim = cache.head_dim;
+void rotate_and_write(const Cache& cache, const Operation& op, const int64_t* positions, const int64_t* slots,
+                      int64_t num_tokens, int num_threads) {
+  const float* rotary = static_cast<const float*>(op.second);
+  const S *query_norm = static_cast<const S*>(op.query_norm), *key_norm = static_cast<const S*>(op.key_norm);
+  int dim = cache.head_dim, rotary_dim = static_cast<int>(op.num_inputs);
   int64_t head_stride = head_numel<K>(cache.block_size, dim);
   int64_t width = static_cast<int64_t>(cache.num_heads + 2 * cache.num_kv_heads) * dim;
   share_rows(num_threads, num_tokens, num_tokens * width > MIN_PARALLEL, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       float x[MAX_DIM];
-      S* query = qkv + token * stride;
+      S* query = static_cast<S*>(op.x) + token * op.x_stride;
       const S* key = query + static_cast<int64_t>(cache.num_heads) * dim;
       const S* value = key + static_cast<int64_t>(cache.num_kv_heads) * dim;
-      Treatment treatment = {rotary ? rotary + positions[token] * rotary_dim : nullptr, rotary_dim / 2, eps};
+      Treatment treatment = {rotary ? rotary + positions[token] * rotary_dim : nullptr, rotary_dim / 2, op.number};
       if (rotary || query_norm)
         for (int head = 0; head < cache.num_heads; ++head, query += dim) {
           treat_head(x, query, dim, query_norm, treatment);
@@ -133,26 +134,16 @@ void rotate_and_write(const Cache& cache, S* qkv, int64_t stride, const float* r
 
 }  // namespace
 
-}  // namespace quire
-
-extern "C" void quire_rotate_and_write(const quire::Cache* cache, void* qkv, int64_t stride, const float* rotary,
-                                       int rotary_dim, const int64_t* positions, const int64_t* slots,
-                                       int64_t num_tokens, const void* query_norm, const void* key_norm, float eps,
-                                       int num_threads) {
-  auto run = [&](auto zero, auto stored) {
+// x: fused queries, keys and values; first: cache; second: rotary [positions, num_inputs], or null; number: epsilon of
+// `query_norm` and `key_norm`, or null
+void run_rotation(const Operation& op, const int64_t* positions, const int64_t* slots, int64_t num_tokens,
+                  int num_threads) {
+  const Cache& cache = *static_cast<const Cache*>(op.first);
+  with_storage(cache.half, [&](auto zero) {
     typedef decltype(zero) S;
-    quire::rotate_and_write<S, decltype(stored)>(
-        *cache, static_cast<S*>(qkv), stride, rotary, rotary_dim, positions, slots, num_tokens,
-        static_cast<const S*>(query_norm), static_cast<const S*>(key_norm), eps, num_threads);
-  };
-  auto run_stored = [&](auto zero) {
-    if (cache->int8)
-      run(zero, int8_t());
-    else
-      run(zero, zero);
-  };
-  if (cache->half)
-    run_stored(quire::bf16());
-  else
-    run_stored(0.0f);
+    auto run = cache.int8 ? rotate_and_write<S, int8_t> : rotate_and_write<S, S>;
+    run(cache, op, positions, slots, num_tokens, num_threads);
+  });
 }
+
+}  // namespace quire

@@ -99,59 +99,48 @@ void activate_row(const S* x, const S* up, S* out, int64_t size) {
 }
 
 template <class S, int KIND>
-void activate(const S* x, int64_t stride, bool gated, S* out, int64_t out_stride, int64_t num_rows, int64_t size,
-              int num_threads) {
+void activate(const Operation& op, int64_t num_rows, int num_threads) {
+  int64_t size = op.num_outputs;
   share_rows(num_threads, num_rows, num_rows * size > MIN_PARALLEL, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      activate_row<S, KIND>(x + row * stride, gated ? x + row * stride + size : nullptr, out + row * out_stride, size);
+    for (int64_t row = begin; row < end; ++row) {
+      const S* x = static_cast<const S*>(op.x) + row * op.x_stride;
+      activate_row<S, KIND>(x, op.gated ? x + size : nullptr, static_cast<S*>(op.out) + row * op.out_stride, size);
+    }
   });
 }
 
 template <class S>
-void activate_by(int kind, const void* x, int64_t stride, bool gated, void* out, int64_t out_stride, int64_t num_rows,
-                 int64_t size, int num_threads) {
-  const S* from = static_cast<const S*>(x);
-  S* to = static_cast<S*>(out);
-  switch (kind) {
-    case RELU: return activate<S, RELU>(from, stride, gated, to, out_stride, num_rows, size, num_threads);
-    case SILU: return activate<S, SILU>(from, stride, gated, to, out_stride, num_rows, size, num_threads);
-    case GELU: return activate<S, GELU>(from, stride, gated, to, out_stride, num_rows, size, num_threads);
-    default: return activate<S, GELU_TANH>(from, stride, gated, to, out_stride, num_rows, size, num_threads);
-  }
+void norm(const Operation& op, int64_t num_rows, int num_threads) {
+  int64_t size = op.num_outputs;
+  S* residuals = static_cast<S*>(op.first);
+  const S *weight = static_cast<const S*>(op.second), *bias = static_cast<const S*>(op.third);
+  share_rows(num_threads, num_rows, num_rows * size > MIN_PARALLEL, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      norm_row(static_cast<const S*>(op.x) + row * op.x_stride,
+               residuals ? residuals + row * op.first_stride : nullptr, weight, bias, op.number, op.choice,
+               static_cast<S*>(op.out) + row * op.out_stride, size);
+  });
 }
 
 }  // namespace
 
-}  // namespace quire
+// first: residual, second: weight, third: bias, or null; choice: NormBits. Without THEN_ADD x is added to the residual,
+// and their sum is normalized
+void run_norm(const Operation& op, int64_t num_rows, int num_threads) {
+  with_storage(op.half, [&](auto zero) { norm<decltype(zero)>(op, num_rows, num_threads); });
+}
 
-extern "C" {
-
-// rule: NormBits. Without THEN_ADD x is added to the residual, and their sum is normalized
-void quire_add_norm(const void* x, int64_t x_stride, void* residual, int64_t residual_stride, const void* weight,
-                    const void* bias, float eps, int rule, void* out, int64_t out_stride, int64_t num_rows,
-                    int64_t size, int half, int num_threads) {
-  auto run = [&](auto zero) {
+// x: [num_rows, num_outputs], or if gated [num_rows, 2 * num_outputs], gate beside up
+void run_activation(const Operation& op, int64_t num_rows, int num_threads) {
+  with_storage(op.half, [&](auto zero) {
     typedef decltype(zero) S;
-    quire::share_rows(num_threads, num_rows, num_rows * size > quire::MIN_PARALLEL, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row)
-        quire::norm_row<S>(static_cast<const S*>(x) + row * x_stride,
-                           residual ? static_cast<S*>(residual) + row * residual_stride : nullptr,
-                           static_cast<const S*>(weight), static_cast<const S*>(bias), eps, rule,
-                           static_cast<S*>(out) + row * out_stride, size);
-    });
-  };
-  if (half)
-    run(quire::bf16());
-  else
-    run(0.0f);
+    switch (op.choice) {
+      case RELU: return activate<S, RELU>(op, num_rows, num_threads);
+      case SILU: return activate<S, SILU>(op, num_rows, num_threads);
+      case GELU: return activate<S, GELU>(op, num_rows, num_threads);
+      default: return activate<S, GELU_TANH>(op, num_rows, num_threads);
+    }
+  });
 }
 
-// x: [num_rows, size], or if gated [num_rows, 2 * size], gate beside up
-void quire_activate(int kind, const void* x, int64_t stride, int gated, void* out, int64_t out_stride,
-                    int64_t num_rows, int64_t size, int half, int num_threads) {
-  if (half)
-    quire::activate_by<quire::bf16>(kind, x, stride, gated, out, out_stride, num_rows, size, num_threads);
-  else
-    quire::activate_by<float>(kind, x, stride, gated, out, out_stride, num_rows, size, num_threads);
-}
-}
+}  // namespace quire

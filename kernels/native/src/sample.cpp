@@ -31,13 +31,9 @@ constexpr float SMALLEST = std::numeric_limits<float>::min();  // the least temp
 constexpr float SLACK = 1e-3f;        // far more than the rounding of bounds
 constexpr double MOST_NOISE = 22.95;  // gumbel noise is below it
 
-QUIRE_INLINE vuint mixed(vuint x) {
-  x = (x ^ (x >> 16)) * 0x21f0aaadu;
-  x = (x ^ (x >> 15)) * 0x735a2d97u;
-  return x ^ (x >> 15);
-}
-
-QUIRE_INLINE uint32_t mixed(uint32_t x) {
+// T: vuint or uint32_t
+template <class T>
+QUIRE_INLINE T mixed(T x) {
   x = (x ^ (x >> 16)) * 0x21f0aaadu;
   x = (x ^ (x >> 15)) * 0x735a2d97u;
   return x ^ (x >> 15);
@@ -180,9 +176,6 @@ void sample_row(const Samples& samples, const EditedRows& edits, int64_t i) {
 extern "C" void quire_choose_tokens(const quire::Samples* samples, int num_threads) {
   const quire::EditedRows edits(samples->edits, samples->num_samples);
   quire::share(num_threads, samples->num_samples, [&](int64_t i, int) {
-    if (samples->half)
-      quire::sample_row<quire::bf16>(*samples, edits, i);
-    else
-      quire::sample_row<float>(*samples, edits, i);
+    quire::with_storage(samples->half, [&](auto zero) { quire::sample_row<decltype(zero)>(*samples, edits, i); });
   });
 }

@@ -133,6 +133,12 @@ QUIRE_INLINE float max_of(vfloat v) {
 QUIRE_INLINE vfloat first_of(vuint pairs) { return bits_as<vfloat>(pairs << 16); }
 QUIRE_INLINE vfloat second_of(vuint pairs) { return bits_as<vfloat>(pairs & 0xffff0000u); }
 
+// function(bf16()) or function(float()), as rows are stored.
+template <class F>
+void with_storage(bool half, F&& function) {
+  half ? function(bf16()) : function(float());
+}
+
 QUIRE_INLINE float to_float(float x) { return x; }
 QUIRE_INLINE float to_float(int8_t x) { return x; }
 QUIRE_INLINE float to_float(bf16 x) { return bits_as<float>(static_cast<uint32_t>(x.bits) << 16); }

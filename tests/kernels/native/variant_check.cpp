@@ -45,8 +45,16 @@ static int check(int64_t rows, int64_t inputs, int64_t outputs) {
   for (auto& each : weight) each = stored<W>(drawn());
   for (auto& each : bias) each = stored<S>(drawn());
   quire_pack(weight.data(), outputs, inputs, packed.data(), HALF, INT8, 2);
-  quire_product(x.data(), inputs, rows, inputs, packed.data(), INT8 ? scales.data() : nullptr, bias.data(), out.data(),
-                outputs, outputs, HALF, 2);
+  quire::Operation product = {};
+  product.half = HALF;
+  product.x = x.data();
+  product.x_stride = product.num_inputs = inputs;
+  product.out = out.data();
+  product.out_stride = product.num_outputs = outputs;
+  product.first = packed.data();
+  product.second = INT8 ? scales.data() : nullptr;
+  product.third = bias.data();
+  quire::run_product(product, rows, 2);
   int wrong = 0;
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t output = 0; output < outputs; ++output) {
