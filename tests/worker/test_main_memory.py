@@ -7,8 +7,8 @@ from kernels.native.native_kernels import native_kernels
 from tests.worker.runners import limits_for
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.cpu.host_decoder import HostDecoder
-from worker_svc.cpu.packing import choose_packing
 from worker_svc.cpu.runner import CpuRunner
+from worker_svc.cpu.start import choose_packing
 from worker_svc.cpu.step_memory import step_buffer_bytes
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.memory.main_memory import MainMemory

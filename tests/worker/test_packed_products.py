@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.native.packed_product import PackedProduct, ProductMaker, rounded_to_int8
 from worker_svc.cpu import onednn_linear
 from worker_svc.cpu.onednn_linear import OneDnnLinear
-from worker_svc.cpu.packing import choose_packing
+from worker_svc.cpu.start import choose_packing
 from worker_svc.model.layers import Linear
 from worker_svc.runner_choice import DeviceError
 
