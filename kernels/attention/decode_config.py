@@ -53,11 +53,6 @@ def decode_rule(shape: AttentionShape) -> DecodeConfig:
     return DecodeConfig(tile=tile, num_warps=4, num_stages=_NUM_STAGES, programs_per_sm=3 if small else 2)
 
 
-def num_programs(device: torch.device, config: DecodeConfig) -> int:
-    """Number of programs that run at once on a device."""
-    return num_processors(device) * config.programs_per_sm
-
-
 def num_processors(device: torch.device) -> int:
     """Number of a CUDA device's multiprocessors; a small number on a CPU."""
     if device.type != "cuda":

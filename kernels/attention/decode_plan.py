@@ -9,18 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention.decode_config import decode_config, num_programs
-from kernels.attention.decode_reference import (
-    MERGE_COST,
-    SHARE_UNIT,
-    SHARES,
-    START_COST,
-    TILE_COST,
-    DecodePlan,
-    DecodeRows,
-    empty_plan,
-)
-from kernels.attention.shape import AttentionShape
+from kernels.attention.decode_reference import MERGE_COST, SHARE_UNIT, SHARES, START_COST, TILE_COST, DecodePlan
 
 WORK_FIELDS = tl.constexpr(5)
 WRITE_WIDTH = 64  # entries of a row written at once
@@ -195,14 +184,3 @@ def padded(num_rows: int) -> int:
 def plan_warps(padded_rows: int) -> int:
     """Warps of the plan kernel; few, since most of it is sums over all rows."""
     return max(1, min(8, padded_rows // 256))
-
-
-def plan_decode(
-    rows: DecodeRows, shape: AttentionShape, block_size: int, sliding_window: int | None = None
-) -> DecodePlan:
-    """A filled plan for rows, with its memory; refill it in place when the rows' tensors change."""
-    config = decode_config(shape)
-    programs = num_programs(rows.context_lens.device, config)
-    plan = empty_plan(rows, shape, config, block_size, programs, sliding_window)
-    fill_plan(plan)
-    return plan

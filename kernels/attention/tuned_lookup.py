@@ -33,10 +33,6 @@ class TunedRow(NamedTuple):
     shared_bytes: int  # per program
     us: float | None  # measured, the mean of its workloads; None if chosen by the compiler's report
 
-    @property
-    def source(self) -> str:
-        return "compile gate" if self.us is None else "measured"
-
 
 _BY_KEY = {row[:6]: TunedRow(*row) for row in ROWS}
 

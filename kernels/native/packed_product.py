@@ -53,11 +53,6 @@ class PackedProduct:
             "third": address(bias),
         }
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the packed weight."""
-        return self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
-
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Multiply, into `out` if given. x: [T, in]"""
         if out is None:

@@ -45,7 +45,7 @@ def as_compiled(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) 
 def test_the_table_is_as_the_script_writes_it() -> None:
     assert TABLE.read_text() == rendered(TABLE_ROWS, ORIGIN)
     assert merged(TABLE_ROWS, []) == TABLE_ROWS
-    measured = [row for row in TABLE_ROWS if row.source == "measured"]
+    measured = [row for row in TABLE_ROWS if row.us is not None]
     assert bool(measured) == (ORIGIN["source"] == "measured")
 
 
@@ -57,7 +57,7 @@ def test_every_kernel_and_shape_that_the_script_knows_has_a_row() -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_rows_that_were_not_measured_are_the_rules_unless_the_gate_stops_that(kernel: AttentionKernel) -> None:
     for row in TABLE_ROWS:
-        if row.kernel == kernel and row.source != "measured":
+        if row.kernel == kernel and row.us is None:
             by_rule = tiling_by_rule(kernel, shape_of(row))
             assert Tiling(*row[6:10]) == by_rule or compiled(kernel, shape_of(row), by_rule) is None, row
 

@@ -21,9 +21,9 @@ def _pool(num_host_blocks: int = 0) -> KVPool:
 def test_a_block_holds_keys_and_values_of_all_layers_contiguously() -> None:
     pool = _pool()
     assert pool.blocks.shape == (5, 3, 2, 4, 2, 8)
-    assert pool.bytes_per_block == 3 * 2 * 4 * 2 * 8 * 2  # layers, K and V, tokens, heads, head_dim, bytes
+    assert SHAPE.bytes_per_block == 3 * 2 * 4 * 2 * 8 * 2  # layers, K and V, tokens, heads, head_dim, bytes
     assert pool.blocks[0].is_contiguous()
-    assert pool.blocks[0].nbytes == pool.bytes_per_block
+    assert pool.blocks[0].nbytes == SHAPE.bytes_per_block
 
 
 def test_layer_caches_are_views_of_the_pool() -> None:

@@ -125,5 +125,9 @@ def test_the_weight_is_held_once() -> None:
     weight, bias, _ = matrices((64, 96), torch.bfloat16)
     product = ProductMaker()(weight, bias)
     assert isinstance(product, PackedProduct)
-    assert product.num_bytes == weight.nbytes  # 64 outputs and 96 inputs are whole panels and steps on every machine
-    assert ProductMaker(int8=True)(weight, bias).num_bytes == weight.numel() + 64 * 4
+    assert (
+        product._packed.nbytes == weight.nbytes
+    )  # 64 outputs and 96 inputs are whole panels and steps on every machine
+    product = ProductMaker(int8=True)(weight, bias)
+    assert product._scales is not None
+    assert (product._packed.nbytes, product._scales.nbytes) == (weight.numel(), 64 * 4)

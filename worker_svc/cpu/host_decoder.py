@@ -95,11 +95,6 @@ class HostDecoder:
             tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
             self._chosen = GreedyTokens(tokens, finite)
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of the buffers of passes so far, without weights and pool."""
-        return self._buffers.num_bytes + self._logits.num_bytes
-
     def take_memory(self) -> None:
         """Have the system back the reserved memory of buffers that a pass has used."""
         self._buffers.take_memory()

@@ -36,11 +36,6 @@ class RowBuffers:
                 buffer = self._buffers[purpose] = zeros_as_used(shape, self._dtype)
         return buffer[:num_rows, :size]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all buffers that exist."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
-
     def take_memory(self) -> None:
         """Have the system back all memory of the existing buffers."""
         for buffer in list(self._buffers.values()):

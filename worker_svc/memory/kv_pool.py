@@ -70,10 +70,6 @@ class KVPool:
         return self.shape.block_size
 
     @property
-    def bytes_per_block(self) -> int:
-        return self.shape.bytes_per_block
-
-    @property
     def device(self) -> torch.device:
         return self.blocks.device
 

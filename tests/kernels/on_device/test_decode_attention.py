@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import decode_attention, decode_plan, decode_reference
-from kernels.attention.decode_config import decode_config
+from kernels.attention.decode_config import decode_config, num_processors
 from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
 from kernels.attention.shape import AttentionShape, ScoreRule
 from tests.kernels.decode_cases import NUM_LAYERS, SMALL, DecodeCase, decode_case
@@ -247,7 +247,11 @@ if HAS_GPU:
         lengths = (1, 1000, 4096, 63, 2049)
         for kv_dtype in (dtype, E4M3):
             case = decode_case(lengths, heads=(32, 8), head_dim=128, dtype=dtype, kv_dtype=kv_dtype).to(DEVICE)
-            check(case, decode_plan.plan_decode(case.rows, case.shape, case.block_size), ScoreRule(128**-0.5))
+            config = decode_config(case.shape)
+            num_programs = num_processors(DEVICE) * config.programs_per_sm
+            plan = empty_plan(case.rows, case.shape, config, case.block_size, num_programs)
+            decode_plan.fill_plan(plan)
+            check(case, plan, ScoreRule(128**-0.5))
 
 
 def test_layers_around_the_one_attended_are_poisoned() -> None:
