@@ -84,7 +84,7 @@ def penalise_kernel(
 
 
 def penalise(logits: Tensor, rows: PenaltyRows, token_table: Tensor) -> None:
-    """Penalise in place the tokens of each row's history, as `sampling.apply_penalties` does.
+    """Penalise in place the tokens of each row's history, as `penalty_reference.penalise` does.
 
     Products are rounded before they are subtracted, so results are bitwise those of the reference. Never waits.
 

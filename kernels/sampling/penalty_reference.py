@@ -26,7 +26,7 @@ class PenaltyRows:
 
 
 def penalise(logits: Tensor, rows: PenaltyRows, token_table: Tensor) -> None:
-    """Penalise in place the tokens of each row's history, as `sampling.apply_penalties` does.
+    """Penalise in place the tokens of each row's history.
 
     Repetition divides positive and multiplies negative logits of all tokens that occur. Then frequency is subtracted
     for each occurrence in the output, then presence once for tokens in the output. Never waits for the device.

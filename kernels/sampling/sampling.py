@@ -5,7 +5,7 @@ place on float32 [S, V] that the caller owns; lists of edits are flat (row, toke
 requests or where the parameters come from.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ _FIXED_POINT = 2.0**40  # 1.0 in fixed point
 _NARROW = 128  # up to this width topk is faster than a sort
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """Log-probabilities of T tokens in each of n rows, under the model's distribution before any edit."""
 
     logprobs: Tensor  # float32 [n, T]
@@ -51,25 +50,6 @@ def suppress(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> None:
     """Add `biases` [N]; each pair of row and token id occurs once."""
     logits[rows, token_ids] += biases
-
-
-def apply_penalties(logits: Tensor, rows: Tensor, token_ids: Tensor, is_output: Tensor, penalties: Tensor) -> None:
-    """Penalise the tokens of histories, given as pairs [N] of row and token id, one for each occurrence.
-
-    `is_output` bool [N] is True for output, False for prompt. `penalties` float32 [S, 3]: repetition divides positive
-    and multiplies negative logits of all tokens that occur. Then frequency is subtracted for each occurrence in the
-    output, then presence once for tokens in the output.
-    """
-    places = rows * logits.shape[1] + token_ids
-    counts = torch.zeros(logits.numel(), dtype=torch.int32, device=logits.device)
-    counts.scatter_add_(0, places, is_output.to(torch.int32))
-    repetition, presence, frequency = penalties[rows].unbind(-1)
-    # A token that occurs twice is computed twice, from the same old value, with the same result.
-    count = counts[places].to(torch.float32)
-    values = logits[rows, token_ids]
-    values = torch.where(values < 0, values * repetition, values / repetition)
-    values = values - frequency * count
-    logits[rows, token_ids] = values - presence * (count > 0)
 
 
 def scale(logits: Tensor, temperatures: Tensor) -> Tensor:

@@ -102,12 +102,7 @@ def _token_logprobs(logits: Tensor, logit_rows: Tensor, token_ids: Tensor, num_t
 
 def concatenate(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
     """Join parts that were computed separately."""
-    return TokenLogprobs(
-        torch.cat([part.logprobs for part in parts]),
-        torch.cat([part.ranks for part in parts]),
-        torch.cat([part.top_token_ids for part in parts]),
-        torch.cat([part.top_logprobs for part in parts]),
-    )
+    return TokenLogprobs(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _copy_rows(logits: Tensor, logit_rows: Tensor) -> Tensor:

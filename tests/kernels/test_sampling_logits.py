@@ -14,11 +14,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from kernels.sampling.penalty_reference import PenaltyRows, penalise
 from kernels.sampling.sampling import (
     NO_THRESHOLD,
     add_bias,
     allow_only,
-    apply_penalties,
     best_tokens,
     finite_rows,
     min_p_thresholds,
@@ -33,6 +33,14 @@ torch.set_num_threads(1)  # on contended cores two threads mostly wait for each 
 
 def random_logits(rows: int, vocab_size: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def penalise_each(logits: Tensor, histories: Tensor, num_prompt: int, penalties: Tensor) -> None:
+    """Penalise row i by histories[i], of which the first `num_prompt` tokens are the prompt, and penalties[i]."""
+    num_rows, length = histories.shape
+    every = torch.arange(num_rows, dtype=torch.int32)
+    lengths, prompts = torch.full_like(every, length), torch.full_like(every, num_prompt)
+    penalise(logits, PenaltyRows(every, every, lengths, prompts, penalties, length), histories.to(torch.int32))
 
 
 def thresholds(scaled: Tensor, *, min_p: float = 0.0, top_k: int | None = None, top_p: float = 1.0) -> Tensor:
@@ -72,26 +80,21 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     histories = torch.tensor([[3, 3, 5, 0], [7, 1, 9, 7]])
     logits = random_logits(2, 10)
     expected = RepetitionPenaltyLogitsProcessor(1.7)(histories, logits.clone())
-    is_output = torch.tensor([False, False, True, True] * 2)
-    penalties = torch.tensor([[1.7, 0.0, 0.0]] * 2)
-    apply_penalties(logits, torch.arange(2).repeat_interleave(4), histories.flatten(), is_output, penalties)
+    penalise_each(logits, histories, 2, torch.tensor([[1.7, 0.0, 0.0]] * 2))
     assert torch.equal(logits, expected)
 
 
 def test_presence_and_frequency_penalties_count_output_tokens_alone() -> None:
     logits = torch.tensor([[1.0, -1.0, 2.0, -2.0, 0.5]])
     # Prompt: tokens 0 and 1. Output: 1, 2, 2, 3.
-    tokens = torch.tensor([0, 1, 1, 2, 2, 3])
-    is_output = torch.tensor([False, False, True, True, True, True])
-    apply_penalties(logits, torch.zeros_like(tokens), tokens, is_output, torch.tensor([[2.0, 0.25, 0.5]]))
+    penalise_each(logits, torch.tensor([[0, 1, 1, 2, 2, 3]]), 2, torch.tensor([[2.0, 0.25, 0.5]]))
     expected = [1 / 2, -1 * 2 - 0.5 - 0.25, 2 / 2 - 2 * 0.5 - 0.25, -2 * 2 - 0.5 - 0.25, 0.5]
     assert logits[0].tolist() == expected
 
 
 def test_each_row_has_its_own_penalties() -> None:
     logits = torch.ones(2, 3)
-    places = (torch.tensor([0, 1]), torch.tensor([1, 1]), torch.tensor([True, True]))
-    apply_penalties(logits, *places, torch.tensor([[4.0, 0.0, 0.0], [1.0, 0.0, -1.0]]))
+    penalise_each(logits, torch.tensor([[1], [1]]), 0, torch.tensor([[4.0, 0.0, 0.0], [1.0, 0.0, -1.0]]))
     assert logits.tolist() == [[1.0, 0.25, 1.0], [1.0, 2.0, 1.0]]
 
 

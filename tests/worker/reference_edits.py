@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from common.sampling_params import SequenceSampling
-from kernels.sampling.sampling import add_bias, allow_only, apply_penalties, suppress
+from kernels.sampling.sampling import add_bias, allow_only, suppress
+from tests.kernels.penalties import apply_penalties
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ class DeviceRunner:
         if computed.logits is not None:
             if packed.samples is not None:
                 samples = self._sampler.launch(computed.logits, packed.samples, self._seats.tokens)
-                self._seats.write_tokens(packed.sample_places, samples.token_ids)
+                self._seats.write_tokens(packed.sample_places, samples.chosen.token_ids)
                 finish.append(samples.fetch().fill_result)
             if packed.candidates is not None:
                 ranked = self._ranker.launch(computed.logits, packed.candidates, self._seats.tokens)

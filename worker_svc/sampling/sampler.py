@@ -44,45 +44,30 @@ class PackedSampling:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedSamples:
-    """Samples on the host; read them once the step's event is reached."""
-
-    token_ids: Tensor
-    valid: Tensor
-    logprobs: TokenLogprobs | None
-    wanted: _WantedLogprobs | None
-
-    def fill_result(self, result: StepResult) -> None:
-        """Set tokens and invalid samples, and add log-probabilities by sample."""
-        result.token_ids = self.token_ids.tolist()
-        if not self.valid.all():
-            result.invalid_samples = (~self.valid).nonzero().flatten().tolist()
-        if self.wanted is not None and self.logprobs is not None:
-            rows = logprob_rows(self.logprobs, [1] * len(self.wanted.samples), self.wanted.num_top)
-            result.logprobs = dict(zip(self.wanted.samples, rows, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchedSamples:
-    """Samples on the device, whose operations are queued."""
+    """Samples whose operations are queued, on the device or in pinned memory."""
 
     chosen: ChosenTokens
     logprobs: TokenLogprobs | None
     wanted: _WantedLogprobs | None
 
-    @property
-    def token_ids(self) -> Tensor:
-        """Token ids, int32 [S]; 0 for an invalid sample."""
-        return self.chosen.token_ids
-
-    def fetch(self) -> FetchedSamples:
-        """Queue the copies to the host."""
-        return FetchedSamples(
-            token_ids=to_host(self.chosen.token_ids),
-            valid=to_host(self.chosen.valid),
+    def fetch(self) -> "LaunchedSamples":
+        """Queue the copies to the host, to be read once the step's event is reached."""
+        return LaunchedSamples(
+            chosen=ChosenTokens(to_host(self.chosen.token_ids), to_host(self.chosen.valid)),
             logprobs=None if self.logprobs is None else logprobs_to_host(self.logprobs),
             wanted=self.wanted,
         )
+
+    def fill_result(self, result: StepResult) -> None:
+        """Set tokens and invalid samples, and add log-probabilities by sample. Call after `fetch` only."""
+        valid = self.chosen.valid
+        result.token_ids = self.chosen.token_ids.tolist()
+        if not valid.all():
+            result.invalid_samples = (~valid).nonzero().flatten().tolist()
+        if self.wanted is not None and self.logprobs is not None:
+            rows = logprob_rows(self.logprobs, [1] * len(self.wanted.samples), self.wanted.num_top)
+            result.logprobs = dict(zip(self.wanted.samples, rows, strict=True))
 
 
 class Sampler:

@@ -22,9 +22,4 @@ def to_host(tensor: Tensor) -> Tensor:
 
 def logprobs_to_host(logprobs: TokenLogprobs) -> TokenLogprobs:
     """Apply `to_host` to each tensor."""
-    return TokenLogprobs(
-        to_host(logprobs.logprobs),
-        to_host(logprobs.ranks),
-        to_host(logprobs.top_token_ids),
-        to_host(logprobs.top_logprobs),
-    )
+    return TokenLogprobs(*map(to_host, logprobs))

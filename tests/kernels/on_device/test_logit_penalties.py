@@ -9,8 +9,8 @@ from torch import Tensor
 from kernels.sampling import penalty_reference
 from kernels.sampling.logit_penalties import TILE, penalise
 from kernels.sampling.penalty_reference import PenaltyRows
-from kernels.sampling.sampling import apply_penalties
 from tests.kernels.on_device.devices import DEVICE
+from tests.kernels.penalties import apply_penalties
 
 NUM_SEATS, WIDTH = 6, 2 * TILE + 40
 

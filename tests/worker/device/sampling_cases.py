@@ -110,7 +110,7 @@ class SamplingCase:
         with self._waiting():
             samples = self._sampler().launch(logits, self.packed(), self.tokens)
             fetched = samples.fetch()
-        assert samples.token_ids.dtype == torch.int32
+        assert samples.chosen.token_ids.dtype == torch.int32
         self._wait()
         fetched.fill_result(result)
         return result
