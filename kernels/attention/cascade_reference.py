@@ -22,6 +22,7 @@ from kernels.attention.decode_reference import (
     RowPrefixes,
     empty_plan,
     even_splits,
+    part_of_decode_plan,
     split_tiles,
 )
 from kernels.attention.shape import Attended, AttentionShape, ScoreRule
@@ -122,15 +123,7 @@ def part_of_plan(plan: CascadePlan, rows: DecodeRows, groups: PrefixGroups) -> C
         first_partials=whole.prefixes.first_partials[:num_rows],
         max_partials=size.suffixes.prefixes.max_partials,
     )
-    suffixes = replace(
-        whole,
-        rows=rows,
-        work=whole.work[: len(size.suffixes.work)],
-        partial_out=whole.partial_out[: len(size.suffixes.partial_out)],
-        partial_lse=whole.partial_lse[: len(size.suffixes.partial_lse)],
-        num_arrived=whole.num_arrived[:num_rows],
-        prefixes=prefixes,
-    )
+    suffixes = part_of_decode_plan(whole, rows, size.suffixes, prefixes)
     return replace(plan, groups=groups, suffixes=suffixes, work=plan.work[: len(size.work)])
 
 
@@ -194,9 +187,7 @@ def attend_prefixes(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
         blocks = suffixes.rows.block_tables[rows[0], positions // suffixes.block_size].long()
         slots = (blocks, positions % suffixes.block_size)
         wide_keys, wide_values = key_cache[slots].float(), value_cache[slots].float()
-        scores = torch.einsum("mkd,ckd->mkc", heads[rows, :, queries % group].float(), wide_keys) * rule.scale
-        if rule.soft_cap is not None:
-            scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+        scores = rule.scores(torch.einsum("mkd,ckd->mkc", heads[rows, :, queries % group].float(), wide_keys))
         partials = suffixes.prefixes.first_partials[rows].long() + split
         partial_out[partials, :, queries % group] = torch.einsum("mkc,ckd->mkd", scores.softmax(2), wide_values)
         partial_lse[partials, :, queries % group] = scores.logsumexp(2) / math.log(2.0)

@@ -5,7 +5,7 @@ context 0 (padding of a batch) gives zeros and a log-sum-exp of -inf.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -98,6 +98,21 @@ def empty_plan(
         partial_out=torch.empty((num_partials, shape.num_heads, shape.head_dim), dtype=torch.float32, device=device),
         partial_lse=torch.empty((num_partials, shape.num_heads), dtype=torch.float32, device=device),
         num_arrived=torch.zeros((num_rows, shape.num_kv_heads), dtype=torch.int32, device=device),
+        prefixes=prefixes,
+    )
+
+
+def part_of_decode_plan(
+    plan: DecodePlan, rows: DecodeRows, size: DecodePlan, prefixes: RowPrefixes | None = None
+) -> DecodePlan:
+    """A plan of `rows` in the memory of `plan`, as much of it as `size` has: only one may be in use at a time."""
+    return replace(
+        plan,
+        rows=rows,
+        work=plan.work[: len(size.work)],
+        partial_out=plan.partial_out[: len(size.partial_out)],
+        partial_lse=plan.partial_lse[: len(size.partial_lse)],
+        num_arrived=plan.num_arrived[: len(size.num_arrived)],
         prefixes=prefixes,
     )
 
@@ -205,7 +220,5 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, rule: ScoreRule) -> tup
     """One row: query [num_heads, head_dim]; keys, values [context, num_kv_heads, head_dim]."""
     group = query.shape[0] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-    scores = torch.einsum("hd,chd->hc", query, keys) * rule.scale
-    if rule.soft_cap is not None:
-        scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+    scores = rule.scores(torch.einsum("hd,chd->hc", query, keys))
     return torch.einsum("hc,chd->hd", scores.softmax(1), values), scores.logsumexp(1)

@@ -83,8 +83,6 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rule: Sco
     """One row: query [Q, num_heads, head_dim]; keys, values [K, num_kv_heads, head_dim]; mask [Q, K], true if seen."""
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->qhk", query, keys) * rule.scale
-    if rule.soft_cap is not None:
-        scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+    scores = rule.scores(torch.einsum("qhd,khd->qhk", query, keys))
     scores = scores.masked_fill(~mask[:, None, :], -math.inf)
     return torch.einsum("qhk,khd->qhd", scores.softmax(2), values), scores.logsumexp(2)

@@ -48,6 +48,11 @@ class ScoreRule:
     scale: float
     soft_cap: float | None = None
 
+    def scores(self, products: Tensor) -> Tensor:
+        """Scores of products, in torch."""
+        scores = products * self.scale
+        return scores if self.soft_cap is None else self.soft_cap * torch.tanh(scores / self.soft_cap)
+
 
 class Attended(NamedTuple):
     """Results of attention."""

@@ -21,7 +21,7 @@ from kernels.attention.cascade_reference import (
     prefix_groups,
 )
 from kernels.attention.decode_config import decode_config, num_processors
-from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
+from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan, part_of_decode_plan
 from kernels.attention.prefill_config import prefill_config
 from kernels.attention.prefill_plan import prefill_tiles
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
@@ -95,8 +95,8 @@ class AttentionPlans:
         The rows' tensors are kept: filling the plans again uses the tensors' new content.
         """
         num_rows, num_blocks = rows.block_tables.shape
-        num_work = len(self._empty_decode(_empty_rows(num_rows, num_blocks, torch.device("meta"))).work)
-        return {window: _part(plan, rows, num_work) for window, plan in self._memory.items()}
+        size = self._empty_decode(_empty_rows(num_rows, num_blocks, torch.device("meta")))
+        return {window: part_of_decode_plan(plan, rows, size) for window, plan in self._memory.items()}
 
     def cascade(self, rows: DecodeRows, groups: PrefixGroups) -> DecodePlans:
         """Plans like `decode`, for rows of which some begin with the same blocks; for layers without a window."""
@@ -156,14 +156,3 @@ def _empty_groups(num_rows: int, device: torch.device) -> PrefixGroups:
         for name, (length, dtype) in cascade_arrays(num_rows).items()
     }
     return prefix_groups(arrays, num_rows)
-
-
-def _part(plan: DecodePlan, rows: DecodeRows, num_work: int) -> DecodePlan:
-    return replace(
-        plan,
-        rows=rows,
-        work=plan.work[:num_work],
-        partial_out=plan.partial_out[:num_work],
-        partial_lse=plan.partial_lse[:num_work],
-        num_arrived=plan.num_arrived[: len(rows.context_lens)],
-    )
