@@ -262,7 +262,7 @@ def _samples(
 ) -> tuple[IntArray, IntArray]:
     """Rows and seats of the samples. Row and seat must both end at the last token that the worker knows."""
     if step.samples is None:
-        _check_known("row of seat", seats, ends, after)
+        _check_known("samples", "row of seat", seats, ends, after)
         return np.arange(len(seats)), seats
     pairs = as_pairs(step.samples)
     sample_rows, sample_seats = pairs[:, 0], pairs[:, 1]
@@ -271,17 +271,17 @@ def _samples(
     check_live("samples", sample_seats, after.live)
     check_distinct("samples (seats)", sample_seats)
     row_ends = ends[sample_rows]
-    _check_known("row of seat", seats[sample_rows], row_ends, after)
-    _check_known("seat", sample_seats, row_ends, after)
+    _check_known("samples", "row of seat", seats[sample_rows], row_ends, after)
+    _check_known("samples", "seat", sample_seats, row_ends, after)
     return sample_rows, sample_seats
 
 
-def _check_known(which: str, sampled: IntArray, row_ends: IntArray, after: SeatCounts) -> None:
-    """Raises InvalidStepError unless each seat in `sampled` knows its tokens exactly up to the end of its row."""
-    known = after.num_known[sampled]
+def _check_known(name: str, which: str, seats: IntArray, row_ends: IntArray, after: SeatCounts) -> None:
+    """Raises InvalidStepError unless each of `seats` knows its tokens exactly up to the end of its row."""
+    known = after.num_known[seats]
     refuse_where(
         known != row_ends,
-        lambda i: f"samples[{i}]: {which} {sampled[i]} knows {known[i]} tokens, and the row ends at {row_ends[i]}",
+        lambda i: f"{name}[{i}]: {which} {seats[i]} knows {known[i]} tokens, and the row ends at {row_ends[i]}",
     )
 
 
@@ -294,12 +294,7 @@ def _candidates(
     check_range("candidates", rows, len(seats), "row")
     check_distinct("candidates (rows)", rows)
     refuse_where(counts < 1, lambda i: f"candidates[{i}] asks for {counts[i]} tokens: a row answers at least 1")
-    ranked, row_ends = seats[rows], ends[rows]
-    known = after.num_known[ranked]
-    refuse_where(
-        known != row_ends,
-        lambda i: f"candidates[{i}]: seat {ranked[i]} knows {known[i]} tokens, and the row ends at {row_ends[i]}",
-    )
+    _check_known("candidates", "seat", seats[rows], ends[rows], after)
     return rows, np.minimum(counts, limits.vocab_size)
 
 
