@@ -39,7 +39,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     architecture = _architecture(folder, raw)
     if "quantization_config" in raw:
         raw.refuse("quantization_config", "is not supported", "give the checkpoint in float32, bfloat16 or float16")
-    parse, default_eos = _FAMILIES[architecture]
+    _, parse, default_eos = _FAMILIES[architecture]
     generation = read_optional_table(folder, GENERATION_FILE)
     eos: tuple[int, ...] = ()
     if "eos_token_id" in generation:
@@ -134,25 +134,17 @@ def _parse_gpt2(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
     )
 
 
-# By architecture: its parser, and the end-of-sequence id if no file has one.
-_FAMILIES: dict[str, tuple[Callable[[JsonTable, dict[str, Any]], ModelConfig], int | None]] = {
-    "OPTForCausalLM": (_parse_opt, 2),
-    "GPT2LMHeadModel": (_parse_gpt2, 50_256),
-    "LlamaForCausalLM": (parse_llama, 2),
-    "MistralForCausalLM": (parse_mistral, 2),
-    "Qwen2ForCausalLM": (parse_qwen2, None),
-    "Qwen3ForCausalLM": (parse_qwen3, None),
-    "Olmo2ForCausalLM": (parse_olmo2, 50_279),
+# By architecture: its model type, its parser, and the end-of-sequence id if no file has one.
+_FAMILIES: dict[str, tuple[str, Callable[[JsonTable, dict[str, Any]], ModelConfig], int | None]] = {
+    "OPTForCausalLM": ("opt", _parse_opt, 2),
+    "GPT2LMHeadModel": ("gpt2", _parse_gpt2, 50_256),
+    "LlamaForCausalLM": ("llama", parse_llama, 2),
+    "MistralForCausalLM": ("mistral", parse_mistral, 2),
+    "Qwen2ForCausalLM": ("qwen2", parse_qwen2, None),
+    "Qwen3ForCausalLM": ("qwen3", parse_qwen3, None),
+    "Olmo2ForCausalLM": ("olmo2", parse_olmo2, 50_279),
 }
-_ARCHITECTURE_OF_TYPE = {
-    "opt": "OPTForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-}
+_ARCHITECTURE_OF_TYPE = {model_type: architecture for architecture, (model_type, *_) in _FAMILIES.items()}
 
 
 def _architecture(folder: Path, raw: JsonTable) -> str:
