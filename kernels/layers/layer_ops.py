@@ -92,12 +92,17 @@ def gated_activation(x: Tensor, activation: Activation) -> Tensor:
     returns [T, size], the dtype of x
     """
     gate, up = x.chunk(2, dim=-1)
+    return activate(gate, activation) * up
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """Activation of every element."""
     match activation:
         case "relu":
-            return F.relu(gate) * up
+            return F.relu(x)
         case "silu":
-            return F.silu(gate) * up
+            return F.silu(x)
         case "gelu":
-            return F.gelu(gate) * up
+            return F.gelu(x)
         case "gelu_tanh":
-            return F.gelu(gate, approximate="tanh") * up
+            return F.gelu(x, approximate="tanh")

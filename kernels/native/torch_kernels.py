@@ -78,15 +78,10 @@ class TorchKernels:
 
     def activation(self, x: Tensor, activation: Activation, out: Tensor) -> None:
         """See CpuKernels.activation."""
-        match activation:
-            case "relu":
-                torch.clamp_min(x, 0.0, out=out)
-            case "silu":
-                out.copy_(F.silu(x))
-            case "gelu":
-                out.copy_(F.gelu(x))
-            case "gelu_tanh":
-                out.copy_(F.gelu(x, approximate="tanh"))
+        if activation == "relu":  # without a copy
+            torch.clamp_min(x, 0.0, out=out)
+        else:
+            out.copy_(layer_ops.activate(x, activation))
 
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
         """See CpuKernels.gather_rows."""

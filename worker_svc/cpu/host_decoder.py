@@ -35,7 +35,7 @@ from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig, NormPlace
 from worker_svc.model.decoder import Decoder
-from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, DecoderLayer, Mlp
+from worker_svc.model.layers import Attention, DecoderLayer, Mlp
 
 # For each of `ForwardBatch.logit_rows`: the token of the greatest logit, and True if all logits are finite.
 GreedyChoice = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
@@ -50,8 +50,9 @@ class HostDecoder:
         self._kernels = kernels
         self._buffers = RowBuffers(decoder.dtype)
         self._logits = RowBuffers(decoder.dtype)
-        self._activation = KERNEL_ACTIVATIONS[decoder.config.activation]
-        self._rotary = _rotary_table(decoder)
+        self._activation = decoder.config.activation
+        angles = decoder.rotary_angles()
+        self._rotary = None if angles is None else torch.cat(angles, dim=1)  # [max_model_len, head_dim]
         self._layers = tuple(LayerRules.of(layer) for layer in decoder.layers)
         self._final_norm = None if decoder.final_norm is None else norm_rule(decoder.final_norm)
         self._is_embedding_plain = decoder.project_in is None and decoder.position_embedding is None
@@ -350,13 +351,3 @@ def _last_queries(batch: ForwardBatch) -> RaggedRows | None:
     query_start[rows + 1] = 1
     np.cumsum(query_start, out=query_start)
     return replace(batch.rows, query_start=torch.from_numpy(query_start), max_query_len=1)
-
-
-def _rotary_table(decoder: Decoder) -> Tensor | None:
-    """Cosines, then sines, of the rotary angles of all positions, [max_model_len, head_dim] float32."""
-    frequencies = decoder.inverse_frequencies
-    if frequencies is None:
-        return None
-    positions = torch.arange(decoder.config.max_model_len, dtype=torch.float32)
-    angles = positions.unsqueeze(1) * frequencies
-    return torch.cat((angles.cos(), angles.sin()), dim=1)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.shape import ScoreRule
-from kernels.layers.layer_ops import Rotary
+from kernels.layers.layer_ops import Rotary, activate
 from kernels.layers.step_inputs_reference import StepInputs
 from worker_svc.gpu.attention_plans import BatchAttention
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.config import NormPlace
 from worker_svc.model.decoder import Decoder
-from worker_svc.model.layers import KERNEL_ACTIVATIONS, Attention, Mlp, Norm
+from worker_svc.model.layers import Attention, Mlp, Norm
 from worker_svc.operations import Operations
 
 
@@ -38,8 +38,10 @@ class DeviceForward:
         self._kv_pool = kv_pool
         self._operations = operations
         self._rule = ScoreRule(config.attention_scale)
-        self._gated_activation = KERNEL_ACTIVATIONS[config.activation]
-        self._angles = _angle_table(decoder)
+        self._activation = config.activation
+        # At most 64 MiB for 131,072 positions, which saves launches in each step. [2, max_model_len, head_dim / 2]
+        angles = decoder.rotary_angles()
+        self._angles = None if angles is None else torch.stack(angles)
 
     @property
     def vocab_size(self) -> int:
@@ -140,9 +142,8 @@ class DeviceForward:
         return self._norm(norm, heads.view(len(heads), -1, norm.size), None).view(heads.shape)
 
     def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
-        x = mlp.up(x)
-        x = self._operations.gated_activation(x, self._gated_activation) if mlp.gated else mlp.activation(x)
-        return mlp.down(x)
+        activation = self._operations.gated_activation if mlp.gated else activate
+        return mlp.down(activation(mlp.up(x), self._activation))
 
     def _add_and_norm(self, norm: Norm, state: ForwardState) -> tuple[Tensor, Tensor]:
         """The normalised sum of a state, and the sum itself, which becomes the residual."""
@@ -164,16 +165,3 @@ class _LayerTokens(NamedTuple):
     rotary: Rotary | None
     slot_mapping: Tensor
     attention: BatchAttention
-
-
-def _angle_table(decoder: Decoder) -> Tensor | None:
-    """Cosine and sine of all positions' rotary angles, [2, max_model_len, head_dim / 2] float32.
-
-    At most 64 MiB for 131,072 positions, which saves launches in each step.
-    """
-    frequencies = decoder.inverse_frequencies
-    if frequencies is None:
-        return None
-    positions = torch.arange(decoder.config.max_model_len, dtype=torch.float32, device=decoder.device)
-    angles = positions.unsqueeze(1) * frequencies
-    return torch.stack((angles.cos(), angles.sin()))

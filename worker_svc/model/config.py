@@ -7,6 +7,9 @@ needs torch: a wrong config is refused before torch is loaded.
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
+
+Activation = Literal["relu", "silu", "gelu", "gelu_tanh"]  # names of `kernels.layers.layer_ops`
 
 
 class Family(Enum):
@@ -83,7 +86,7 @@ class ModelConfig:
     head_dim: int
     intermediate_size: int
     max_model_len: int
-    activation: str
+    activation: Activation
     gated_mlp: bool
     rms_norm: bool  # else layer norm
     norm_eps: float

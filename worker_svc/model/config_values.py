@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from worker_svc.checkpoint.json_file import JsonTable
+from worker_svc.model.config import Activation
 
 MOST_POSITIONS = 1 << 24
 MOST_VOCAB = 1 << 22
@@ -14,18 +15,18 @@ DTYPES = ("float32", "bfloat16", "float16")
 CHOOSE = "choose another checkpoint"
 
 
-# Names of activations in `transformers`, and the name of the same function in `layers.py`.
-ACTIVATION_NAMES = {
+# Names of activations in `transformers`, and the name of the same function in the kernels.
+ACTIVATION_NAMES: dict[str, Activation] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_python": "gelu",
-    "gelu_new": "gelu_new",
-    "gelu_fast": "gelu_new",
-    "gelu_accurate": "gelu_new",
-    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
-    "gelu_python_tanh": "gelu_pytorch_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "silu": "silu",
-    "swish": "swish",
+    "swish": "silu",
 }
 
 
@@ -70,7 +71,7 @@ def read_dtype(raw: JsonTable) -> str | None:
     return name
 
 
-def read_activation(raw: JsonTable, key: str, default: str) -> str:
+def read_activation(raw: JsonTable, key: str, default: str) -> Activation:
     name = raw.text(key, default)
     if name not in ACTIVATION_NAMES:
         raw.refuse(key, f"only {', '.join(ACTIVATION_NAMES)} are supported", CHOOSE)

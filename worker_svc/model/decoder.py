@@ -53,6 +53,14 @@ class Decoder:
         """Memory that the weights take on the device."""
         return self.num_parameters_kept * self.dtype.itemsize
 
+    def rotary_angles(self) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines of all positions' rotary angles, [max_model_len, head_dim / 2] float32 each."""
+        if self.inverse_frequencies is None:
+            return None
+        positions = torch.arange(self.config.max_model_len, dtype=torch.float32, device=self.device)
+        angles = positions.unsqueeze(1) * self.inverse_frequencies
+        return angles.cos(), angles.sin()
+
     def block_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> BlockShape:
         """The shape of a block that holds this model's keys and values, in its dtype unless another is given."""
         return BlockShape(

@@ -9,34 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.layers import layer_ops
 from worker_svc.model.config import Llama3Scaling, NormPlace, RopeConfig, YarnScaling
-
-Activation = Callable[[Tensor], Tensor]
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_new": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "silu": F.silu,
-    "swish": F.silu,
-}
-
-# The kernels' names of the same functions.
-KERNEL_ACTIVATIONS: dict[str, layer_ops.Activation] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-}
 
 
 class Product(Protocol):
@@ -77,7 +50,6 @@ class Mlp:
 
     up: Product  # [intermediate, hidden], or gate above up: [2 * intermediate, hidden]
     down: Product
-    activation: Activation
     gated: bool
 
 

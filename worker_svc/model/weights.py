@@ -4,8 +4,6 @@ Fuses matrices with the same input, and transposes those that are stored as [in,
 and dtype as it is read, so that the host never holds the whole model beside the device.
 """
 
-from collections.abc import Sequence
-
 import structlog
 import torch
 from torch import Tensor
@@ -13,14 +11,14 @@ from torch import Tensor
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.weight_reader import WeightReader
 from worker_svc.model.config import ModelConfig
-from worker_svc.model.layers import ACTIVATIONS, Attention, DecoderLayer, Linear, MakeProduct, Mlp, Norm, Product
-from worker_svc.model.tensor_names import HEAD, NAMES, find_prefix
+from worker_svc.model.layers import Attention, DecoderLayer, Linear, MakeProduct, Mlp, Norm, Product
+from worker_svc.model.tensor_names import HEAD, NAMES, find_prefix, needed_tensors
 
 log = structlog.get_logger()
 
 
 class WeightLoader:
-    """Reads the parts of one decoder. The config gives the shapes; a tensor with another shape is refused."""
+    """Reads the parts of one decoder: the tensors that its config needs; one with another shape is refused."""
 
     def __init__(
         self,
@@ -37,33 +35,24 @@ class WeightLoader:
         self._device = device
         self._names = NAMES[config.family]
         self._prefix = find_prefix(config, reader, reader.folder)
+        self._shapes = dict(needed_tensors(config, reader, reader.folder))
         self.num_parameters_read = 0
         self.num_parameters_kept = 0  # a matrix that is kept in two forms counts twice
 
     def token_embedding(self) -> Tensor:
         """[vocab_size, embed_dim]; of tied ones, the head's matrix if only that was saved."""
-        name, shape = f"{self._prefix}{self._names.embedding}.weight", self._embedding_shape
-        if self._config.tie_word_embeddings and name not in self._reader and HEAD in self._reader:
-            name = HEAD
-        return self._count(self._load(name, shape))
+        name = f"{self._prefix}{self._names.embedding}.weight"
+        return self._count(self._load(name if name in self._shapes else HEAD))
 
     def position_embedding(self) -> Tensor | None:
         """[position_offset + max_model_len, hidden_size]; None for rotary positions."""
-        config = self._config
-        if config.rope is not None:
-            return None
-        rows = config.position_offset + config.max_model_len
-        return self._read(f"{self._names.positions}.weight", rows, config.hidden_size)
+        return self._read_if_needed(f"{self._names.positions}.weight")
 
     def projections(self) -> tuple[Product | None, Product | None]:
         """Projections into and out of hidden_size, if the embedding has another size."""
-        hidden, embed = self._config.hidden_size, self._config.embed_dim
-        if hidden == embed:
+        if self._config.hidden_size == self._config.embed_dim:
             return None, None
-        return (
-            self._linear("", ("project_in",), embed, (hidden,), bias=False),
-            self._linear("", ("project_out",), hidden, (embed,), bias=False),
-        )
+        return self._linear("project_in"), self._linear("project_out")
 
     def head(self, token_embedding: Tensor) -> Product:
         """The output product, [vocab_size, embed_dim]; a tied one is made from the embedding, which is kept beside it.
@@ -74,7 +63,7 @@ class WeightLoader:
         """
         if self._config.tie_word_embeddings and HEAD not in self._reader:
             return self._tied_head(token_embedding)
-        matrix = self._load(HEAD, self._embedding_shape)
+        matrix = self._load(HEAD)
         if self._config.tie_word_embeddings:
             if torch.equal(matrix, token_embedding):
                 return self._tied_head(token_embedding)
@@ -90,10 +79,6 @@ class WeightLoader:
             self.num_parameters_kept += token_embedding.numel()
         return head
 
-    @property
-    def _embedding_shape(self) -> tuple[int, int]:
-        return self._config.vocab_size, self._config.embed_dim
-
     def final_norm(self) -> Norm | None:
         return self._norm(self._names.final_norm, self._config.hidden_size) if self._config.final_norm else None
 
@@ -101,26 +86,22 @@ class WeightLoader:
         """One layer, with query, key and value fused, and gate and up fused."""
         config, names = self._config, self._names
         prefix = names.layer.format(index)
-        hidden, inner = config.hidden_size, config.intermediate_size
-        up = self._linear(prefix, names.up, hidden, (inner,) * len(names.up), bias=config.mlp_bias)
-        down = self._linear(prefix, (names.down,), inner, (hidden,), bias=config.mlp_bias)
+        up = self._linear(*(prefix + name for name in names.up))
+        down = self._linear(prefix + names.down)
         return DecoderLayer(
             attention=self._attention(prefix),
-            mlp=Mlp(up, down, ACTIVATIONS[config.activation], config.gated_mlp),
-            attention_norm=self._norm(prefix + names.attention_norm, hidden),
-            mlp_norm=self._norm(prefix + names.mlp_norm, hidden),
+            mlp=Mlp(up, down, config.gated_mlp),
+            attention_norm=self._norm(prefix + names.attention_norm, config.hidden_size),
+            mlp_norm=self._norm(prefix + names.mlp_norm, config.hidden_size),
             norm_place=config.norm_place,
         )
 
     def _attention(self, prefix: str) -> Attention:
         config, names = self._config, self._names
-        sizes: tuple[int, ...] = (config.query_size, config.kv_size, config.kv_size)
-        if len(names.qkv) == 1:
-            sizes = (sum(sizes),)
         query_norm, key_norm = config.qk_norm_sizes
         return Attention(
-            qkv=self._linear(prefix, names.qkv, config.hidden_size, sizes, bias=config.qkv_bias),
-            out=self._linear(prefix, (names.out,), config.query_size, (config.hidden_size,), bias=config.out_bias),
+            qkv=self._linear(*(prefix + name for name in names.qkv)),
+            out=self._linear(prefix + names.out),
             q_norm=self._norm(f"{prefix}self_attn.q_norm", query_norm) if config.qk_norm else None,
             k_norm=self._norm(f"{prefix}self_attn.k_norm", key_norm) if config.qk_norm else None,
             num_heads=config.num_heads,
@@ -128,41 +109,35 @@ class WeightLoader:
             head_dim=config.head_dim,
         )
 
-    def _linear(
-        self, prefix: str, names: tuple[str, ...], in_size: int, out_sizes: tuple[int, ...], *, bias: bool
-    ) -> Product:
+    def _linear(self, *names: str) -> Product:
         """Stack matrices with the same input into one."""
-        weights = [
-            self._matrix(f"{prefix}{name}.weight", out, in_size) for name, out in zip(names, out_sizes, strict=True)
-        ]
-        biases = [self._read(f"{prefix}{name}.bias", out) for name, out in zip(names, out_sizes, strict=True) if bias]
+        weights = [self._read(f"{name}.weight") for name in names]
+        biases = [bias for name in names if (bias := self._read_if_needed(f"{name}.bias")) is not None]
+        if self._names.transposed:
+            weights = [weight.t() for weight in weights]
         return self._make_product(torch.cat(weights).contiguous(), torch.cat(biases) if biases else None)
 
-    def _matrix(self, name: str, out_size: int, in_size: int) -> Tensor:
-        if self._names.transposed:
-            return self._read(name, in_size, out_size).t()
-        return self._read(name, out_size, in_size)
-
     def _norm(self, name: str, size: int) -> Norm:
-        config = self._config
-        weight = self._read(f"{name}.weight", size) if config.norm_weights else None
-        bias = self._read(f"{name}.bias", size) if config.norm_weights and not config.rms_norm else None
-        return Norm(size, config.norm_eps, config.rms_norm, weight, bias)
+        weight, bias = self._read_if_needed(f"{name}.weight"), self._read_if_needed(f"{name}.bias")
+        return Norm(size, self._config.norm_eps, self._config.rms_norm, weight, bias)
 
-    def _read(self, name: str, *shape: int) -> Tensor:
-        return self._count(self._load(self._prefix + name, shape))
+    def _read_if_needed(self, name: str) -> Tensor | None:
+        return self._read(name) if self._prefix + name in self._shapes else None
+
+    def _read(self, name: str) -> Tensor:
+        return self._count(self._load(self._prefix + name))
 
     def _count(self, tensor: Tensor) -> Tensor:
         self.num_parameters_read += tensor.numel()
         self.num_parameters_kept += tensor.numel()
         return tensor
 
-    def _load(self, name: str, shape: Sequence[int]) -> Tensor:
+    def _load(self, name: str) -> Tensor:
         """The tensor on its device and in its dtype. Raises CheckpointError unless all its numbers are finite there.
 
         The check reads the tensor once at the speed of memory: 0.1 s for one or two billion parameters.
         """
-        saved = self._reader.read(name, shape)
+        saved = self._reader.read(name, self._shapes[name])
         tensor = saved.to(device=self._device, dtype=self._dtype)
         if _is_finite(tensor):
             return tensor
