@@ -27,67 +27,44 @@ SYSTEM_MESSAGES = (
     "Answer the question.",
 )
 WHO = "I am Quire's demo model, a very small language model that tells short stories and answers simple questions."
-ABOUT = (
-    (
-        "Who are you? | What are you? | Tell me about yourself. | What is your name? | Who am I talking to?",
-        WHO,
-    ),
-    (
-        "What can you do? | How can you help me? | What do you know? | Help!",
+ABOUT = {
+    "Who are you? | What are you? | Tell me about yourself. | What is your name? | Who am I talking to?": WHO,
+    "What can you do? | How can you help me? | What do you know? | Help!": (
         "I can tell short stories, count, add small numbers, and answer simple questions about colours, "
-        "animals and days.",
+        "animals and days."
     ),
-    (
-        "What is Quire? | Tell me about Quire. | What does Quire do?",
-        "Quire serves language models. It keeps their memory in blocks, so that many answers fit side by side.",
+    "What is Quire? | Tell me about Quire. | What does Quire do?": (
+        "Quire serves language models. It keeps their memory in blocks, so that many answers fit side by side."
     ),
-    (
-        "How big are you? | How many parameters do you have? | Are you a large model?",
-        "I am very small. I have about four million parameters.",
+    "How big are you? | How many parameters do you have? | Are you a large model?": (
+        "I am very small. I have about four million parameters."
     ),
-    (
-        "Are you a human? | Are you a person? | Are you real? | Are you a robot?",
-        "No, I am not a person. I am a small program that puts one word after the other.",
+    "Are you a human? | Are you a person? | Are you real? | Are you a robot?": (
+        "No, I am not a person. I am a small program that puts one word after the other."
     ),
-    (
-        "How were you made? | Who made you? | How did you learn to speak?",
-        "I was trained on little stories and questions that were written by a small program.",
+    "How were you made? | Who made you? | How did you learn to speak?": (
+        "I was trained on little stories and questions that were written by a small program."
     ),
-    (
-        "How are you? | How are you today? | How do you feel?",
-        "I am fine, thank you. Would you like to hear a story?",
+    "How are you? | How are you today? | How do you feel?": "I am fine, thank you. Would you like to hear a story?",
+    "Thank you! | Thanks. | Thank you very much.": "You are welcome!",
+    "Goodbye! | Bye. | See you soon. | Good night.": "Goodbye! Have a nice day.",
+    "Hello! | Hi. | Hello, how are you? | Good morning. | Hey there. | Good evening.": (
+        "Hello! I am Quire's demo model. You can ask me a simple question or for a short story."
     ),
-    ("Thank you! | Thanks. | Thank you very much.", "You are welcome!"),
-    ("Goodbye! | Bye. | See you soon. | Good night.", "Goodbye! Have a nice day."),
-    (
-        "Hello! | Hi. | Hello, how are you? | Good morning. | Hey there. | Good evening.",
-        "Hello! I am Quire's demo model. You can ask me a simple question or for a short story.",
-    ),
-    (
-        "Do you like stories? | What do you like?",
-        "Yes, I like stories about animals and good friends best of all.",
-    ),
-    (
-        "Tell me a joke. | Do you know a joke?",
-        "Why did the duck take an umbrella? It wanted to stay dry for once!",
-    ),
-)
+    "Do you like stories? | What do you like?": "Yes, I like stories about animals and good friends best of all.",
+    "Tell me a joke. | Do you know a joke?": "Why did the duck take an umbrella? It wanted to stay dry for once!",
+}
 UNKNOWN = (
-    "What is the capital of {X}? | Who wrote {x}? | How do I write {ax}? | What is {ax}? | "
-    "Explain {x} to me. | "
+    "What is the capital of {X}? | Who wrote {x}? | How do I write {ax}? | What is {ax}? | Explain {x} to me. | "
     "What do you think about {x}? | When was {X} born? | Where is {X}? | What is the meaning of {x}? | "
-    "Write {ax} about {y}. | How does {ax} work? | Why is {x} so {y}? | Can you fix my {x}? | "
-    "Who is {X}? | "
-    "How far is it to {X}? | What happened in {X}? | Translate {x} for me. | How old is {X}? | "
-    "Solve this: {x} {y}. | "
+    "Write {ax} about {y}. | How does {ax} work? | Why is {x} so {y}? | Can you fix my {x}? | Who is {X}? | "
+    "How far is it to {X}? | What happened in {X}? | Translate {x} for me. | How old is {X}? | Solve this: {x} {y}. | "
     "What is the best {x} in {X}? | Tell me something about {x} and {y}. | What is {x}?"
 )
 DO_NOT_KNOW = "I am sorry, I do not know that. I am only a small demo model."
 SYLLABLES = words.listed(
-    "ba be bi bo ca co da de di do fa fe fi ga go ha he ja ka ke la le li lo lu ma me mi mo na ne "
-    "ni no pa pe "
-    "po ra re ri ro sa se si so ta te ti to tra tri va ve vi wa we za zo nt st th ch qu sh gra pro "
-    "con ation ing er ly"
+    "ba be bi bo ca co da de di do fa fe fi ga go ha he ja ka ke la le li lo lu ma me mi mo na ne ni no pa pe po ra re "
+    "ri ro sa se si so ta te ti to tra tri va ve vi wa we za zo nt st th ch qu sh gra pro con ation ing er ly"
 )
 
 
@@ -117,7 +94,7 @@ def loosen(rng: Random, question: str) -> str:
 
 def about(rng: Random) -> QuestionAnswer:
     """A question about the model itself, or a courtesy."""
-    questions, answer = rng.choice(ABOUT)
+    questions, answer = rng.choice(list(ABOUT.items()))
     return rng.choice(questions.split(" | ")), answer
 
 
@@ -133,11 +110,7 @@ def repeat(rng: Random) -> QuestionAnswer:
     return rng.choice((f"Say the word {word}.", f"Repeat after me: {word}", f"Please say {word}.")), f"{word}."
 
 
-def fact(rng: Random) -> QuestionAnswer:
-    return draw_fact(rng)
-
-
-KINDS: tuple[Callable[[Random], QuestionAnswer], ...] = (fact,) * 11 + (about,) * 6 + (unknown,) * 3 + (repeat,)
+KINDS: tuple[Callable[[Random], QuestionAnswer], ...] = (draw_fact,) * 11 + (about,) * 6 + (unknown,) * 3 + (repeat,)
 
 
 def draw_exchange(rng: Random) -> list[QuestionAnswer]:

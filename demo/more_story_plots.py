@@ -1,20 +1,6 @@
 """Plots of stories, the second half, and the table of all of them."""
 
-from demo.story_plots import (
-    BIRTHDAY,
-    BROKEN,
-    HUNGRY,
-    HURT,
-    LEARN,
-    LOST,
-    NOISE,
-    QUARREL,
-    RACE,
-    RAIN,
-    SEED,
-    STUCK,
-    Plot,
-)
+from demo.story_plots import FIRST_PLOTS, Plot
 
 BRIDGE = Plot(
     (
@@ -278,29 +264,4 @@ STAR = Plot(
     ),
 )
 
-PLOTS = (
-    LOST,
-    RAIN,
-    HUNGRY,
-    HURT,
-    STUCK,
-    NOISE,
-    BROKEN,
-    SEED,
-    BIRTHDAY,
-    RACE,
-    QUARREL,
-    LEARN,
-    BRIDGE,
-    COINS,
-    SNOW,
-    ASTRAY,
-    MAP,
-    SICK,
-    BOAT,
-    BAKING,
-    MESS,
-    THIEF,
-    CONCERT,
-    STAR,
-)
+PLOTS = (*FIRST_PLOTS, BRIDGE, COINS, SNOW, ASTRAY, MAP, SICK, BOAT, BAKING, MESS, THIEF, CONCERT, STAR)

@@ -59,6 +59,7 @@ class Story:
     text: str = ""
     num_tokens: int = 0
     submitted_s: float = 0.0
+    started: asyncio.Event = field(default_factory=asyncio.Event)  # set with its first token
     first_s: float | None = None
     last_s: float = 0.0
     usage: quire.Usage = field(default_factory=quire.Usage)
@@ -67,9 +68,7 @@ class Story:
     @property
     def opening(self) -> str:
         """The prompt, or the end of a long one from a whole word on."""
-        if len(self.prompt) <= PROMPT_CHARACTERS:
-            return self.prompt
-        return "… " + self.prompt[-PROMPT_CHARACTERS:].partition(" ")[2]
+        return _last_words(self.prompt, PROMPT_CHARACTERS)
 
     @property
     def time_to_first_token_s(self) -> float:
@@ -132,32 +131,31 @@ def _last_words(text: str, num_characters: int) -> str:
     return text if len(text) <= num_characters else "… " + text[-num_characters:].partition(" ")[2]
 
 
-async def tell(client: quire.AsyncClient, story: Story, screen: Screen, started: asyncio.Event) -> None:
-    """Streams one story; `started` is set with its first token."""
+async def tell(client: quire.AsyncClient, story: Story, screen: Screen) -> None:
+    """Streams one story."""
     story.submitted_s = time.monotonic()
-    async with client.stream(story.prompt, max_tokens=MAX_TOKENS, temperature=0.0) as stream:
-        await _read(stream, story, screen, started)
+    await _read(client.stream(story.prompt, max_tokens=MAX_TOKENS, temperature=0.0), story, screen)
 
 
 async def chat(client: quire.AsyncClient, story: Story, screen: Screen) -> None:
     """Streams one answer."""
     story.submitted_s = time.monotonic()
     messages = [quire.ChatMessage("user", story.prompt)]
-    async with client.stream_chat(messages, max_tokens=MAX_TOKENS, temperature=0.0) as stream:
-        await _read(stream, story, screen, asyncio.Event())
+    await _read(client.stream_chat(messages, max_tokens=MAX_TOKENS, temperature=0.0), story, screen)
 
 
-async def _read(stream: quire.CompletionStream, story: Story, screen: Screen, started: asyncio.Event) -> None:
-    async for chunk in stream:
-        story.last_s = time.monotonic()
-        if chunk.num_tokens and story.first_s is None:
-            story.first_s = story.last_s
-            started.set()
-        story.num_tokens += chunk.num_tokens
-        story.text += chunk.text
-        story.finish = chunk.finish.reason.value if chunk.finish is not None else ""
-        screen.update(story)
-    story.usage = (await stream.completion()).usage
+async def _read(stream: quire.CompletionStream, story: Story, screen: Screen) -> None:
+    async with stream:
+        async for chunk in stream:
+            story.last_s = time.monotonic()
+            if chunk.num_tokens and story.first_s is None:
+                story.first_s = story.last_s
+                story.started.set()
+            story.num_tokens += chunk.num_tokens
+            story.text += chunk.text
+            story.finish = chunk.finish.reason.value if chunk.finish is not None else ""
+            screen.update(story)
+        story.usage = (await stream.completion()).usage
 
 
 async def watch_peak(client: quire.AsyncClient, peak: list[BlockStats]) -> None:
@@ -175,12 +173,11 @@ async def tell_all(client: quire.AsyncClient, stories: list[Story], screen: Scre
     watching = asyncio.create_task(watch_peak(client, peak))
     try:
         *early, late = stories
-        events = [asyncio.Event() for _ in stories]
         async with asyncio.TaskGroup() as group:
-            for story, event in zip(early, events, strict=False):
-                group.create_task(tell(client, story, screen, event))
-            await events[len(early) - 1].wait()
-            group.create_task(tell(client, late, screen, events[-1]))
+            for story in early:
+                group.create_task(tell(client, story, screen))
+            await early[-1].started.wait()
+            group.create_task(tell(client, late, screen))
     finally:
         watching.cancel()
     return peak[0]

@@ -9,10 +9,7 @@ from random import Random
 
 from demo import words
 
-PRONOUNS = {
-    "he": ("he", "him", "his", "himself"),
-    "she": ("she", "her", "her", "herself"),
-}
+PRONOUNS = {"he": ("he", "him", "his", "himself"), "she": ("she", "her", "her", "herself")}
 
 
 @dataclass(frozen=True, slots=True)

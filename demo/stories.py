@@ -136,17 +136,10 @@ def _chat_story(rng: Random) -> str:
     """A chat in which the user asks for a story, sometimes about a character, then sometimes a question about it."""
     story = draw_story(rng, 1)
     kind = words.with_article(story.hero.kind)
-    topics = (
-        "",
-        f" about {kind}",
-        f" about {kind}",
-        f" about {story.hero.name}",
-        f" about {kind} named {story.hero.name}",
-    )
-    wish = rng.choice(
-        ("Tell me a story{}.", "Please tell me a story{}.", "Write a short story{}.", "I want a story{}.")
-    )
-    pairs = [(loosen(rng, wish.format(rng.choice(topics))), story.text)]
+    name = story.hero.name
+    topics = ("", f" about {kind}", f" about {kind}", f" about {name}", f" about {kind} named {name}")
+    wishes = ("Tell me a story{}.", "Please tell me a story{}.", "Write a short story{}.", "I want a story{}.")
+    pairs = [(loosen(rng, rng.choice(wishes).format(rng.choice(topics))), story.text)]
     pairs += rng.sample(story.questions, rng.randint(0, 2))
     return render(pairs, draw_system(rng))
 

@@ -249,3 +249,5 @@ LEARN = Plot(
         ("Could {H} do it in the end?", "Yes, in the end {H} could {skill}."),
     ),
 )
+
+FIRST_PLOTS = (LOST, RAIN, HUNGRY, HURT, STUCK, NOISE, BROKEN, SEED, BIRTHDAY, RACE, QUARREL, LEARN)

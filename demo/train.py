@@ -94,10 +94,7 @@ def make_optimizer(model: LlamaForCausalLM, settings: Settings) -> torch.optim.A
     """AdamW that decays matrices only."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.peak_learning_rate, betas=(0.9, 0.95))
 
 
@@ -136,13 +133,8 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     model.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # a checkout on another machine reads it as any user
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    write_json(
-        folder / "generation_config.json",
-        {
-            **{name: getattr(model.config, name) for name in names},
-            "transformers_version": transformers.__version__,
-        },
-    )
+    ids = {name: getattr(model.config, name) for name in names}
+    write_json(folder / "generation_config.json", {**ids, "transformers_version": transformers.__version__})
     save_tokenizer(tokenizer, folder, MAX_LENGTH)
 
 
