@@ -1,6 +1,6 @@
 """A snapshot of the scheduler: workers, blocks, queue, journal. Knows no wire."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,22 +73,8 @@ class BlockStats:
         return self.prefix_hit_tokens / self.prefix_query_tokens if self.prefix_query_tokens else None
 
     def __add__(self, other: "BlockStats") -> "BlockStats":
-        return BlockStats(
-            total=self.total + other.total,
-            used=self.used + other.used,
-            cached=self.cached + other.cached,
-            free=self.free + other.free,
-            block_size=self.block_size or other.block_size,
-            filled_slots=self.filled_slots + other.filled_slots,
-            fragmented_slots=self.fragmented_slots + other.fragmented_slots,
-            reserved_slots=self.reserved_slots + other.reserved_slots,
-            pinned=self.pinned + other.pinned,
-            shared=self.shared + other.shared,
-            sequence_blocks=self.sequence_blocks + other.sequence_blocks,
-            saved=self.saved + other.saved,
-            prefix_query_tokens=self.prefix_query_tokens + other.prefix_query_tokens,
-            prefix_hit_tokens=self.prefix_hit_tokens + other.prefix_hit_tokens,
-        )
+        sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        return BlockStats(**{**sums, "block_size": self.block_size or other.block_size})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,17 +17,9 @@ from quire.v1 import inference_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
-_ON_DISCONNECT = {
-    OnDisconnect.CANCEL: pb.ON_DISCONNECT_CANCEL,
-    OnDisconnect.CONTINUE: pb.ON_DISCONNECT_CONTINUE,
-}
-_PAUSE_KEEP: dict[PauseKeep, pb.PauseKeep.ValueType] = {
-    "auto": pb.PAUSE_KEEP_AUTO,
-    "tokens": pb.PAUSE_KEEP_TOKENS,
-}
-_LIVE_STATES: dict[LiveState, pb.LiveState.ValueType] = {
-    each: pb.LiveState.Value(f"LIVE_STATE_{each.name}") for each in LiveState
-}
+_ON_DISCONNECT = {each: pb.OnDisconnect.Value(f"ON_DISCONNECT_{each.name}") for each in OnDisconnect}
+_PAUSE_KEEP: dict[PauseKeep, pb.PauseKeep.ValueType] = {"auto": pb.PAUSE_KEEP_AUTO, "tokens": pb.PAUSE_KEEP_TOKENS}
+_LIVE_STATES = {each: pb.LiveState.Value(f"LIVE_STATE_{each.name}") for each in LiveState}
 _FRAME_BYTES = 1024  # room for the fields around a request in its message
 
 
@@ -44,19 +36,14 @@ def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: Request
     message = pb.GenerateRequest()
     _set(message, "", "request_id", params.request_id or uuid.uuid4().hex)
     _set_prompt(message, prompt)
-    for group, values in (
-        ("sampling", params.sampling),
-        ("stopping", params.stopping),
-        ("output", params.output),
-    ):
-        target: Message = getattr(message, group)
+    for group in ("sampling", "stopping", "output"):
+        values = getattr(params, group)
         for field in fields(values):
-            _set(target, f"{group}.", field.name, getattr(values, field.name))
+            _set(getattr(message, group), f"{group}.", field.name, getattr(values, field.name))
     if params.beam is not None:
         _set_beam(message.beam, params.beam)
-    _set(message, "", "tenant", params.tenant)
-    _set(message, "", "cache_salt", params.cache_salt)
-    _set(message, "", "priority", params.priority)
+    for name in ("tenant", "cache_salt", "priority"):
+        _set(message, "", name, getattr(params, name))
     if params.timeout_s is not None:
         _set(message, "", "timeout_ms", _milliseconds(params.timeout_s))
     message.on_disconnect = _on_disconnect(params.on_disconnect)

@@ -1,9 +1,9 @@
 """Decodes answers from protobuf into plain data."""
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
 from quire.errors import DataLossError, QuireError, from_status
@@ -26,49 +26,21 @@ from quire.results import (
     TokenLogprobs,
     Usage,
 )
+from quire.stats import BlockStats, JournalStats, LatencyStats, Stats, WorkerStats
 from quire.v1 import inference_pb2 as pb
 
 Number = TypeVar("Number", bound=int)
 Word = TypeVar("Word")
+Plain = TypeVar("Plain")
 
-_REASONS = {
-    pb.FINISH_REASON_STOP: FinishReason.STOP,
-    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    pb.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
-    pb.FINISH_REASON_DEADLINE: FinishReason.DEADLINE,
-    pb.FINISH_REASON_FAILED: FinishReason.FAILED,
-}
-_STATES = {
-    pb.REQUEST_STATE_WAITING: RequestState.WAITING,
-    pb.REQUEST_STATE_RUNNING: RequestState.RUNNING,
-    pb.REQUEST_STATE_PAUSED: RequestState.PAUSED,
-    pb.REQUEST_STATE_FINISHED: RequestState.FINISHED,
-    pb.REQUEST_STATE_FAILED: RequestState.FAILED,
-    pb.REQUEST_STATE_CANCELLED: RequestState.CANCELLED,
-    pb.REQUEST_STATE_EXPIRED: RequestState.EXPIRED,
-}
-_LIVE_STATES = {
-    pb.LIVE_STATE_ENTERING: LiveState.ENTERING,
-    pb.LIVE_STATE_QUEUED: LiveState.QUEUED,
-    pb.LIVE_STATE_RUNNING: LiveState.RUNNING,
-    pb.LIVE_STATE_PREEMPTED: LiveState.PREEMPTED,
-    pb.LIVE_STATE_SWAPPED: LiveState.SWAPPED,
-    pb.LIVE_STATE_PAUSED: LiveState.PAUSED,
-    pb.LIVE_STATE_RECOVERING: LiveState.RECOVERING,
-    pb.LIVE_STATE_ENDING: LiveState.ENDING,
-}
+_REASONS = {pb.FinishReason.Value(f"FINISH_REASON_{each.name}"): each for each in FinishReason}
+_STATES = {pb.RequestState.Value(f"REQUEST_STATE_{each.name}"): each for each in RequestState}
+_LIVE_STATES = {pb.LiveState.Value(f"LIVE_STATE_{each.name}"): each for each in LiveState}
 
 
 def accepted_from_pb(message: pb.Accepted) -> Accepted:
     """Decodes an acceptance."""
-    return Accepted(
-        request_id=message.request_id,
-        num_prompt_tokens=message.num_prompt_tokens,
-        max_tokens=message.max_tokens,
-        seed=message.seed,
-        attached=message.attached,
-        num_samples=message.num_samples,
-    )
+    return _plain(Accepted, message)
 
 
 def chunk_from_pb(message: pb.Chunk) -> Chunk:
@@ -87,13 +59,7 @@ def chunk_from_pb(message: pb.Chunk) -> Chunk:
 
 def outcome_from_pb(message: pb.Finished) -> Outcome:
     """Decodes a terminal state."""
-    return Outcome(
-        state=state_from_pb(message.state),
-        usage=_usage(message.usage),
-        timings=_timings(message.timings),
-        memory=_memory(message.memory),
-        error=message.error,
-    )
+    return _plain(Outcome, message, state=state_from_pb(message.state), **_accounts(message))
 
 
 def error_from_pb(message: pb.Error) -> QuireError:
@@ -124,17 +90,13 @@ def state_from_pb(state: pb.RequestState.ValueType) -> RequestState:
 
 def record_from_pb(message: pb.GetRequestResponse) -> RequestRecord:
     """Decodes a request's record."""
-    return RequestRecord(
-        request_id=message.request_id,
+    return _plain(
+        RequestRecord,
+        message,
         state=state_from_pb(message.state),
         samples=tuple(_sample(index, each) for index, each in enumerate(message.samples)),
-        usage=_usage(message.usage),
-        timings=_timings(message.timings),
-        memory=_memory(message.memory),
-        error=message.error,
+        **_accounts(message),
         created_unix_s=message.created_unix_ns / 1e9,
-        seed=message.seed,
-        tenant=message.tenant,
         waiting_for=message.waiting_for or None,
     )
 
@@ -148,15 +110,11 @@ def request_page_from_pb(message: pb.ListRequestsResponse) -> RequestPage:
 
 
 def _request_summary(message: pb.RequestSummary) -> RequestSummary:
-    return RequestSummary(
-        request_id=message.request_id,
-        tenant=message.tenant,
+    return _plain(
+        RequestSummary,
+        message,
         state=_known(_LIVE_STATES, message.state, "state"),
-        prompt_tokens=message.prompt_tokens,
-        output_tokens=message.output_tokens,
-        num_samples=message.num_samples,
         beam_width=message.beam_width or None,
-        priority=message.priority,
         age_s=message.age_ms / 1e3,
         worker_id=message.worker_id or None,
         waiting_for=message.waiting_for or None,
@@ -165,35 +123,55 @@ def _request_summary(message: pb.RequestSummary) -> RequestSummary:
 
 def prefix_from_pb(message: pb.PinnedPrefix, *, created: bool = False) -> PinnedPrefix:
     """Decodes a pin."""
-    return PinnedPrefix(
-        name=message.name,
-        tenant=message.tenant,
-        cache_salt=message.cache_salt,
-        num_tokens=message.num_tokens,
-        num_blocks=message.num_blocks,
-        worker_ids=tuple(message.worker_ids),
-        created=created,
-    )
+    return _plain(PinnedPrefix, message, worker_ids=tuple(message.worker_ids), created=created)
 
 
 def model_from_pb(message: pb.GetModelResponse) -> Model:
     """Decodes a model's description."""
-    return Model(
-        name=message.name,
-        fingerprint=message.fingerprint,
-        architecture=message.architecture,
-        dtype=message.dtype,
-        max_model_len=message.max_model_len,
-        vocab_size=message.vocab_size,
-        eos_token_ids=tuple(message.eos_token_ids),
-        has_tokenizer=message.has_tokenizer,
-        has_chat_template=message.has_chat_template,
-        sampling_defaults=_sampling_defaults(message.sampling_defaults),
+    defaults = {field.name: value for field, value in message.sampling_defaults.ListFields()}
+    return _plain(
+        Model, message, eos_token_ids=tuple(message.eos_token_ids), sampling_defaults=SamplingParams(**defaults)
     )
 
 
-def _sampling_defaults(message: pb.SamplingParams) -> SamplingParams:
-    return SamplingParams(**{field.name: value for field, value in message.ListFields()})
+def stats_from_pb(message: pb.GetStatsResponse) -> Stats:
+    """Decodes a snapshot of the scheduler."""
+    return _plain(
+        Stats,
+        message,
+        workers=tuple(_worker(each) for each in message.workers),
+        uptime_s=message.uptime_ms / 1e3,
+        journal=_plain(JournalStats, message.journal, write_s=message.journal.write_ns / 1e9),
+        latency=_latency(message.latency),
+    )
+
+
+def _worker(message: pb.WorkerStats) -> WorkerStats:
+    return _plain(
+        WorkerStats,
+        message,
+        blocks=_plain(BlockStats, message.blocks),
+        step_s=message.step_ns / 1e9,
+        overhead_s=message.overhead_ns / 1e9,
+        swap_blocks_per_s=message.swap_blocks_per_s or None,
+        prefill_tokens_per_s=message.prefill_tokens_per_s or None,
+    )
+
+
+def _latency(message: pb.LatencyStats) -> LatencyStats:
+    return LatencyStats(
+        num_requests=message.num_requests,
+        first_token_p50_s=_seconds(message.first_token_p50_ns),
+        first_token_p99_s=_seconds(message.first_token_p99_ns),
+        token_p50_s=_seconds(message.token_p50_ns),
+        token_p99_s=_seconds(message.token_p99_ns),
+    )
+
+
+def _plain(kind: type[Plain], message: Message, **converted: Any) -> Plain:
+    """Decodes into a dataclass: `converted` has the fields that differ, the others are copied from the message."""
+    names = kind.__annotations__.keys() - converted.keys()
+    return kind(**converted, **{name: getattr(message, name) for name in names})
 
 
 def _finish(message: pb.SampleFinish) -> Finish:
@@ -215,26 +193,13 @@ def _sample(index: int, message: pb.SampleOutput) -> SampleOutput:
     )
 
 
-def _usage(message: pb.Usage) -> Usage:
-    return Usage(
-        prompt_tokens=message.prompt_tokens,
-        completion_tokens=message.completion_tokens,
-        cached_tokens=message.cached_tokens,
-        num_preemptions=message.num_preemptions,
-    )
-
-
-def _memory(message: pb.RequestMemory) -> RequestMemory:
-    return RequestMemory(
-        blocks=message.blocks,
-        shared_blocks=message.shared_blocks,
-        saved_blocks=message.saved_blocks,
-        host_blocks=message.host_blocks,
-        copied_blocks=message.copied_blocks,
-        swapped_out_blocks=message.swapped_out_blocks,
-        swapped_in_blocks=message.swapped_in_blocks,
-        recomputed_tokens=message.recomputed_tokens,
-    )
+def _accounts(message: pb.Finished | pb.GetRequestResponse) -> dict[str, Any]:
+    """What a request took: tokens, time and memory."""
+    return {
+        "usage": _plain(Usage, message.usage),
+        "timings": _timings(message.timings),
+        "memory": _plain(RequestMemory, message.memory),
+    }
 
 
 def _timings(message: pb.Timings) -> Timings:
