@@ -5,7 +5,6 @@ Knows the calls and their results; the session makes requests survive a broken c
 
 import asyncio
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Unpack
 
 from quire.address import check_address
@@ -247,9 +246,7 @@ class AsyncClient:
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _connect(self) -> Connection:

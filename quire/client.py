@@ -8,25 +8,14 @@ import atexit
 import concurrent.futures
 import threading
 import weakref
-from collections.abc import Coroutine, Sequence
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, Unpack
 
 from quire.async_client import PIN_TIMEOUT_S, AsyncClient
 from quire.connection import INFERENCE_SERVICE
 from quire.params import DEFAULT_ADDRESS, ClientKeywords, GenerateParams, Messages, PauseKeep
 from quire.request_list import LiveState, RequestPage
-from quire.results import (
-    Accepted,
-    Chunk,
-    Completion,
-    Health,
-    Model,
-    PinnedPrefix,
-    RequestRecord,
-    RequestState,
-    Tokens,
-)
+from quire.results import Accepted, Chunk, Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens
 from quire.stats import Stats
 from quire.stream import CompletionStream
 
@@ -138,9 +127,7 @@ class Stream:
     def __enter__(self) -> "Stream":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _next(self) -> Chunk | None:
@@ -167,11 +154,7 @@ class Client:
 
     def stream(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> Stream:
         """Submits a prompt now and streams its output; chunks of several samples alternate."""
-
-        async def submit() -> CompletionStream:
-            return self._client.stream(prompt, **params)
-
-        return Stream(self, self._thread, self._thread.run(submit()))
+        return self._open(lambda: self._client.stream(prompt, **params))
 
     def chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Completion:
         """Answers a conversation by the model's chat template."""
@@ -179,19 +162,11 @@ class Client:
 
     def stream_chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Stream:
         """Submits a conversation now and streams the answer."""
-
-        async def submit() -> CompletionStream:
-            return self._client.stream_chat(messages, **params)
-
-        return Stream(self, self._thread, self._thread.run(submit()))
+        return self._open(lambda: self._client.stream_chat(messages, **params))
 
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> Stream:
         """Reads a request that was submitted before, here or elsewhere; see `AsyncClient.attach` for positions."""
-
-        async def attach() -> CompletionStream:
-            return self._client.attach(request_id, from_position)
-
-        return Stream(self, self._thread, self._thread.run(attach()))
+        return self._open(lambda: self._client.attach(request_id, from_position))
 
     def cancel(self, request_id: str) -> RequestState:
         """Cancels a request and returns its state; one that has ended stays as it is."""
@@ -279,10 +254,16 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _open(self, open_stream: Callable[[], CompletionStream]) -> Stream:
+        """Opens a stream in the loop's thread, where it belongs."""
+
+        async def open_there() -> CompletionStream:
+            return open_stream()
+
+        return Stream(self, self._thread, self._thread.run(open_there()))
 
 
 _open_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()

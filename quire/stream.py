@@ -5,7 +5,7 @@ leaves the request alone.
 """
 
 import asyncio
-from types import TracebackType
+from functools import partial
 
 from quire.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
 from quire.open_request import OpenRequest
@@ -28,7 +28,7 @@ class CompletionStream:
     def __init__(self, session: Session, request: OpenRequest, *, cancels_on_close: bool) -> None:
         self._session = session
         self._request = request
-        self._cancels_on_close = cancels_on_close
+        self._let_go = partial(_let_go, session, request, cancels_on_close)  # does not keep the stream
         self._loop = asyncio.get_running_loop()
         self._chunks: list[Chunk] = []
 
@@ -66,27 +66,22 @@ class CompletionStream:
     async def __aenter__(self) -> "CompletionStream":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._let_go()
 
     def __del__(self) -> None:
         """Closes the stream where a loop over it was left early."""
         if not self._request.has_ended and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._let_go_of, self._session, self._request, self._cancels_on_close)
+            self._loop.call_soon_threadsafe(self._let_go)
 
-    def _let_go(self) -> None:
-        self._let_go_of(self._session, self._request, self._cancels_on_close)
 
-    @staticmethod
-    def _let_go_of(session: Session, request: OpenRequest, cancels: bool) -> None:
-        if request.has_ended:
-            return
-        if cancels:
-            session.cancel(request)
-        else:
-            session.detach(request)
+def _let_go(session: Session, request: OpenRequest, cancels: bool) -> None:
+    if request.has_ended:
+        return
+    if cancels:
+        session.cancel(request)
+    else:
+        session.detach(request)
 
 
 def _raise_unless_finished(request: OpenRequest, chunks: list[Chunk]) -> None:
