@@ -100,7 +100,7 @@ class Session:
         elif entry.retries_later:
             pass  # the cancellation goes with the attachment that comes next
         elif entry.handle is not None:
-            self._send(entry.handle, cancel=pb.Cancellation())
+            self._send(pb.SessionRequest(handle=entry.handle, cancel=pb.Cancellation()))
         elif self._outgoing is not None:
             self._submit_or_attach(entry)
 
@@ -111,7 +111,7 @@ class Session:
             return
         request.fail(RequestCancelledError(f"the reader of request {request.request_id} was closed"))
         if entry.handle is not None:
-            self._send(entry.handle, detach=pb.Detachment())
+            self._send(pb.SessionRequest(handle=entry.handle, detach=pb.Detachment()))
         self._forget(entry)
 
     def catch_up(self, request: OpenRequest) -> None:
@@ -123,7 +123,7 @@ class Session:
         self._submit_or_attach(entry)  # first, so that the request always has a reader
         if late is not None:
             self._by_handle.pop(late, None)
-            self._send(late, detach=pb.Detachment())
+            self._send(pb.SessionRequest(handle=late, detach=pb.Detachment()))
 
     async def close(self) -> None:
         """Detaches every request and ends the stream."""
@@ -233,25 +233,16 @@ class Session:
         entry.silence.record_request(self._loop.time())
         request = entry.request
         if request.accepted is None and entry.submission is not None and not entry.is_cancelled:
-            self._send(handle, submit=entry.submission)
+            self._send(pb.SessionRequest(handle=handle, submit=entry.submission))
         else:
             attach = pb.Attach(request_id=request.request_id, from_positions=request.next_positions)
-            self._send(handle, attach=attach)
+            self._send(pb.SessionRequest(handle=handle, attach=attach))
         if entry.is_cancelled:
-            self._send(handle, cancel=pb.Cancellation())
+            self._send(pb.SessionRequest(handle=handle, cancel=pb.Cancellation()))
 
-    def _send(
-        self,
-        handle: int,
-        *,
-        submit: pb.GenerateRequest | None = None,
-        attach: pb.Attach | None = None,
-        cancel: pb.Cancellation | None = None,
-        detach: pb.Detachment | None = None,
-    ) -> None:
+    def _send(self, request: pb.SessionRequest) -> None:
         if self._outgoing is not None:
-            message = pb.SessionRequest(handle=handle, submit=submit, attach=attach, cancel=cancel, detach=detach)
-            self._outgoing.put_nowait(message)
+            self._outgoing.put_nowait(request)
 
     def _dispatch(self, event: pb.SessionEvent) -> None:
         entry = self._by_handle.get(event.handle)
@@ -292,7 +283,7 @@ class Session:
             return
         entry.num_misfits = self._num_unreadable = 0
         if entry.request.is_behind and not entry.holds_when_behind and entry.handle is not None:
-            self._send(entry.handle, detach=pb.Detachment())
+            self._send(pb.SessionRequest(handle=entry.handle, detach=pb.Detachment()))
             self._drop_handle(entry)
 
     def _refused(self, entry: Entry, error: QuireError) -> None:
@@ -353,7 +344,7 @@ class Session:
         """Fail a request whose deadline passed without word from the server."""
         request = entry.request
         if entry.handle is not None:
-            self._send(entry.handle, cancel=pb.Cancellation())
+            self._send(pb.SessionRequest(handle=entry.handle, cancel=pb.Cancellation()))
         self._give_up(entry, RequestExpiredError(f"request {request.request_id}: the deadline passed"))
 
     def _give_up(self, entry: Entry, error: QuireError) -> None:
@@ -372,9 +363,7 @@ class Session:
             entry.handle = None
 
 
-async def _until_none(
-    outgoing: "asyncio.Queue[pb.SessionRequest | None]",
-) -> AsyncIterator[pb.SessionRequest]:
+async def _until_none(outgoing: "asyncio.Queue[pb.SessionRequest | None]") -> AsyncIterator[pb.SessionRequest]:
     while (message := await outgoing.get()) is not None:
         yield message
 
