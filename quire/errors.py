@@ -6,14 +6,16 @@ turns the status back into the same exception.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "quire"
 MAX_RETRY_AFTER_S = 300.0  # longer delays of a server are cut to this
+M = TypeVar("M", bound=Message)
 _LEADER = "leader"  # in the metadata of an ErrorInfo
 
 
@@ -194,50 +196,37 @@ def from_status(status: status_pb2.Status) -> QuireError:
     """The error that the status stands for; QuireError itself for a code that is not ours."""
     kind = _BY_CODE.get(status.code, QuireError)
     if issubclass(kind, InvalidRequestError):
-        return kind(status.message, _violations(status))
+        bad_request = _detail(status, error_details_pb2.BadRequest()) or error_details_pb2.BadRequest()
+        violations = [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
+        return kind(status.message, violations)
     if issubclass(kind, RetryableError):
         return kind(status.message, _retry_after_s(status))
-    if kind is FailedPreconditionError and (info := _info(status)).reason == NotLeaderError.reason:
-        return NotLeaderError(status.message, info.metadata.get(_LEADER))
+    if kind is FailedPreconditionError:
+        info = _detail(status, error_details_pb2.ErrorInfo())
+        if info is not None and info.reason == NotLeaderError.reason:
+            return NotLeaderError(status.message, info.metadata.get(_LEADER))
     return kind(status.message)
 
 
-def _info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:
-    info = error_details_pb2.ErrorInfo()
-    _unpack(status, info)
-    return info
-
-
-def _violations(status: status_pb2.Status) -> list[FieldViolation]:
-    bad_request = error_details_pb2.BadRequest()
-    _unpack(status, bad_request)
-    return [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
-
-
 def _retry_after_s(status: status_pb2.Status) -> float:
-    retry_info = error_details_pb2.RetryInfo()
-    if not _unpack(status, retry_info):
+    retry_info = _detail(status, error_details_pb2.RetryInfo())
+    if retry_info is None:
         return 1.0
     return min(max(0.0, float(retry_info.retry_delay.ToMilliseconds()) / 1000), MAX_RETRY_AFTER_S)
 
 
-def _unpack(
-    status: status_pb2.Status,
-    into: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
-) -> bool:
-    """True if the status has a readable detail of this kind, which is then in `into`."""
+def _detail(status: status_pb2.Status, empty: M) -> M | None:
+    """The first readable detail of the kind of `empty`, which it fills; None if the status has none."""
     for detail in status.details:
         try:
-            if detail.Unpack(into):
-                return True
+            if detail.Unpack(empty):
+                return empty
         except DecodeError:
-            into.Clear()
-    return False
+            empty.Clear()
+    return None
 
 
-def _any(
-    message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
-) -> any_pb2.Any:
+def _any(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

@@ -24,7 +24,9 @@ def num_processors(root: Path = _ROOT) -> int:
 
 def free_memory_bytes(root: Path = _ROOT) -> int:
     """Memory that can be allocated now, within the container's limits; droppable file cache counts as free."""
-    return min(_available_bytes(root), *_left_bytes(root), _total_bytes(root))
+    total = _total_bytes(root)
+    left = (max(0, limit - used) for limit, used in _memory_limits(root))
+    return min(_bytes_said(root / "proc/meminfo", "MemAvailable") or total, *left, total)
 
 
 def has_memory_limit(root: Path = _ROOT) -> bool:
@@ -34,30 +36,19 @@ def has_memory_limit(root: Path = _ROOT) -> bool:
 
 def own_memory_bytes(root: Path = _ROOT) -> int:
     """Resident memory of this process, without mapped files."""
-    for line in _lines(root / "proc/self/status"):
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) * _KIB
-    return 0
-
-
-def _available_bytes(root: Path) -> int:
-    return _meminfo(root, "MemAvailable") or _total_bytes(root)
+    return _bytes_said(root / "proc/self/status", "RssAnon") or 0
 
 
 def _total_bytes(root: Path) -> int:
-    return _meminfo(root, "MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _bytes_said(root / "proc/meminfo", "MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _meminfo(root: Path, name: str) -> int | None:
-    for line in _lines(root / "proc/meminfo"):
+def _bytes_said(path: Path, name: str) -> int | None:
+    """Bytes that a line `name: N kB` of a file says; None without such a line."""
+    for line in _lines(path):
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * _KIB
     return None
-
-
-def _left_bytes(root: Path) -> Iterator[int]:
-    for limit, used in _memory_limits(root):
-        yield max(0, limit - used)
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
