@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from quire.cli.supervisor.child import StartFailedError, module_command
+from quire.cli.supervisor.service_log import last_line
 from quire.exit_code import EXIT_CONFIGURATION
 from quire.typed_names import as_typed
 from quire.worker_settings import WorkerSettings
@@ -55,14 +56,9 @@ async def check_model(
                 checking.kill()
             await checking.communicate()
     if checking.returncode == EXIT_CONFIGURATION:
-        raise StartFailedError(as_typed(_last_line(said), names), EXIT_CONFIGURATION)
+        raise StartFailedError(as_typed(last_line(said), names), EXIT_CONFIGURATION)
     if checking.returncode:
-        ended = f"killed by signal {-checking.returncode}" if checking.returncode < 0 else _last_line(said)
+        ended = f"killed by signal {-checking.returncode}" if checking.returncode < 0 else last_line(said)
         raise StartFailedError(
             f"the check of {settings.model} failed ({ended}): download the checkpoint again", EXIT_CONFIGURATION
         )
-
-
-def _last_line(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it printed nothing"

@@ -28,20 +28,20 @@ class ServiceLog:
 
     def last_line(self) -> str:
         """The last line since the start."""
-        lines = self._last_lines()
-        return lines[-1].strip() if lines else "it printed nothing"
-
-    def _last_lines(self) -> list[str]:
-        """The last lines since the start."""
         try:
             with self.path.open("rb") as log:
                 start = self._start if _identity(log) == self._file else 0
                 end = log.seek(0, os.SEEK_END)
                 log.seek(max(start, end - TAIL_BYTES))
-                lines = log.read().decode(errors="replace").splitlines()
+                return last_line(log.read())
         except OSError as error:
-            return [f"its log cannot be read: {error}"]
-        return [line for line in lines if line.strip()]
+            return f"its log cannot be read: {error}"
+
+
+def last_line(output: bytes) -> str:
+    """The last line of a process's output that has a text."""
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "it printed nothing"
 
 
 def _identity(log: BinaryIO) -> tuple[int, int]:

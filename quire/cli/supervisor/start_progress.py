@@ -37,10 +37,6 @@ class StartProgress:
         elif isinstance(warning := said.get("warning"), str):
             self._warning(name, warning, said.get("reason"))
 
-    def remove_service(self, name: str) -> None:
-        """Drop a service that is ready."""
-        self.view.remove_service(name)
-
     async def show(self) -> None:
         """Update the live line until `close`."""
         while self._is_open:

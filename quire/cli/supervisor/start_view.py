@@ -3,9 +3,8 @@
 Built only from the services' reports; knows no process and no terminal.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 
 # Phases of the services, and the text shown for each; other phases are shown as they are.
 PHASES = {
@@ -22,7 +21,7 @@ READY = "ready"
 class _Service:
     phase: str = "starting"
     part: float | None = None
-    warnings: list[str] = field(default_factory=list)
+    warnings: dict[str, None] = field(default_factory=dict)  # each once, in order
     notices: dict[str, str] = field(default_factory=dict)
 
 
@@ -46,7 +45,7 @@ class StartView:
 
     def add_warning(self, name: str, warning: str) -> None:
         """Add a warning for the greeting."""
-        _add(self._services.setdefault(name, _Service()).warnings, warning)
+        self._services.setdefault(name, _Service()).warnings[warning] = None
 
     def add_notice(self, name: str, about: str, notice: str) -> None:
         """Add a notice for the greeting, such as a choice and its reason."""
@@ -69,27 +68,21 @@ class StartView:
 
     def warnings(self) -> list[str]:
         """Each warning once, with the services that gave it, unless all workers did."""
-        return self._told(lambda service: service.warnings)
+        return self._told((name, text) for name, service in self._services.items() for text in service.warnings)
 
     def notices(self) -> list[tuple[str, str]]:
         """Each notice once, as the warnings, with its subject."""
-        names = dict.fromkeys(about for service in self._services.values() for about in service.notices)
-        return [(about, text) for about in names for text in self._told(partial(_notices_about, about))]
-
-    def _told(self, texts_of: Callable[[_Service], list[str]]) -> list[str]:
-        said: dict[str, list[str]] = {}
+        given: dict[str, list[tuple[str, str]]] = {}
         for name, service in self._services.items():
-            for text in texts_of(service):
-                said.setdefault(text, []).append(name)
+            for about, text in service.notices.items():
+                given.setdefault(about, []).append((name, text))
+        return [(about, text) for about, texts in given.items() for text in self._told(texts)]
+
+    def _told(self, texts: Iterable[tuple[str, str]]) -> list[str]:
+        """Each text once, by the names of the services that gave it."""
+        said: dict[str, list[str]] = {}
+        for name, text in texts:
+            said.setdefault(text, []).append(name)
         workers = [name for name in self._services if name.startswith("worker")]
         everybody = (workers, ["scheduler"])
         return [text if names in everybody else f"{', '.join(names)}: {text}" for text, names in said.items()]
-
-
-def _notices_about(about: str, service: _Service) -> list[str]:
-    return [service.notices[about]] if about in service.notices else []
-
-
-def _add(texts: list[str], text: str) -> None:
-    if text not in texts:
-        texts.append(text)

@@ -53,9 +53,7 @@ class Supervisor:
         self._folder = folder
         self._say = announcer.print_message
         self._announcer = announcer
-        self.address = dial_address(
-            self._settings.listen
-        )  # comma-separated if there are several, as clients and workers take them
+        self.address = dial_address(self._settings.listen)  # with commas if there are several, as clients take them
         self.store_name = ""
         self.progress = StartProgress(announcer)
         self._store: EmbeddedStore | None = None
@@ -108,7 +106,7 @@ class Supervisor:
     async def _check_model(self) -> None:
         self.progress.handle_report("worker", {"phase": "checking"})
         await check_model(self._settled.worker, self._environment(), names=self._settled.worker_names)
-        self.progress.remove_service("worker")
+        self.progress.view.remove_service("worker")
 
     async def _open_store(self) -> str:
         """Choose the journal's store, and start it if it is embedded. Returns its URL for the scheduler."""
