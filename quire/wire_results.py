@@ -170,8 +170,8 @@ def _latency(message: pb.LatencyStats) -> LatencyStats:
 
 def _plain(kind: type[Plain], message: Message, **converted: Any) -> Plain:
     """Decodes into a dataclass: `converted` has the fields that differ, the others are copied from the message."""
-    names = kind.__annotations__.keys() - converted.keys()
-    return kind(**converted, **{name: getattr(message, name) for name in names})
+    copied = {name: getattr(message, name) for name in kind.__annotations__ if name not in converted}
+    return kind(**copied, **converted)
 
 
 def _finish(message: pb.SampleFinish) -> Finish:
@@ -194,7 +194,7 @@ def _sample(index: int, message: pb.SampleOutput) -> SampleOutput:
 
 
 def _accounts(message: pb.Finished | pb.GetRequestResponse) -> dict[str, Any]:
-    """What a request took: tokens, time and memory."""
+    """Fields for the tokens, times and memory of a request."""
     return {
         "usage": _plain(Usage, message.usage),
         "timings": _timings(message.timings),
