@@ -54,11 +54,8 @@ def _value(words: list[str], flag: str) -> tuple[str, list[str]]:
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == flag:
-            return (
-                (value, words[:index] + words[index + 1 :])
-                if equals
-                else ("".join(words[index + 1 : index + 2]), words[:index] + words[index + 2 :])
-            )
+            end = index + (1 if equals else 2)
+            return value if equals else "".join(words[index + 1 : end]), words[:index] + words[end:]
     return "", words
 
 

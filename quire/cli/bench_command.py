@@ -64,10 +64,7 @@ def bench(
     with errors_explained():
         _check(rate, num_requests, duration_s, json_file)
         if prompt is not None and prompt_len is not None:
-            fail(
-                "--prompt-len is for random prompts and --prompt gives a text: leave one of them out",
-                EXIT_USAGE,
-            )
+            fail("--prompt-len is for random prompts and --prompt gives a text: leave one of them out", EXIT_USAGE)
         load = Load(
             rate=rate,
             num_requests=num_requests or (DEFAULT_NUM_REQUESTS if duration_s is None else None),
@@ -109,10 +106,8 @@ def _check(rate: float, num_requests: int | None, duration_s: float | None, json
             if not was_there:
                 json_file.unlink()
         except OSError as error:
-            fail(
-                f"--json: {json_file} cannot be written ({error.strerror}); name a file in an existing folder",
-                EXIT_USAGE,
-            )
+            why = f"--json: {json_file} cannot be written ({error.strerror})"
+            fail(f"{why}; name a file in an existing folder", EXIT_USAGE)
 
 
 def _lengths(flag: str, text: str) -> Lengths:

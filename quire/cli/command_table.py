@@ -19,8 +19,8 @@ _MODULES = {
     "top": "top_command",
     "requests": "requests_command",
     "cancel": "requests_command",
-    "pause": "pause_command",
-    "resume": "pause_command",
+    "pause": "requests_command",
+    "resume": "requests_command",
     "prefix": "prefix_command",
     "workers": "workers_command",
 }

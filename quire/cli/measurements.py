@@ -49,11 +49,11 @@ class Percentiles:
     p99: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Percentiles | None":
-        """Percentiles as values that occurred (nearest rank); None if there are no values."""
-        if not values:
+    def of(cls, values: Iterable[float | None]) -> "Percentiles | None":
+        """Percentiles as values that occurred (nearest rank), without None; None if there are no values."""
+        ordered = sorted(value for value in values if value is not None)
+        if not ordered:
             return None
-        ordered = sorted(values)
 
         def rank(percent: int) -> float:
             return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
@@ -99,16 +99,12 @@ def summarize(measurements: Sequence[Measurement], duration_s: float, *, interru
         saving=_mean([each.saving for each in completed if each.saving is not None]),
         requests_per_s=len(completed) / duration_s if duration_s else 0.0,
         output_tokens_per_s=output_tokens / duration_s if duration_s else 0.0,
-        time_to_first_token_s=_of(each.first_token_s for each in completed),
-        time_per_output_token_s=_of(each.time_per_output_token_s for each in completed),
-        normalized_latency_s=_of(each.normalized_latency_s for each in completed),
+        time_to_first_token_s=Percentiles.of(each.first_token_s for each in completed),
+        time_per_output_token_s=Percentiles.of(each.time_per_output_token_s for each in completed),
+        normalized_latency_s=Percentiles.of(each.normalized_latency_s for each in completed),
         interrupted=interrupted,
     )
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _of(values: Iterable[float | None]) -> Percentiles | None:
-    return Percentiles.of([value for value in values if value is not None])

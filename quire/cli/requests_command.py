@@ -1,4 +1,4 @@
-"""`quire requests` and `quire cancel`: lists the requests that have not ended, and cancels requests."""
+"""`quire requests`, `cancel`, `pause` and `resume`: lists the requests that have not ended, and acts on some."""
 
 import dataclasses
 import json
@@ -16,6 +16,8 @@ from quire.params import DEFAULT_ADDRESS
 
 PAGE_SIZE = 1000
 COLUMNS = ("request", "tenant", "state", "prompt", "output", "n", "priority", "age", "worker", "waiting for")
+
+RequestId = Annotated[str, typer.Argument(help="Id of the request.")]
 
 
 def requests(
@@ -69,6 +71,30 @@ def cancel(
                 out.print(f"{request_id}: {state.value}", markup=False)
     if not is_whole:
         raise typer.Exit(EXIT_FAILED)
+
+
+def pause(
+    request_id: RequestId,
+    address: options.Address = DEFAULT_ADDRESS,
+    tokens_only: Annotated[
+        bool,
+        typer.Option(
+            "--tokens-only",
+            help="Keep only its tokens; by default its KV is kept too, if the worker's host pool has room.",
+        ),
+    ] = False,
+) -> None:
+    """Pause a request: free its memory until it is resumed."""
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        state = client.pause(request_id, "tokens" if tokens_only else "auto")
+    out.print(f"{request_id}: {state.value}", markup=False)
+
+
+def resume(request_id: RequestId, address: options.Address = DEFAULT_ADDRESS) -> None:
+    """Resume a paused request exactly where it was."""
+    with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        state = client.resume(request_id)
+    out.print(f"{request_id}: {state.value}", markup=False)
 
 
 def table(found: list[quire.RequestSummary]) -> Table:

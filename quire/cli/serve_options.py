@@ -25,30 +25,22 @@ _METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "FOLDER"}
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each setting; options are passed by name, None where none was given."""
+    """Give the command an option for each setting; options are passed by name, None where none was given."""
     own = inspect.signature(command)
     fixed = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    added = {name: _option(name, field, panel) for name, field, panel in _fields()}
-    parameters = [
-        *fixed,
-        *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-          for name, option in added.items()),
-    ]  # fmt: skip
-
-    def with_settings(*args: Any, **kwargs: Any) -> None:
-        command(*args, **kwargs)
-
-    with_settings.__wrapped__ = command  # type: ignore[attr-defined]
-    with_settings.__name__, with_settings.__doc__ = command.__name__, command.__doc__
-    with_settings.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    with_settings.__annotations__ = {**{each.name: each.annotation for each in fixed}, **added, "return": None}
-    return with_settings
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, field, panel))
+        for name, (field, panel) in _fields().items()
+    ]
+    command.__signature__ = own.replace(parameters=[*fixed, *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {**{each.name: each.annotation for each in (*fixed, *added)}, "return": None}
+    return command
 
 
-def _fields() -> list[tuple[str, FieldInfo, str | None]]:
-    """Lists each setting once: its name, its field, and the panel of --help that shows it."""
-    fields: dict[str, tuple[str, FieldInfo, str | None]] = {
-        name: (name, field, None) for name, field in ServeSettings.model_fields.items() if name != "model"
+def _fields() -> dict[str, tuple[FieldInfo, str | None]]:
+    """The field of each setting by its name, and the panel of --help that shows it."""
+    fields: dict[str, tuple[FieldInfo, str | None]] = {
+        name: (field, None) for name, field in ServeSettings.model_fields.items() if name != "model"
     }
     kinds: dict[str, list[type[Settings]]] = {}
     for kind in (WorkerSettings, SchedulerSettings):
@@ -56,9 +48,8 @@ def _fields() -> list[tuple[str, FieldInfo, str | None]]:
             kinds.setdefault(name, []).append(kind)
     for name, several in kinds.items():
         panel = "Scheduler and workers" if len(several) > 1 else f"{several[0].section.capitalize()}"
-        field = several[-1].model_fields[name]
-        fields[name] = (name, field, panel)
-    return list(fields.values())
+        fields[name] = (several[-1].model_fields[name], panel)
+    return fields
 
 
 def _option(name: str, field: FieldInfo, panel: str | None) -> Any:

@@ -42,7 +42,7 @@ RESERVED: dict[type[Settings], dict[str, str]] = {
 # Settings that differ in meaning between the services: they stand in the service's own table only.
 _APART = {"advertise"}
 _SCHEDULER_ALONE = {"drain_timeout_s"}
-_KNOWN_VARIABLES = ("QUIRE_CONFIG", "QUIRE_ADDRESS", "QUIRE_CACHE_DIR", "QUIRE_NATIVE")
+_KNOWN_VARIABLES = {"QUIRE_CONFIG", "QUIRE_ADDRESS", "QUIRE_CACHE_DIR", "QUIRE_NATIVE"}
 _HINTS = {
     "listen": "write host:port, with a port of at most 65535, such as 127.0.0.1:7847",
     "redis_url": "write redis://host:port/db, rediss://… or unix:///path/to/socket",
@@ -235,15 +235,12 @@ def _settle_own(given: Mapping[str, _Given]) -> ServeSettings:
     try:
         return ServeSettings(**{name: each.value for name, each in own.items()})
     except ValidationError as error:
-        wrong = []
-        for each in error.errors():
+        wrong = error.errors()
+        for each in wrong:
             name = str(each["loc"][0]) if each["loc"] else ""
-            if name in _HINTS:
-                each = {**each, "msg": _HINTS[name]}
-            wrong.append(each)
-        raise ValueError(
-            explain_errors(wrong, ServeSettings, {name: each.label for name, each in own.items()})
-        ) from error
+            each["msg"] = _HINTS.get(name, each["msg"])
+        labels = {name: each.label for name, each in own.items()}
+        raise ValueError(explain_errors(wrong, ServeSettings, labels)) from error
 
 
 def _split(given: Mapping[str, _Given], **ours: object) -> tuple[dict[str, Any], dict[str, str]]:
@@ -264,11 +261,10 @@ def _check_reserved(kind: type[Settings], table: Collection[str]) -> None:
 def _check_other_variables() -> None:
     """Raises ValueError for variables that look like misspelt ones of ours; others may belong to other programs."""
     prefixes = [kind.prefix() for kind in (ServeSettings, SchedulerSettings, WorkerSettings)]
-    known = {*_KNOWN_VARIABLES}
     for variable in sorted(os.environ):
-        if not variable.startswith("QUIRE_") or variable in known or variable.startswith(tuple(prefixes)):
+        if not variable.startswith("QUIRE_") or variable in _KNOWN_VARIABLES or variable.startswith(tuple(prefixes)):
             continue
-        whole = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)
+        whole = difflib.get_close_matches(variable, _KNOWN_VARIABLES, n=1, cutoff=0.85)
         first = variable.partition("_")[2].partition("_")[0]
         prefix = difflib.get_close_matches(f"QUIRE_{first}_", prefixes, n=1, cutoff=0.85)
         if whole or prefix:
