@@ -64,6 +64,39 @@ def test_a_stall_is_forgotten_when_others_leave_again() -> None:
     assert wait.expected_s(70.0, 20) == pytest.approx(1.0, rel=0.05)
 
 
+def test_a_stall_counts_as_long_as_the_departure_before_it_does() -> None:
+    """One leaves after a second, nobody for a minute, then one each half second: 33 in all, so the first is dropped."""
+    wait = QueueWait()
+    for second in range(61):
+        wait.record_step(float(second), num_served=min(second, 1), num_waiting=9)
+    for number in range(1, 33):
+        wait.record_step(60.0 + number / 2, num_served=1 + number, num_waiting=9)
+    assert wait.expected_s(76.0, 33) == pytest.approx(33 * 75.0 / 33), "32 in the 75 seconds since the first left"
+    wait.record_step(76.5, num_served=34, num_waiting=9)
+    assert wait.expected_s(76.5, 33) == pytest.approx(33 * 16.0 / 33), "32 in the 16 seconds since the stall"
+
+
+def test_all_busy_times_before_count_together_as_two_departures() -> None:
+    """Ten in a second; an hour later four in four seconds; and the next burst."""
+    wait = QueueWait()
+    for step in range(11):
+        wait.record_step(step * 0.1, num_served=step, num_waiting=1 if step < 10 else 0)
+    for second in range(5):
+        wait.record_step(3600.0 + second, num_served=10 + second, num_waiting=1 if second < 4 else 0)
+    wait.record_step(7200.0, num_served=20, num_waiting=20)
+    assert wait.expected_s(7200.0, 30) == pytest.approx(30 * (0.2 + 4.0) * 2 / 6 / 3)
+
+
+def test_a_long_burst_is_measured_by_its_own_departures_alone() -> None:
+    """Forty in four seconds; an hour later forty in forty, of which the last 32 count."""
+    wait = QueueWait()
+    for step in range(41):
+        wait.record_step(step * 0.1, num_served=step, num_waiting=1 if step < 40 else 0)
+    for second in range(41):
+        wait.record_step(3600.0 + second, num_served=40 + second, num_waiting=9)
+    assert wait.expected_s(3640.0, 33) == pytest.approx(33 * 32.0 / 33)
+
+
 @pytest.mark.parametrize("num_seats", [1, 4, 64])
 @pytest.mark.parametrize("service_s", [0.05, 1.0, 30.0])
 @pytest.mark.parametrize("bound", [1, 10])
