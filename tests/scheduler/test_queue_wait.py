@@ -76,6 +76,16 @@ def test_a_stall_counts_as_long_as_the_departure_before_it_does() -> None:
     assert wait.expected_s(76.5, 33) == pytest.approx(33 * 16.0 / 33), "32 in the 16 seconds since the stall"
 
 
+def test_where_many_leave_the_rate_is_that_of_the_last_five_seconds() -> None:
+    """One leaves in each quarter of a second for ten seconds, then two."""
+    wait = QueueWait()
+    for step in range(41):
+        wait.record_step(step / 4, num_served=step, num_waiting=9)
+    for step in range(1, 41):
+        wait.record_step(10.0 + step / 4, num_served=40 + 2 * step, num_waiting=9)
+    assert wait.expected_s(20.0, 41) == pytest.approx(41 * 5.0 / 41), "40 in 5 seconds"
+
+
 def test_all_busy_times_before_count_together_as_two_departures() -> None:
     """Ten in a second; an hour later four in four seconds; and the next burst."""
     wait = QueueWait()

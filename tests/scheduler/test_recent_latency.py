@@ -31,6 +31,13 @@ def test_requests_without_output_and_outputs_of_one_token_count_for_what_they_ha
     assert latency.summary(2.0) == LatencySummary(2, 10, 30, 4, 4)
 
 
+def test_of_many_requests_the_median_and_the_slowest_in_a_hundred_are_told_apart() -> None:
+    latency = RecentLatency()
+    for number in range(200, 0, -1):
+        latency.record_end(1.0, number, 1000 * number)
+    assert latency.summary(1.0) == LatencySummary(200, 100, 198, 100_000, 198_000)
+
+
 def test_who_ended_before_the_window_counts_no_more() -> None:
     latency = RecentLatency()
     latency.record_end(1.0, 10, 1)

@@ -74,6 +74,12 @@ def test_while_seats_are_free_nobody_waits_but_those_for_whom_there_are_too_few(
     assert workers.expected_s(6) == pytest.approx(80 * STEP_S, abs=2 * STEP_S)
 
 
+def test_of_a_worker_that_has_taken_no_step_nothing_is_known() -> None:
+    workers = Workers(2, [[]])
+    workers.releases.record_end(10, 10)
+    assert [workers.expected_s(num_ahead) for num_ahead in range(5)] == [0.0] * 5
+
+
 def test_before_an_end_was_seen_nobody_is_kept_out() -> None:
     workers = Workers(2, [begun(100, 100)])
     for _ in range(20):
@@ -103,6 +109,18 @@ def test_who_has_more_ahead_than_run_waits_for_newcomers_too() -> None:
     assert workers.expected_s(9) == pytest.approx((15 + 9 * 20) * STEP_S, abs=2 * STEP_S)
 
 
+def test_one_long_output_lengthens_the_expected_service_a_little() -> None:
+    """Each of 20 tokens, but the last of 40: the next are expected to have 21, by the weight of the newest end."""
+    workers = Workers(1, [[]])
+    for length in (20, 20, 40):
+        workers.groups[0] += begun(length)
+        while workers.groups[0]:
+            workers.step()
+    workers.groups[0] += begun(20)
+    workers.step()
+    assert workers.expected_s(10) == pytest.approx((19 + 10 * 21) * STEP_S, abs=2 * STEP_S)
+
+
 def test_groups_that_use_a_part_of_what_they_may_are_expected_to_end_so() -> None:
     """Each group uses a quarter of its max_tokens."""
     workers = Workers(1, [[]])
@@ -121,7 +139,8 @@ def test_one_that_has_used_more_than_others_may_end_at_any_moment() -> None:
         workers.step(used_part=0.25)
     workers.groups[0] += [RunningGroup(20, 40)]
     workers.step()
-    assert workers.expected_s(0) == 0.0
+    just_now_s = workers.now_s - STEP_S
+    assert workers.releases.expected_s(just_now_s, 0) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_idle_time_is_no_time_between_steps() -> None:

@@ -9,6 +9,7 @@ Pure: the caller gives the time. Knows no queue, no prompts and no memory.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler_svc.core.seat_use import SeatUse
 
@@ -24,6 +25,14 @@ class _Pace:
     between_s: float = 0.0  # steps while groups went on running; 0: not seen yet
 
 
+class _Forecast(NamedTuple):
+    """Use of all seats from now on."""
+
+    num_free: int
+    service_s: float  # of a group, from start to end, where that takes longest
+    releases_s: list[float]  # when running groups will end, in order
+
+
 class SeatReleases:
     """One per engine. Planned steps and ends of groups are recorded; admission asks."""
 
@@ -32,9 +41,7 @@ class SeatReleases:
         self._paces: dict[str, _Pace] = {}
         self._used_part = 0.0  # of max_tokens; 0: nothing has ended yet
         self._output_tokens = 0.0  # of a group
-        self._num_free = 0
-        self._service_s = 0.0  # of a group, from start to end
-        self._releases_s: list[float] | None = None  # when running groups will end, in order; None: to be found
+        self._forecast: _Forecast | None = None  # None: to be made
 
     def record_step(self, now_s: float, worker_id: str, *, goes_on: bool) -> None:
         """Record a planned step of a worker. `goes_on`: it has a row of a sequence of the step before."""
@@ -46,39 +53,40 @@ class SeatReleases:
             if goes_on:
                 pace.between_s += (between_s - pace.between_s) * (STEP_WEIGHT if pace.between_s else 1.0)
             pace.stepped_s = now_s
-        self._releases_s = None
+        self._forecast = None
 
     def record_end(self, num_output_tokens: int, max_tokens: int) -> None:
         """Record the end of a group, with the output tokens of its longest member."""
         weight = END_WEIGHT if self._used_part else 1.0
         self._used_part += (num_output_tokens / max_tokens - self._used_part) * weight
         self._output_tokens += (num_output_tokens - self._output_tokens) * weight
-        self._releases_s = None
+        self._forecast = None
 
     def expected_s(self, now_s: float, num_ahead: int) -> float:
         """Least number of seconds until a seat is free for a group with so many ahead of it; 0 if unknown."""
-        if self._releases_s is None:
-            self._find_releases()
-        assert self._releases_s is not None
-        place = num_ahead - self._num_free
-        if place < 0 or not self._releases_s:
+        if self._forecast is None:
+            self._forecast = self._make_forecast()
+        num_free, service_s, releases_s = self._forecast
+        place = num_ahead - num_free
+        if place < 0 or not releases_s:
             return 0.0
-        rounds, place = divmod(place, len(self._releases_s))
-        return max(0.0, self._releases_s[place] - now_s) + rounds * self._service_s
+        rounds, place = divmod(place, len(releases_s))
+        return max(0.0, releases_s[place] - now_s) + rounds * service_s
 
-    def _find_releases(self) -> None:
-        """Find when seats become free. Free seats go to the groups ahead, each for a whole service."""
-        self._num_free, self._service_s, self._releases_s = 0, 0.0, []
+    def _make_forecast(self) -> _Forecast:
+        """Forecast when seats become free. Free seats go to the groups ahead, each for a whole service."""
+        num_free, longest_s = 0, 0.0
+        releases_s: list[float] = []
         seat_use = self._seat_use()
         for gone in self._paces.keys() - {use.worker_id for use in seat_use}:
             del self._paces[gone]
         for use in seat_use:
-            self._num_free += use.num_free
+            num_free += use.num_free
             pace = self._paces.get(use.worker_id, _Pace(0.0))
             service_s = self._output_tokens * pace.between_s
-            self._service_s = max(self._service_s, service_s)
-            self._releases_s += [pace.stepped_s + service_s] * use.num_free
+            longest_s = max(longest_s, service_s)
+            releases_s += [pace.stepped_s + service_s] * use.num_free
             for group in use.groups:
                 num_left = max(0.0, group.max_tokens * self._used_part - group.num_output_tokens)
-                self._releases_s.append(pace.stepped_s + num_left * pace.between_s)
-        self._releases_s.sort()
+                releases_s.append(pace.stepped_s + num_left * pace.between_s)
+        return _Forecast(num_free, longest_s, sorted(releases_s))
