@@ -9,13 +9,16 @@ import pytest
 from common.arrays import pack_float32, pack_int32, unpack_int32
 from common.step import Step
 from quire.v1 import inference_pb2 as pb
-from quire.v1 import worker_pb2
-from scheduler_svc.requests.live.engine import MAX_PENDING_RECORDS
+from quire.v1 import journal_pb2, worker_pb2
+from scheduler_svc.requests.live.engine import MAX_PENDING_BYTES, MAX_PENDING_RECORDS
 from scheduler_svc.requests.live.queue_wait import QueueWait
+from scheduler_svc.requests.live.wait_estimate import WaitEstimate
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import WorkerLoop
+from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.sample_outputs import sampled
 from tests.scheduler.scripted_worker import EOS, Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.scheduler.speaking_site import BAD_TOKEN, make_stumbling
@@ -283,6 +286,137 @@ async def test_a_store_that_does_not_keep_up_holds_the_workers_back() -> None:
         await site.idle()
 
 
+async def test_the_journal_is_behind_from_a_number_of_records_on() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        store.may_append.clear()
+        many = [7] * (MAX_PENDING_RECORDS - site.journal.num_pending - 1)
+        site.journal.append(sequences=many, tokens=many, on_durable=lambda: None)
+        assert site.engine.may_step()
+        site.journal.append(sequences=[7], tokens=[7], on_durable=lambda: None)
+        assert site.journal.num_pending == MAX_PENDING_RECORDS
+        assert not site.engine.may_step()
+        store.may_append.set()
+        await until(site.engine.may_step)
+
+
+async def test_workers_are_woken_when_there_may_be_work_for_them_and_not_by_every_acknowledgement() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        await site.add_worker()
+        site.engine.scheduler.workers.remove_worker("w1")  # nobody computes anything
+        await site.workers.close()
+        wakes: list[str] = []
+
+        def wake() -> None:
+            wakes.append("woken")
+
+        def num_wakes() -> int:
+            number = len(wakes)
+            wakes.clear()
+            return number
+
+        site.engine.add_waker(wake)
+        readings = [asyncio.create_task(refused(site, counting(10, 4, each))) for each in ("first", "second")]
+        await until(lambda: len(site.engine.live) == 2)
+        assert num_wakes() >= 2, "there is something to compute"
+        first, second = site.engine.live["first"], site.engine.live["second"]
+        await site.engine.pause(first, keep_on_host=False)
+        assert num_wakes() == 1, "its blocks may let others run"
+        await site.engine.resume(first)
+        assert num_wakes() == 1, "it may run again"
+        site.engine.end(first, pb.REQUEST_STATE_CANCELLED)
+        assert num_wakes() == 1, "its blocks may let others run"
+        await first.until_closed()
+        assert num_wakes() == 0, "nobody was held back"
+        site.engine.remove_waker(wake)
+        site.engine.end(second, pb.REQUEST_STATE_CANCELLED)
+        await second.until_closed()
+        assert num_wakes() == 0, "nobody is there to be woken"
+        await asyncio.gather(*readings)
+
+
+async def test_who_was_held_back_is_woken_when_the_journal_has_caught_up() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        reading = asyncio.create_task(refused(site, counting(10, 4, "first")))
+        await until(lambda: "first" in site.engine.live)
+        store.may_append.clear()
+        heavy = journal_pb2.BeamStep(sequence=1000, token_ids=bytes(MAX_PENDING_BYTES))
+        site.journal.append(sequences=(), tokens=(), beam_steps=[heavy], on_durable=lambda: None)
+        assert not site.engine.may_step()
+        live = site.engine.live["first"]
+        site.engine.end(live, pb.REQUEST_STATE_CANCELLED)
+        woken = asyncio.Event()
+        site.engine.add_waker(woken.set)
+        store.may_append.set()
+        await asyncio.wait_for(woken.wait(), patient(20))
+        assert site.engine.may_step()
+        worker.may_answer.set()
+        await reading
+
+
+async def test_who_shuts_down_waits_for_nobody_or_for_those_that_are_there(site: Site) -> None:
+    await asyncio.wait_for(site.engine.wait_until_empty(), patient(5))
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    running = asyncio.create_task(site.run(counting(10, 4)))
+    await until(lambda: bool(site.engine.live))
+    empty = asyncio.create_task(site.engine.wait_until_empty())
+    await asyncio.sleep(0)
+    assert not empty.done()
+    worker.may_answer.set()
+    await running
+    await until(empty.done)
+
+
+async def test_whatever_was_to_end_a_request_later_lets_go_of_it_at_its_end(site: Site) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    running = asyncio.create_task(site.run(counting(10, 4, "timed", timeout_ms=3_600_000)))
+    call = site.inference.Generate(counting(10, 4, "left", timeout_ms=3_600_000))
+    await anext(aiter(call))
+    call.cancel()
+    timed, left = site.engine.live["timed"], site.engine.live["left"]
+    await until(lambda: left.abandonment is not None)
+    worker.may_answer.set()
+    assert tokens_in(await running) == [11, 12, 13, 14]
+    await site.idle()
+    for timer in (timed.deadline, left.deadline, left.abandonment):
+        assert timer is not None and timer.cancelled()
+
+
+class NotedEnds(WaitEstimate):
+    """Remembers the ends from which it estimates."""
+
+    ends: list[tuple[int, int]]
+
+    def record_end(self, num_output_tokens: int, max_tokens: int) -> None:
+        self.ends.append((num_output_tokens, max_tokens))
+        super().record_end(num_output_tokens, max_tokens)
+
+
+async def test_waits_are_estimated_from_the_longest_sample_of_each_request_that_had_output(site: Site) -> None:
+    """Stop token 12 behind 0 ends the samples after 12, 6 and 4 tokens."""
+    worker = await site.add_worker()
+    waits = NotedEnds(site.engine.scheduler)
+    waits.ends = []
+    site.engine.waits = waits
+    for order in (0, 1):
+        request = sampled(0, 14, 2, first_sample_index=order)
+        request.stopping.stop_token_ids.append(12)
+        await site.run(request)
+    worker.may_answer.clear()
+    early = asyncio.create_task(refused(site, counting(10, 4, "early")))
+    await until(lambda: "early" in site.engine.live)
+    await site.inference.Cancel(pb.CancelRequest(request_id="early"))
+    await early
+    worker.may_answer.set()
+    assert waits.ends == [(12, 14), (6, 14)]
+
+
 async def test_a_request_that_breaks_the_loop_again_and_again_is_failed_and_the_service_goes_on() -> None:
     async with running_site(pipeline_depth=1) as site:
         worker = await site.add_worker()
@@ -344,6 +478,9 @@ async def test_nothing_is_left_of_requests_however_they_end(site: Site) -> None:
                 await refused(site, counting(number, 500, f"r{number}", timeout_ms=20))
             case 2:
                 await refused(site, pb.GenerateRequest())
+                told = counting(number, 3)
+                told.output.logprobs = 0
+                await site.run(told)
             case 3:
                 messages = aiter(site.inference.Generate(counting(number, 500, f"r{number}")))
                 await anext(messages)
@@ -361,6 +498,7 @@ async def test_nothing_is_left_of_requests_however_they_end(site: Site) -> None:
     assert not site.journal.stats.num_needed
     engine = site.engine
     assert not (engine._request_of or engine._sample_of or engine._appended or engine._with_stop_strings)
+    assert not engine._with_logprobs
     assert not (engine._publisher._unsettled or engine._publisher._ended)
     assert worker.num_streams == 1
 

@@ -65,6 +65,8 @@ class Reader:
         assert list(chunk.token_ids) == stream.token_ids[start:end]
         assert [each.token_id for each in chunk.logprobs] == stream.token_ids[start:end]
         assert chunk.num_tokens or chunk.HasField("finish")
+        text, ends = samples[chunk.index].text.text, [0, *samples[chunk.index].text.released_ends]
+        assert chunk.text == text[ends[start] : len(text) if chunk.HasField("finish") else ends[end]]
         if chunk.prompt_logprobs:
             assert (chunk.index, chunk.position, len(chunk.prompt_logprobs)) == (0, 0, NUM_PROMPT_LOGPROBS)
         self.num_prompt_logprobs += len(chunk.prompt_logprobs)
@@ -208,6 +210,82 @@ class OutputStreamMachine(RuleBasedStateMachine):
 
 TestOutputStream = OutputStreamMachine.TestCase
 TestOutputStream.settings = settings(max_examples=250, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+def growing(*num_held: int) -> Sample:
+    """Sample of tokens 0, 1, ..., of which none is released; `num_held` letters are held back after each."""
+    text = GrowingText()
+    stream = SampleStream(text)
+    for token_id, each in enumerate(num_held):
+        stream.token_ids.append(token_id)
+        text.push(token_id, each)
+    return Sample(stream, text)
+
+
+def test_the_text_that_may_be_seen_is_that_of_the_released_tokens_and_all_of_it_at_the_end() -> None:
+    sample = growing(0, 1, 0, 1)  # "aA", "b", "BcC", "d", and "D" at the end
+    seen = []
+    for num_released in range(5):
+        sample.stream.num_released = num_released
+        seen.append(sample.stream.released_text)
+    assert seen == ["", "aA", "aAb", "aAbBcC", "aAbBcCd"]
+    sample.text.flush()
+    assert sample.stream.released_text == "aAbBcCd", "the end may not be seen yet"
+    sample.stream.close(pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH))
+    assert sample.stream.released_text == "aAbBcCdD"
+
+
+def test_an_output_is_behind_a_reader_who_has_seen_more_of_any_sample() -> None:
+    samples = [growing(0, 0, 0).stream, growing(0, 0).stream]
+    stream = OutputStream(pb.Accepted(max_tokens=8, num_samples=3), pb.OutputParams(), samples)
+    samples[0].num_released, samples[1].num_released = 3, 1
+    for positions in ([], [3], [0, 1], [3, 1], [3, 1, 0, 0]):
+        assert not stream.is_behind(positions), positions
+    for positions in ([4], [0, 2], [3, 2], [0, 0, 1], [3, 1, 0, 1]):
+        assert stream.is_behind(positions), positions
+
+
+def test_a_reader_gets_only_what_it_wants() -> None:
+    sample = growing(0, 0).stream
+    sample.logprobs = [pb.TokenLogprobs(token_id=each) for each in sample.token_ids]  # computed to rank the samples
+    sample.num_released = 2
+    of_prompt = [pb.TokenLogprobs(token_id=7)]
+    stream = OutputStream(pb.Accepted(max_tokens=8, num_samples=1), pb.OutputParams(), [sample], of_prompt)
+    chunk = pb.Chunk()
+    assert Subscription(stream, (), lambda _: None, lambda _: None).take_chunks(lambda: chunk, 9) == 2
+    assert chunk == pb.Chunk(num_tokens=2, text="aAbB")
+
+
+def test_who_has_every_token_gets_the_text_that_was_held_back_with_the_end() -> None:
+    sample = growing(0, 1)  # "aA", "b", and "B" at the end
+    sample.stream.num_released = 2
+    stream = OutputStream(pb.Accepted(max_tokens=8, num_samples=1), pb.OutputParams(), [sample.stream])
+    place = Subscription(stream, (2,), lambda _: None, lambda _: None)
+    sample.text.flush()
+    sample.stream.close(pb.SampleFinish(reason=pb.FINISH_REASON_CANCELLED))
+    chunk = pb.Chunk()
+    assert place.take_chunks(lambda: chunk, 9) == 0
+    assert (chunk.position, chunk.text, chunk.finish.reason) == (2, "B", pb.FINISH_REASON_CANCELLED)
+
+
+def test_log_probabilities_of_a_prompt_come_once_with_the_first_sample_and_count() -> None:
+    samples = [growing(0, 0).stream, growing(0, 0).stream]
+    of_prompt = [pb.TokenLogprobs(token_id=each) for each in (7, 8, 9)]
+    wanted = pb.OutputParams(prompt_logprobs=0)
+    stream = OutputStream(pb.Accepted(max_tokens=8, num_samples=2), wanted, samples, of_prompt)
+    place = Subscription(stream, (), lambda _: None, lambda _: None)
+    samples[1].num_released = 1
+    chunks = pb.SessionResponse()
+    assert place.take_chunks(lambda: chunks.events.add().chunk, 9) == 1
+    samples[0].num_released = samples[1].num_released = 2
+    assert place.take_chunks(lambda: chunks.events.add().chunk, 9) == 2 + 3 + 1
+    assert not place.take_chunks(lambda: chunks.events.add().chunk, 9)
+    found = [(event.chunk.index, event.chunk.position, len(event.chunk.prompt_logprobs)) for event in chunks.events]
+    assert found == [(1, 0, 0), (0, 0, 3), (1, 1, 0)]
+    again = pb.SessionResponse()
+    from_second = Subscription(stream, (1,), lambda _: None, lambda _: None)
+    from_second.take_chunks(lambda: again.events.add().chunk, 9)
+    assert [len(event.chunk.prompt_logprobs) for event in again.events] == [0, 0], "it has had the first token"
 
 
 @pytest.mark.parametrize("num_tokens", [0, 3])

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
 from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
@@ -227,6 +228,9 @@ async def test_a_paused_request_is_paused_again_after_the_schedulers_death(lives
     assert await state_of(site, "r0") == pb.REQUEST_STATE_PAUSED
     assert not clients[0].is_done and num_used_blocks(site) == 0
     assert site.stats().num_paused == 1
+    restated = journal_pb2.JournalEntry()
+    site.engine.live["r0"].restate(restated)
+    assert restated.restatements[0].pause.paused, "the next one knows it, too"
     await resume(site, "r0")
     await until(lambda: clients[0].is_done)
     for client in clients:

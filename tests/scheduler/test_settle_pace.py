@@ -10,6 +10,8 @@ from scheduler_svc.requests.live import settle_pace
 from scheduler_svc.requests.live.publisher import Publisher
 from scheduler_svc.requests.live.settle_pace import SettlePace
 from tests.patience import patient
+from tests.scheduler.sample_outputs import sampled, see
+from tests.scheduler.scripted_beams import assert_found, searching
 from tests.scheduler.serving_site import counting, running_site
 
 LONG_S = 600.0
@@ -105,6 +107,34 @@ async def test_a_first_token_goes_out_at_once_and_takes_along_what_is_there() ->
         assert chunk_sizes(await site.run(counting(10, 3))) == [1, 2]
         assert (await anext(chunks)).position == 1
         long.cancel()
+
+
+@pytest.mark.usefixtures("slow")
+async def test_the_end_of_a_sample_goes_out_at_once_while_another_goes_on() -> None:
+    """Stop token 12 behind 0 ends sample 1 after 6 tokens, sample 0 after 12."""
+    async with running_site(stream_interval_s=LONG_S) as site:
+        worker = await site.add_worker()
+        worker.silence_after(8)
+        request = sampled(0, 14, 2)
+        request.stopping.stop_token_ids.append(12)
+        stream = site.inference.Generate(request)
+        finishes = []
+        async with asyncio.timeout(patient(20)):
+            async for message in stream:
+                if message.chunk.HasField("finish"):
+                    finishes.append((message.chunk.index, message.chunk.finish.stop_token_id))
+                    worker.speak_again()
+        assert finishes == [(1, 12), (0, 12)]
+
+
+@pytest.mark.usefixtures("slow")
+async def test_the_end_of_a_search_goes_out_at_once() -> None:
+    async with running_site(stream_interval_s=LONG_S) as site:
+        await site.add_worker()
+        await site.run(counting(10, 2))  # after which nothing is due for long
+        request = searching(100, 6, 3)
+        async with asyncio.timeout(patient(20)):
+            assert_found(await see(site, request), request)
 
 
 @pytest.mark.usefixtures("slow")
