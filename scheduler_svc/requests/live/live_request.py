@@ -101,7 +101,7 @@ class LiveRequest:
     @property
     def num_tokens(self) -> int:
         """Tokens of its prompt and of its samples."""
-        return self.num_prompt_tokens + sum(len(sample.token_ids) for sample in self.samples)
+        return self.num_prompt_tokens + sum(sample.num_tokens for sample in self.samples)
 
     @property
     def max_tokens(self) -> int:
