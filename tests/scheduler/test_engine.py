@@ -183,6 +183,14 @@ async def test_a_deadline_ends_a_request_with_what_it_has(site: Site) -> None:
     await site.idle()
 
 
+async def test_the_moments_of_a_request_follow_one_another(site: Site) -> None:
+    await site.add_worker()
+    messages = await site.run(counting(10, 4, "timed"))
+    times = messages[-1].finished.timings
+    assert 0 < times.accepted_ns <= times.first_scheduled_ns <= times.first_token_ns <= times.finished_ns
+    assert (await site.inference.GetRequest(pb.GetRequestRequest(request_id="timed"))).timings == times
+
+
 async def test_an_ended_request_stays_as_it_is(site: Site) -> None:
     await site.add_worker()
     await site.run(counting(10, 2, "done"))

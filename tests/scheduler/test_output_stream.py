@@ -268,6 +268,20 @@ def test_who_has_every_token_gets_the_text_that_was_held_back_with_the_end() -> 
     assert (chunk.position, chunk.text, chunk.finish.reason) == (2, "B", pb.FINISH_REASON_CANCELLED)
 
 
+def test_a_reader_takes_of_samples_that_came_after_it_and_then_hears_of_the_end() -> None:
+    stream = OutputStream(pb.Accepted(max_tokens=8, num_samples=2), pb.OutputParams(), [])
+    place = Subscription(stream, (), lambda _: None, lambda _: None)
+    for number in (1, 2):
+        stream.samples.append(growing(*[0] * number).stream)
+        stream.samples[-1].close(pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH))
+        chunks = pb.SessionResponse()
+        assert place.take_chunks(lambda chunks=chunks: chunks.events.add().chunk, 9) == number  # type: ignore[misc]
+        assert [event.chunk.index for event in chunks.events] == [number - 1]
+    assert not place.has_news and not place.done
+    stream.close(pb.Finished())
+    assert place.has_news and place.done
+
+
 def test_log_probabilities_of_a_prompt_come_once_with_the_first_sample_and_count() -> None:
     samples = [growing(0, 0).stream, growing(0, 0).stream]
     of_prompt = [pb.TokenLogprobs(token_id=each) for each in (7, 8, 9)]

@@ -145,7 +145,6 @@ class Engine:
                 if sample.finish is not None:
                     self.scheduler.finish(sample.sequence)
         self.scheduler.add(request.group, is_paused=is_paused)
-        request.durable.is_paused = is_paused
         if is_paused:
             self.paused.add(request)
         self._update_emptiness()

@@ -7,6 +7,7 @@ why or when.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Protocol
 
 from quire.errors import InvalidRequestError
@@ -81,8 +82,7 @@ class OutputStream:
 
     def is_behind(self, positions: Sequence[int]) -> bool:
         """True if one of these positions, by sample, lies beyond the released tokens."""
-        released = [sample.num_released for sample in self.samples]
-        released.extend([0] * (len(positions) - len(released)))
+        released = chain((sample.num_released for sample in self.samples), repeat(0))
         return any(position > num for position, num in zip(positions, released, strict=False))
 
     def notify(self) -> None:
@@ -208,21 +208,17 @@ class Subscription:
 
     def _fill(self, chunk: pb.Chunk, place: _Place, max_tokens: int) -> int:
         stream, sample = self.stream, place.sample
-        start, end = place.position, sample.num_released
-        if start > end:  # it ended before the reader's place
-            start = end
+        start = min(place.position, sample.num_released)  # it may have ended before the reader's place
+        end = min(sample.num_released, start + max_tokens)
         if place.text_position is None:
             place.text_position = sample.text_end(start)
-        if end - start > max_tokens:
-            end = start + max_tokens
         text_end = sample.text_end(end)
         if place.index:
             chunk.index = place.index
         chunk.position = place.position
         chunk.num_tokens = num_taken = end - start
         chunk.text = sample.text_log.text[place.text_position : text_end]
-        if end > place.position:
-            place.position = end
+        place.position = max(place.position, end)
         place.text_position = text_end
         if self._wants_token_ids:
             if num_taken == 1:
