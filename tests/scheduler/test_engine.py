@@ -191,6 +191,26 @@ async def test_the_moments_of_a_request_follow_one_another(site: Site) -> None:
     assert (await site.inference.GetRequest(pb.GetRequestRequest(request_id="timed"))).timings == times
 
 
+@pytest.mark.parametrize("is_search", [False, True])
+@pytest.mark.parametrize("is_cut_short", [False, True])
+async def test_an_ended_request_says_which_memory_it_had(site: Site, is_search: bool, is_cut_short: bool) -> None:
+    worker = await site.add_worker()
+    if is_cut_short:
+        worker.silence_after(3)
+    request = counting(100, 20, "ended")
+    if is_search:
+        request.beam.beam_width = request.sampling.n = 2
+    running = asyncio.create_task(refused(site, request) if is_cut_short else site.run(request))
+    if is_cut_short:
+        await until(lambda: len(worker.steps) > 3)
+        await site.inference.Cancel(pb.CancelRequest(request_id="ended"))
+    await running
+    record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="ended"))
+    assert record.memory.blocks > 0
+    worker.speak_again()
+    await site.idle()
+
+
 async def test_an_ended_request_stays_as_it_is(site: Site) -> None:
     await site.add_worker()
     await site.run(counting(10, 2, "done"))

@@ -7,6 +7,8 @@ import pytest
 from common.arrays import unpack_int32
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.requests.live.end_report import first_token_ns, mean_token_ns
 from scheduler_svc.requests.live.live_request import LiveRequest, RequestTimes, set_token_stop
 from scheduler_svc.requests.live.new_request import prefix_hash_seed
@@ -24,6 +26,7 @@ from tests.scheduler.live_requests import (
     settle,
 )
 from tests.scheduler.request_settling import request_of, settled
+from tests.scheduler.text_tokenizers import byte_level_json, ours
 
 LENGTH, STOP, CANCELLED = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP, pb.FINISH_REASON_CANCELLED
 
@@ -49,7 +52,7 @@ def test_each_sample_has_a_sequence_of_its_own_with_the_prompt() -> None:
     assert [sample.num_tokens for sample in request.samples] == [1, 1, 1]
     assert request.number == SEQ_ID and request.num_prompt_tokens == 3 and request.max_tokens == MAX_TOKENS
     assert request.num_tokens == 3 + 3
-    assert not request.group.awaits_host and request.beams is None
+    assert not request.group.awaits_host and not request.group.num_candidates and request.beams is None
 
 
 def test_what_was_accepted_is_said_with_every_number() -> None:
@@ -62,9 +65,9 @@ def test_what_was_accepted_is_said_with_every_number() -> None:
 def test_stop_tokens_and_the_models_own_end_a_sample_but_not_a_beam() -> None:
     stopping = pb.StoppingParams(stop_token_ids=[7], min_tokens=2)
     (sequence,) = live(request_of(stopping=stopping)).group.sequences
-    assert (sequence.stop_token_ids, sequence.min_tokens) == ({2, 3, 7}, 2)
+    assert (sequence.stop_token_ids, sequence.min_tokens) == (frozenset({2, 3, 7}), 2)
     (sequence,) = live().group.sequences
-    assert (sequence.stop_token_ids, sequence.min_tokens) == ({2, 3}, 0)
+    assert (sequence.stop_token_ids, sequence.min_tokens) == (frozenset({2, 3}), 0)
     search = live(request_of(stopping=stopping, beam=pb.BeamParams(beam_width=2), sampling=pb.SamplingParams(n=2)))
     assert [each.stop_token_ids for each in search.group.sequences] == [frozenset()] * 2
 
@@ -74,7 +77,7 @@ def test_a_search_streams_one_sample_that_grows_with_what_all_beams_share() -> N
     assert search.group.awaits_host and search.beams is not None
     assert search.group.num_candidates == search.beams.num_candidates > 0
     (sample,) = search.samples
-    assert sample.sequence is None and search.stream.samples == [sample.stream]
+    assert sample.sequence is None and sample.sample_index == 0 and search.stream.samples == [sample.stream]
     search.beams.common_token_ids.extend([5, 6])
     assert (sample.token_ids, sample.num_tokens, search.num_tokens) == ([5, 6], 2, 5)
 
@@ -185,7 +188,8 @@ def test_an_end_that_is_not_a_samples_own_is_restated_with_the_request() -> None
 def ended_request() -> LiveRequest:
     """Two samples of 3 and 1 tokens, of which the end may be seen."""
     output = pb.OutputParams(token_ids=True, logprobs=0, prompt_logprobs=0)
-    request = live(request_of(sampling=pb.SamplingParams(n=2), output=output, tenant="acme"))
+    asked = request_of(sampling=pb.SamplingParams(n=2), output=output, tenant="acme")
+    request = live(asked, tokenizer=ours(byte_level_json()))
     request.stream.prompt_logprobs = [logprob_of(12), logprob_of(13)]
     request.times.accepted_ns = ARRIVED_NS + 1
     request.times.finished_ns = ARRIVED_NS + 700
@@ -216,6 +220,53 @@ def test_an_end_says_how_much_came_and_when() -> None:
         finished_unix_ns=ARRIVED_UNIX_NS + 700,
         outcome=request.outcome,
     )
+
+
+def test_what_is_said_of_an_ended_request_is_what_was_said_at_its_end() -> None:
+    request = ended_request()
+    said = request.to_response()
+    request.group.num_preemptions += 1
+    request.group.num_copied_blocks += 1
+    request.times.finished_ns = ARRIVED_NS + 800
+    assert request.outcome is not None
+    assert request.to_response() == said
+    assert (said.usage, said.timings, said.memory, said.error, said.state) == (
+        request.outcome.usage,
+        request.outcome.timings,
+        request.outcome.memory,
+        "why",
+        pb.REQUEST_STATE_FAILED,
+    )
+
+
+def test_what_is_said_of_a_live_request_is_how_it_is_now() -> None:
+    request = live()
+    settle(request.samples[0], 20, 21)
+    request.samples[0].stream.num_released = 1
+    request.group.num_preemptions, request.group.num_copied_blocks = 3, 4
+    request.times.accepted_ns = ARRIVED_NS + 1
+    said = request.to_response()
+    assert (said.usage.completion_tokens, said.usage.num_preemptions, said.memory.copied_blocks) == (1, 3, 4)
+    assert (said.timings, list(said.samples[0].token_ids)) == (pb.Timings(accepted_ns=1), [20])
+
+
+def test_the_state_of_a_request_is_that_of_its_group_until_its_end_is_durable() -> None:
+    scheduler = Scheduler(SchedulerConfig(pipeline_depth=1))
+    scheduler.workers.add_worker("w", num_blocks=40, block_size=4, num_seats=16)
+    request, never_ran = live(), live()
+    scheduler.add(request.group)
+    assert request.state == pb.REQUEST_STATE_WAITING
+    plan = scheduler.schedule("w")
+    assert plan is not None and request.state == pb.REQUEST_STATE_RUNNING
+    request.times.first_scheduled_ns = ARRIVED_NS + 1
+    scheduler.apply("w", plan.step_id, [20])
+    scheduler.pause(request.group, keep_on_host=False)
+    assert request.state == pb.REQUEST_STATE_PAUSED
+    request.ended_state = never_ran.ended_state = pb.REQUEST_STATE_CANCELLED
+    assert (request.state, never_ran.state) == (pb.REQUEST_STATE_RUNNING, pb.REQUEST_STATE_WAITING)
+    for each in (request, never_ran):
+        each.stream.close(each.settle_outcome())
+        assert each.state == pb.REQUEST_STATE_CANCELLED
 
 
 def test_an_end_without_output_has_no_first_token() -> None:
@@ -264,6 +315,8 @@ def test_a_record_says_all_that_a_late_reader_of_the_request_may_ask() -> None:
     for read, kept in zip(stream.samples, request.stream.samples, strict=True):
         assert (read.token_ids, read.num_released, read.finish) == (kept.token_ids, kept.num_released, kept.finish)
         assert list(read.logprobs) == list(kept.logprobs) != []
+        assert (read.released_text, read.text_log.released_ends) == (kept.released_text, kept.text_log.released_ends)
+        assert read.released_text
 
 
 def test_a_record_leaves_out_log_probabilities_that_only_ranked_the_samples() -> None:

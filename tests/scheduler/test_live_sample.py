@@ -102,10 +102,11 @@ def test_text_is_held_back_until_no_token_follows() -> None:
         assert sample.text.text == "me"
 
 
-def test_a_stop_string_that_a_token_completes_is_told() -> None:
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_stop_string_that_a_token_completes_is_told(is_last: bool) -> None:
     sample = sample_of(stop=["mes"])
     sample.token_ids.extend(TOKENIZER.encode("times", False))
-    assert sample.push_text() == "mes" and sample.text.text == "ti"
+    assert sample.push_text(is_last=is_last) == "mes" and sample.text.text == "ti"
 
 
 def test_tokens_and_their_log_probabilities_are_settled_once() -> None:

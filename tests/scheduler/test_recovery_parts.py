@@ -134,8 +134,29 @@ def test_a_replayed_search_goes_on_as_the_one_that_was_not_interrupted() -> None
     assert not again.is_done and again.num_steps == 5
 
 
-def test_a_step_that_is_not_of_this_search_is_refused() -> None:
+@pytest.mark.parametrize(
+    "step",
+    [
+        journal_pb2.BeamStep(num_candidates=pack_int32([1, 1]), token_ids=pack_int32([5, 6]), logprobs=bytes(8)),
+        journal_pb2.BeamStep(num_candidates=pack_int32([1]), token_ids=pack_int32([5, 6]), logprobs=bytes(8)),
+        journal_pb2.BeamStep(num_candidates=pack_int32([2]), token_ids=pack_int32([5, 6]), logprobs=bytes(4)),
+        journal_pb2.BeamStep(
+            num_candidates=pack_int32([2]),
+            token_ids=pack_int32([5, 6]),
+            logprobs=bytes(8),
+            token_logprobs=[pb.TokenLogprobs(token_id=5)],
+        ),
+    ],
+)
+def test_a_step_that_is_not_of_this_search_is_refused(step: journal_pb2.BeamStep) -> None:
     search = BeamDecoding(BeamSearchParams(beam_width=2, max_tokens=9, eos_token_ids=frozenset()))
-    step = journal_pb2.BeamStep(num_candidates=pack_int32([1, 1]), token_ids=pack_int32([5, 6]), logprobs=bytes(8))
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError):
         search.replay(step)
+
+
+def test_a_search_that_has_ended_takes_no_step_more() -> None:
+    search = BeamDecoding(BeamSearchParams(beam_width=2, max_tokens=1, eos_token_ids=frozenset()))
+    search.replay(journal_pb2.BeamStep(num_candidates=pack_int32([2]), token_ids=pack_int32([5, 6]), logprobs=bytes(8)))
+    assert search.is_done
+    with pytest.raises(ValueError, match="after its end"):
+        search.replay(journal_pb2.BeamStep())
