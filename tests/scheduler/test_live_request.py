@@ -32,7 +32,7 @@ LENGTH, STOP, CANCELLED = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP, pb.FIN
 
 
 def restated(request: LiveRequest) -> journal_pb2.JournalEntry:
-    """What it says again to the journal."""
+    """Restate a request in an entry."""
     request.admission = journal_pb2.Admission(sequence=request.number)
     entry = journal_pb2.JournalEntry()
     request.restate(entry)

@@ -92,7 +92,7 @@ def test_a_token_that_is_no_cause_of_the_end_has_text() -> None:
 
 
 def test_text_is_held_back_until_no_token_follows() -> None:
-    """They begin as a stop string does."""
+    """Text that begins as a stop string does."""
     for is_last, finish in ((True, None), (False, pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH))):
         sample = sample_of(stop=["mes."])
         sample.token_ids.extend(TOKENIZER.encode("me", False))
