@@ -55,6 +55,7 @@ READY = pb.JournalEntry(leader_ready=pb.LeaderReady())
         ([(1, 7), (1, 8), (2, 0), (2, 1), (2, 2)], True),  # trimmed
         ([(1, 7), (1, 8)], True),
         ([(1, 0), (2, 7), (2, 8)], False),  # emptied: one with an earlier epoch began, and the second went on
+        ([(1, 0), (2, 1), (2, 2)], False),
         ([(1, 0), (2, 7), (2, 8), (3, 0)], False),
         ([(1, 0), (2, 7), (2, 8), (3, 0), (3, 1)], True),  # the third has waited for the second
     ],
@@ -71,6 +72,62 @@ def test_a_leader_that_says_everything_again_in_its_epoch_begins_anew_there() ->
     assert replay_of(ids_and_entries).is_settled
 
 
+ADMITTED = pb.JournalEntry(admissions=[admission(1), admission(2)], pins=[pb.PinChange(tenant="t", name="p")])
+AGAIN = pb.JournalEntry(leader_start=pb.LeaderStart(says_all_again=True))
+SAID = pb.JournalEntry(restatements=[pb.Restatement(admission=admission(1))])
+PIN_SAID = pb.JournalEntry(pins=[pb.PinChange(tenant="t", name="p")])
+
+
+@pytest.mark.parametrize(
+    ("entries", "is_cut_short", "left"),
+    [
+        ([((1, 0), START), ((1, 1), ADMITTED)], False, {1, 2}),
+        ([((1, 1), ADMITTED), ((2, 0), START), ((2, 1), SAID)], False, {1, 2}),
+        ([((1, 1), ADMITTED), ((2, 0), AGAIN)], True, {1, 2}),
+        ([((1, 1), ADMITTED), ((2, 0), AGAIN), ((2, 1), SAID), ((2, 2), PIN_SAID)], True, {1, 2}),
+        ([((1, 1), ADMITTED), ((2, 0), AGAIN), ((2, 1), SAID), ((2, 2), READY)], False, {1}),
+        ([((1, 1), ADMITTED), ((2, 0), AGAIN), ((2, 1), READY)], False, set()),
+        ([((1, 1), ADMITTED), ((1, 2), START), ((1, 3), SAID), ((1, 4), READY)], False, {1}),
+        # A later leader that has to restate nothing knows no more than the journal.
+        ([((1, 1), ADMITTED), ((2, 0), AGAIN), ((2, 1), SAID), ((3, 0), START)], True, {1, 2}),
+        ([((1, 1), ADMITTED), ((2, 0), AGAIN), ((3, 0), START), ((3, 1), READY)], True, {1, 2}),
+        ([((1, 1), ADMITTED), ((2, 0), AGAIN), ((3, 0), AGAIN), ((3, 1), SAID), ((3, 2), READY)], False, {1}),
+        ([((1, 1), ADMITTED), ((2, 0), AGAIN), ((3, 0), START), ((4, 0), AGAIN), ((4, 1), READY)], False, set()),
+    ],
+)
+def test_a_leader_that_restates_everything_and_dies_before_the_end_leaves_a_journal_that_was_cut_short(
+    entries: Entries, is_cut_short: bool, left: set[int]
+) -> None:
+    replay = replay_of(entries)
+    assert (replay.is_cut_short, set(replay.requests)) == (is_cut_short, left)
+
+
+@pytest.mark.parametrize(
+    ("entries", "is_settled"),
+    [
+        ([((1, 5), SAID)], False),  # the ones before it are trimmed
+        ([((1, 5), SAID), ((1, 6), NEWS)], True),
+        ([((1, 5), NEWS), ((1, 6), SAID)], True),
+        ([((1, 5), NEWS), ((2, 0), START)], False),
+        ([((1, 5), NEWS), ((2, 0), START), ((2, 1), SAID)], False),
+        ([((1, 5), NEWS), ((2, 0), START), ((2, 1), SAID), ((2, 2), READY)], True),
+    ],
+)
+def test_a_journal_is_settled_once_its_last_leader_has_restated_what_it_knew(
+    entries: Entries, is_settled: bool
+) -> None:
+    assert replay_of(entries).is_settled is is_settled
+
+
+def test_what_a_leader_does_not_restate_has_ended_and_what_comes_new_meanwhile_is_kept() -> None:
+    old = pb.JournalEntry(pins=[pb.PinChange(tenant="t", name=name) for name in "pq"])
+    said = pb.JournalEntry(restatements=SAID.restatements, pins=[pb.PinChange(tenant="t", name="q")])
+    new = pb.JournalEntry(admissions=[admission(3)])
+    entries = [((1, 1), ADMITTED), ((1, 2), old), ((2, 0), AGAIN), ((2, 1), said), ((2, 2), new), ((2, 3), READY)]
+    replay = replay_of(entries)
+    assert (set(replay.requests), set(replay.pins)) == ({1, 3}, {("t", "q")})
+
+
 def ended(entry: pb.JournalEntry) -> None:
     entry.finishes.append(finish(1))
 
@@ -85,6 +142,15 @@ def test_a_number_that_a_later_leader_gives_again_is_that_of_its_request(
     change(old)
     replay = replay_of([((1, 1), old), ((2, 1), pb.JournalEntry(admissions=[admission(number, "new")]))])
     assert [each.request_id for each in replay.requests.values()] == ["new"]
+
+
+def test_a_number_that_a_later_leader_restates_is_that_of_its_request() -> None:
+    old = pb.JournalEntry(admissions=[admission(1, "old")])
+    old.admissions[0].request.sampling.n = 3
+    said = pb.JournalEntry(restatements=[pb.Restatement(admission=admission(1, "new"))])
+    next_one = pb.JournalEntry(admissions=[admission(2, "next")])
+    replay = replay_of([((1, 1), old), ((2, 0), AGAIN), ((2, 1), said), ((2, 2), next_one)])
+    assert [each.request_id for each in replay.owners()] == ["new", "next"]
 
 
 @asynccontextmanager

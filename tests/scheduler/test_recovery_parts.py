@@ -1,5 +1,7 @@
 """Parts of recovery: the replay of entries, resumed searches, and groups that arrive with output."""
 
+from typing import Any
+
 import pytest
 
 from common.arrays import pack_int32, pack_int64, unpack_int64
@@ -42,9 +44,24 @@ def test_numbers_beyond_32_bits_name_sequences() -> None:
 
 
 def test_what_names_an_admission_that_was_trimmed_away_is_passed_over() -> None:
-    finish = journal_pb2.JournalEntry(finishes=[journal_pb2.Finish(sequence=3, state=pb.REQUEST_STATE_FINISHED)])
-    replay = replayed(deltas([3], [1]), admitted(4, "here"), deltas([3, 4], [2, 5]), finish)
-    assert [(each.request_id, each.samples[0].token_ids) for each in replay.requests.values()] == [("here", [5])]
+    changes = deltas([3, 4], [2, 5])
+    for number in (3, 4):
+        logprobs = pb.TokenLogprobs(token_id=number)
+        changes.delta_logprobs.add(delta=number - 3, logprobs=logprobs)
+        changes.prompt_logprobs.add(sequence=number, logprobs=[logprobs])
+        changes.beam_steps.add(sequence=number, token_ids=pack_int32([number]))
+        changes.preemptions.add(sequence=number)
+        changes.pauses.add(sequence=number, paused=True)
+        changes.sample_finishes.add(sequence=number, finish=pb.SampleFinish(stop_token_id=number))
+        changes.finishes.add(sequence=number, error=f"of {number}")
+    (here,) = replayed(deltas([3], [1]), admitted(4, "here"), changes).requests.values()
+    assert (here.request_id, here.number) == ("here", 4)
+    mine = pb.TokenLogprobs(token_id=4)
+    (sample,) = here.samples
+    assert (sample.token_ids, sample.logprobs, sample.finish) == ([5], [mine], pb.SampleFinish(stop_token_id=4))
+    assert (here.prompt_logprobs, here.num_preemptions, here.is_paused) == ([mine], 1, True)
+    assert [each.sequence for each in here.beam_steps] == [4]
+    assert here.finish is not None and here.finish.error == "of 4"
 
 
 def test_the_later_of_two_admissions_owns_their_id_unless_it_was_withdrawn() -> None:
@@ -59,8 +76,47 @@ def test_the_later_of_two_admissions_owns_their_id_unless_it_was_withdrawn() -> 
 
 
 def test_requests_of_an_older_version_are_counted_and_left_alone() -> None:
-    replay = replayed(admitted(1, "old", fingerprint=""), deltas([1], [2]))
-    assert (replay.num_unreadable, replay.requests, replay.highest_number) == (1, {}, 0)
+    replay = replayed(admitted(1, "old", fingerprint=""), deltas([1], [2]), admitted(2, "older", fingerprint=""))
+    assert (replay.num_unreadable, replay.requests, replay.highest_number) == (2, {}, 0)
+    replay = JournalReplay()
+    assert (replay.num_unreadable, replay.highest_number, replay.is_settled, replay.is_cut_short) == (
+        0,
+        0,
+        False,
+        False,
+    )
+
+
+def test_a_pause_lasts_until_it_is_resumed_and_a_pin_until_it_is_unpinned() -> None:
+    def paused(is_paused: bool) -> journal_pb2.JournalEntry:
+        return journal_pb2.JournalEntry(pauses=[journal_pb2.PauseChange(sequence=1, paused=is_paused)])
+
+    def pin(name: str, **fields: Any) -> journal_pb2.JournalEntry:
+        return journal_pb2.JournalEntry(pins=[journal_pb2.PinChange(tenant="t", name=name, **fields)])
+
+    assert replayed(admitted(1, "r"), paused(True)).requests[1].is_paused
+    assert not replayed(admitted(1, "r"), paused(True), paused(False)).requests[1].is_paused
+    pins = replayed(
+        pin("a"), pin("b"), pin("b", cache_salt="new"), pin("a", unpinned=True), pin("?", unpinned=True)
+    ).pins
+    ((key, kept),) = pins.items()
+    assert (key, kept.entry_id, kept.change.cache_salt) == (("t", "b"), EntryId(1, 3), "new")
+
+
+def test_a_request_that_is_forgotten_leaves_nothing_behind() -> None:
+    replay = replayed(admitted(1, "gone", n=3), admitted(4, "here"))
+    replay.forget_request(1)
+    replay.forget_request(1)  # it is gone
+    replay.apply(EntryId(1, 3), deltas([1, 2, 3, 4], [5, 6, 7, 8]))
+    replay.apply(EntryId(1, 4), admitted(2, "new"))  # its numbers are free
+    assert {each.request_id: each.samples[0].token_ids for each in replay.owners()} == {"here": [8], "new": []}
+
+
+def test_no_request_that_has_ended_is_disowned() -> None:
+    both = [admitted(1, "twice"), admitted(2, "twice")]
+    finish = journal_pb2.JournalEntry(finishes=[journal_pb2.Finish(sequence=1)])
+    assert not list(replayed(*both, finish).disowned())
+    assert [each.number for each in replayed(*both, admitted(3, "once"), admitted(4, "twice")).disowned()] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +125,7 @@ def test_requests_of_an_older_version_are_counted_and_left_alone() -> None:
         deltas([1], [1, 2]),
         journal_pb2.JournalEntry(delta_sequences=bytes(7)),
         admitted(1, "again"),
+        admitted(0, "upon the next", n=2),
         journal_pb2.JournalEntry(
             delta_sequences=bytes(8), delta_tokens=bytes(4), delta_logprobs=[journal_pb2.DeltaLogprobs(delta=1)]
         ),

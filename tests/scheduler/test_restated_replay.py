@@ -37,6 +37,10 @@ class Writer:
                         entry.delta_logprobs.add(delta=len(tokens), logprobs=logprobs)
                     sequences.append(number + index)
                     tokens.append(self.random.randrange(1000))
+            for index in range(num_samples):
+                if chance() < 0.1:
+                    finish = pb.SampleFinish(stop_token_id=self.random.randrange(9))
+                    entry.sample_finishes.add(sequence=number + index, finish=finish)
             if not num_samples:
                 entry.beam_steps.add(sequence=number, token_ids=pack_int32([self.random.randrange(9)]))
             elif chance() < 0.1:
@@ -47,8 +51,8 @@ class Writer:
                 entry.pauses.add(sequence=number, paused=chance() < 0.5)
         entry.delta_sequences, entry.delta_tokens = pack_int64(sequences), pack_int32(tokens)
         for number in [each for each in self.live if chance() < 0.15]:
-            finish = entry.finishes.add(sequence=number, state=pb.REQUEST_STATE_FINISHED, withdrawn=chance() < 0.2)
-            finish.outcome.usage.completion_tokens = number
+            end = entry.finishes.add(sequence=number, state=pb.REQUEST_STATE_FINISHED, withdrawn=chance() < 0.2)
+            end.outcome.usage.completion_tokens = number
             del self.live[number]
         for _ in range(self.random.randrange(2)):
             entry.pins.add(
@@ -76,6 +80,9 @@ def said(request: JournaledRequest) -> journal_pb2.JournalEntry:
 def assert_same(one: JournalReplay, other: JournalReplay) -> None:
     assert {number: said(each) for number, each in one.requests.items()} == {
         number: said(each) for number, each in other.requests.items()
+    }
+    assert {number: each.finish for number, each in one.requests.items()} == {
+        number: each.finish for number, each in other.requests.items()
     }
     assert {key: pin.change for key, pin in one.pins.items()} == {key: pin.change for key, pin in other.pins.items()}
     assert [each.number for each in one.owners()] == [each.number for each in other.owners()]

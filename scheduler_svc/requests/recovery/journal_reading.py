@@ -14,6 +14,8 @@ from scheduler_svc.requests.recovery.journal_replay import BegunReplay, Journale
 
 log = structlog.get_logger()
 
+TURN_ENTRIES = 64  # that are replayed before the event loop has its turn, for signals
+
 
 async def replay_journal(journal: Journal, begun: BegunReplay | None) -> tuple[JournalReplay, int]:
     """Replay the journal behind `begun`, or all of it if it does not continue that. Returns the number of entries, too.
@@ -28,8 +30,8 @@ async def replay_journal(journal: Journal, begun: BegunReplay | None) -> tuple[J
             replay.apply(entry_id, entry)
             note_read(entry_id)
             num_entries += 1
-            if num_entries % 64 == 0:
-                await asyncio.sleep(0)  # signals
+            if not num_entries % TURN_ENTRIES:
+                await asyncio.sleep(0)
     except JournalDamagedError as error:
         if begun is None:
             raise
@@ -75,9 +77,9 @@ async def recorded_request_ids(requests: Collection[JournaledRequest], store: St
     unrecorded = [each for each in requests if each.finish is not None and each.request_id not in recorded]
     dropped_until = await store.dropped_until({each.admission.request.tenant for each in unrecorded})
     now_ns = time.time_ns()
-    dropped_until = {tenant: until_ns for tenant, until_ns in dropped_until.items() if until_ns <= now_ns}
     for each in unrecorded:
         assert each.finish is not None
-        if each.finish.finished_unix_ns <= dropped_until.get(each.admission.request.tenant, 0):
+        until_ns = dropped_until.get(each.admission.request.tenant)
+        if until_ns is not None and each.finish.finished_unix_ns <= until_ns <= now_ns:
             recorded.add(each.request_id)
     return recorded

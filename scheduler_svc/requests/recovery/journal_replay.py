@@ -56,10 +56,6 @@ class JournaledRequest:
     def num_prompt_tokens(self) -> int:
         return len(self.admission.prompt_token_ids) // INT32_BYTES
 
-    @property
-    def has_output(self) -> bool:
-        return bool(self.beam_steps) or any(sample.token_ids for sample in self.samples)
-
     def restate(self, entry: journal_pb2.JournalEntry) -> None:
         """Add this request to an entry that restates requests."""
         entry.restatements.add(
@@ -220,9 +216,12 @@ class JournalReplay:
             self.pins[key] = JournaledPin(entry_id, change)
 
     def _track_gap(self, entry_id: EntryId) -> None:
-        """Track whether the first entries of this epoch are missing: trimming only takes those of the journal."""
-        if self._last_id is None or entry_id.epoch != self._last_id.epoch:
-            self._is_partial = self._last_id is not None and entry_id.seq > 0
+        """Track whether the first entries of this epoch are missing, which begins with a LeaderStart.
+
+        Trimming only takes those of the journal.
+        """
+        if self._last_id is not None and entry_id.epoch != self._last_id.epoch:
+            self._is_partial = True
         self._last_id = entry_id
 
     def _track_restating(self, entry_id: EntryId, entry: journal_pb2.JournalEntry) -> None:
