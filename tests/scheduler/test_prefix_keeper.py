@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.core.isolation import MAX_FAILED_STEPS
+from scheduler_svc.core.pins import PinRefusedError
 from scheduler_svc.requests.prefixes.prefix_keeper import MAX_ATTEMPTS
 from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
 from tests.scheduler.journal_setup import until
@@ -352,7 +354,31 @@ async def test_a_prefix_that_is_evicted_whenever_it_was_computed_is_given_up_aft
 ) -> None:
     monkeypatch.setattr(site.engine.scheduler.workers, "pin_blocks", lambda *blocks: False)
     worker = await site.add_worker()
-    code, message = await refusal(site, pin_request())
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "evicted as soon as it was computed" in message
-    computing = [step for step in worker.steps if step.rows]
-    assert len(computing) == MAX_ATTEMPTS
+    for num_asked in (1, 2):  # the second time as often as the first
+        code, message = await refusal(site, pin_request())
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "evicted as soon as it was computed" in message
+        computing = [step for step in worker.steps if step.rows]
+        assert len(computing) == num_asked * MAX_ATTEMPTS
+
+
+async def test_a_loss_is_told_to_the_operator_once_however_often_the_prefix_is_tried_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await site.add_worker()
+    await pin(site)
+    num_tries = 0
+
+    def refuse(*blocks: object) -> bool:
+        nonlocal num_tries
+        num_tries += 1
+        raise PinRefusedError("no room")
+
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(site.engine.scheduler.workers, "pin_blocks", refuse)
+        await replace(site, worker)
+        await until(lambda: num_tries > 3)
+        assert not workers_of(site) and prefix_of(site).is_missed
+    lost = [each for each in logs if each["event"] == "prefix lost"]
+    assert [(each["name"], each["reason"]) for each in lost] == [("system", "no room")]
+    await until(lambda: workers_of(site) == {"w1"})
+    assert not prefix_of(site).is_missed

@@ -259,6 +259,16 @@ class Recovery:
             self._rebuild(waiting, self._model)
 
     async def _rebuild_all(self, model: ServedModel) -> None:
+        """Rebuild the requests of this model; after `model_patience_s` give up those of others."""
+        await self._rebuild_those_of(model)
+        await asyncio.sleep(self._patient_until_s - time.monotonic())
+        for each in list(self._waiting.values()):
+            if each.fingerprint != model.fingerprint:
+                self._give_up(
+                    each, "the model for which the request was accepted is not served any more: send it again"
+                )
+
+    async def _rebuild_those_of(self, model: ServedModel) -> None:
         """Rebuild in the order of service, ended ones last; the first run while others are rebuilt."""
         started_s = time.monotonic()
         waiting = [each for each in self._waiting.values() if each.fingerprint == model.fingerprint]
@@ -270,15 +280,7 @@ class Recovery:
                 await asyncio.sleep(0)
                 slice_ends_s = time.monotonic() + SLICE_S
         if waiting:
-            seconds = round(time.monotonic() - started_s, 3)
-            log.info("requests recovered", num_requests=len(waiting), seconds=seconds)
-            waiting.clear()
-        await asyncio.sleep(max(0.0, self._patient_until_s - time.monotonic()))
-        for each in list(self._waiting.values()):
-            if each.fingerprint != model.fingerprint:
-                self._give_up(
-                    each, "the model for which the request was accepted is not served any more: send it again"
-                )
+            log.info("requests recovered", num_requests=len(waiting), seconds=round(time.monotonic() - started_s, 3))
 
     def _rebuild(self, waiting: Waiting, model: ServedModel) -> None:
         """Rebuild a waiting request. Does nothing if it was rebuilt before, or while its end is not durable."""
