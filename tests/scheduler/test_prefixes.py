@@ -160,6 +160,22 @@ async def test_text_and_chats_are_the_tokens_that_prompts_have(site: Site) -> No
     assert code is grpc.StatusCode.ALREADY_EXISTS  # other tokens
 
 
+async def test_a_text_that_fills_the_context_of_the_model_is_refused(site: Site) -> None:
+    worker = ScriptedWorker()
+    worker.description.model.max_model_len = 64
+    worker.description.tokenizer.CopyFrom(
+        worker_pb2.TokenizerFiles(fingerprint="t1", tokenizer_json=byte_level_json(), special_tokens=SPECIAL_TOKENS)
+    )
+    await site.start_worker(worker)
+    text = "\x01" * 63  # and a token at the beginning
+    assert len(ours(byte_level_json()).encode(text, True)) == 64
+    code, message = await refusal(site, pb.PinPrefixRequest(name="system", text=text))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "has 64 tokens; the model's context holds 64, the output included" in message
+    assert await pinned(site) == {}
+    assert (await site.inference.PinPrefix(pb.PinPrefixRequest(name="system", text=text[1:]))).prefix.num_tokens == 48
+
+
 async def test_a_model_without_a_tokenizer_pins_token_ids_only(site: Site) -> None:
     await site.add_worker()
     code, message = await refusal(site, pb.PinPrefixRequest(name="system", text="hello"))

@@ -159,6 +159,9 @@ async def test_a_prefix_beyond_the_share_by_itself_is_refused_for_good() -> None
         ) as error:
             await pin(site, blocks_of(8))
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        most = int(site.keeper.num_blocks() * 0.1)
+        assert f"at most {most * 16:,}" in (error.value.details() or "")
+        assert (await pin(site, blocks_of(most))).prefix.num_blocks == most
 
 
 async def test_the_number_of_a_tenants_pins_is_bounded() -> None:
