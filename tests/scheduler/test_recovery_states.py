@@ -335,6 +335,17 @@ async def test_an_end_that_is_not_durable_when_the_model_comes_is_recorded_once_
         assert "r1" not in site.engine.live
 
 
+async def test_what_ends_while_another_model_is_served_waits_for_the_words_of_its_own() -> None:
+    async with recovered(admitted(1, fingerprint="other-1")) as site:
+        site.recovery.model_known(MODEL)
+        assert await site.recovery.cancel("r1") == pb.REQUEST_STATE_CANCELLED
+        await until(lambda: not site.journal.stats.pending)
+        assert site.recovery.find("r1") is not None
+        site.recovery.model_known(OTHER)
+        await until(lambda: not site.recovery.num_waiting and not site.records.num_pending)
+        assert (await record_of(site, "r1")).state == pb.REQUEST_STATE_CANCELLED
+
+
 async def test_clients_have_time_to_come_back_to_what_was_rebuilt() -> None:
     async with recovered(admitted(1)) as site:
         site.recovery.model_known(MODEL)
