@@ -1,4 +1,4 @@
-"""What a new leader reads of the journal: all entries in their order, the requests that it needs, and lost ends."""
+"""Reading of the journal by a new leader: all entries in their order, the requests that it needs, and lost ends."""
 
 import asyncio
 import time

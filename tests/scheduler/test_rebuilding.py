@@ -306,7 +306,7 @@ def test_a_request_is_continued_up_to_its_last_token_and_with_a_stop_string_that
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is three seconds since the request arrived, and 100 s by the monotonic clock."""
+    """Clock three seconds after the arrival of the request, at 100 s of the monotonic one."""
     monkeypatch.setattr(time, "time_ns", lambda: ARRIVED_UNIX_NS + 3 * SECOND_NS)
     monkeypatch.setattr(time, "monotonic_ns", lambda: 100 * SECOND_NS)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
