@@ -74,6 +74,55 @@ def test_who_was_swapped_out_waits_for_blocks() -> None:
     assert reason(cluster, newcomer) is WaitingReason.EARLIER_REQUESTS, "what was preempted goes first"
 
 
+def resumed_from_host(cluster: Cluster, *groups: SequenceGroup) -> None:
+    """Pause groups that run, with their blocks on the host, and resume them: they are swapped out."""
+    for group in groups:
+        cluster.scheduler.pause(group, keep_on_host=True)
+    cluster.step()  # copies the blocks
+    for group in groups:
+        cluster.scheduler.resume(group)
+        assert group.swap_step is not None
+
+
+def test_of_those_swapped_out_the_first_waits_for_the_next_step_and_the_others_for_it() -> None:
+    cluster = make_cluster(num_host_blocks=12)
+    first, second, _ = (cluster.add_group([number + 1] * 6, 1, 9) for number in range(3))
+    cluster.step()
+    resumed_from_host(cluster, first, second)
+    assert reason(cluster, first) is WaitingReason.NEXT_STEP
+    assert reason(cluster, second) is WaitingReason.EARLIER_REQUESTS
+    cluster.run_until_idle()
+
+
+def test_who_was_swapped_out_and_lost_its_seat_waits_for_one() -> None:
+    cluster = make_cluster(num_seats=2, num_host_blocks=12)
+    swapped, _ = (cluster.add_group([number + 1] * 6, 1, 9) for number in range(2))
+    cluster.step()
+    cluster.scheduler.pause(swapped, keep_on_host=True)
+    cluster.add_group([9], 1, 9)
+    cluster.step()
+    cluster.scheduler.resume(swapped)
+    assert swapped.swap_step is not None
+    assert reason(cluster, swapped) is WaitingReason.SEAT
+    cluster.run_until_idle()
+
+
+def test_who_was_swapped_out_waits_for_blocks_exactly_if_the_next_step_has_none_for_it() -> None:
+    reasons = []
+    for num_blocks in (4, 5, 6):
+        cluster = make_cluster(num_blocks, num_host_blocks=12)
+        swapped, runs = (cluster.add_group([number + 1] * 5, 1, 9) for number in range(2))
+        cluster.step()
+        cluster.scheduler.pause(swapped, keep_on_host=True)
+        while runs.sequences[0].num_tokens < 10:  # in three blocks
+            cluster.step()
+        cluster.scheduler.resume(swapped)
+        reasons.append(reason(cluster, swapped))
+        cluster.start("w")
+        assert (reason(cluster, swapped) is None) is (reasons[-1] is WaitingReason.NEXT_STEP)
+    assert reasons == [WaitingReason.BLOCKS, WaitingReason.NEXT_STEP, WaitingReason.NEXT_STEP]
+
+
 def test_who_was_preempted_in_a_step_in_flight_waits_for_that_step() -> None:
     cluster = make_cluster()
     group = cluster.add_group([1, 2, 3], 1, 9)
