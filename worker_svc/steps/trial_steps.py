@@ -28,12 +28,12 @@ def warm_up_steps(limits: StepLimits) -> list[Step]:
             Step(
                 epoch=0,
                 step_id=2,
-                whole=[_prompt(1, num_tokens, table, _everything(limits, seed=1))],
+                whole=[_prompt(1, num_tokens, table, _everything(seed=1))],
                 copies=[0, limits.num_blocks - 1] if limits.num_blocks > 1 else (),
                 rows=[0, 1],
                 num_tokens=[1, num_tokens],
                 samples=[1, 1],
-                candidates=[0, min(2, limits.vocab_size)],
+                candidates=[0, 2],  # of a smaller vocabulary all
             )
         )
     return steps
@@ -47,7 +47,7 @@ def largest_step(limits: StepLimits) -> Step:
         epoch=0,
         step_id=0,
         snapshot=True,
-        whole=[_prompt(row, count, table, _everything(limits, seed=row)) for row, count in enumerate(counts)],
+        whole=[_prompt(row, count, table, _everything(seed=row)) for row, count in enumerate(counts)],
         rows=range(len(counts)),
         num_tokens=counts,
     )
@@ -82,8 +82,6 @@ def _prompt(seat: int, num_tokens: int, block_table: list[int], sampling: Sequen
     )
 
 
-def _everything(limits: StepLimits, seed: int) -> SequenceSampling:
-    numbers: dict[str, Any] = {
-        each.name: min(int(each.trial), limits.vocab_size) if each.is_whole else each.trial for each in NUMERIC_PARAMS
-    }
+def _everything(seed: int) -> SequenceSampling:
+    numbers: dict[str, Any] = {each.name: each.trial for each in NUMERIC_PARAMS}
     return SequenceSampling(seed=seed, num_logprobs=1, num_prompt_logprobs=1, **numbers)
