@@ -69,8 +69,8 @@ def max_tokens_of_each(
     if num_sequences > min(worker.num_seats, limits.max_num_seqs):
         return 0
     num_shared = num_prompt_tokens // worker.block_size
-    num_own = max(0, num_blocks - num_shared) // num_sequences
-    return min(num_shared + num_own, num_blocks) * worker.block_size
+    num_own = (num_blocks - num_shared) // num_sequences
+    return min(num_shared + num_own, num_blocks) * worker.block_size  # all blocks if the prompt alone needs more
 
 
 def num_free_seats(worker: WorkerState, limits: WorkerLimits) -> int:

@@ -26,7 +26,7 @@ class PresentWorkers:
         self._limits = limits
         self._places = places
         self._workers = places.workers
-        self._absent: WorkerState | None = None  # like the last that was here, while none is
+        self._absent: WorkerState | None = None  # like the last that left when no other was here
 
     def add_worker(
         self,
@@ -68,7 +68,6 @@ class PresentWorkers:
             preemption=self._config.preemption,
             max_model_len=max_model_len,
         )
-        self._absent = None
         self._places.waiting.restore_deferred()
         if len(self._workers) == 1:
             for group in [*self._places.waiting, *self._places.paused]:  # their hashes may be of another block size

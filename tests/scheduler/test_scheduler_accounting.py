@@ -1,5 +1,7 @@
 """Statistics of shared, saved, half-filled and reserved memory. Blocks hold 4 tokens."""
 
+import pytest
+
 from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from tests.scheduler.core_cluster import Cluster
@@ -36,6 +38,38 @@ def test_what_sharing_saves_is_the_sum_over_tables_less_the_distinct_blocks() ->
     assert group_blocks(group) == GroupBlocks(0, 0, 0, 0)
 
 
+def test_a_block_of_two_members_is_shared() -> None:
+    cluster = make_cluster()
+    group = cluster.add_group(PROMPT, 2, 8)
+    cluster.step()
+    assert group_blocks(group) == GroupBlocks(num_blocks=2, num_shared=2, num_saved=2, num_host_blocks=0)
+
+
+def test_a_worker_without_a_host_pool_has_no_host_blocks() -> None:
+    stats = make_cluster().stats()
+    assert (stats.num_host_blocks, stats.num_used_host_blocks) == (0, 0)
+
+
+def test_what_only_a_step_in_flight_holds_is_in_use_and_of_no_sequence() -> None:
+    cluster = make_cluster()
+    ends, goes_on = cluster.add(PROMPT, 8), cluster.add([1, 2, 3], 8)
+    cluster.start()
+    cluster.scheduler.finish(ends)
+    stats = cluster.stats()
+    assert (stats.num_used_blocks, stats.num_sequence_blocks, stats.num_saved_blocks) == (3, 1, 0)
+    cluster.complete()
+    assert (cluster.stats().num_used_blocks, cluster.stats().num_sequence_blocks) == (1, 1)
+    assert not goes_on.is_finished
+
+
+def test_nothing_is_reserved_in_full_blocks() -> None:
+    cluster = make_cluster()
+    cluster.add([1, 2, 3, 4], 8)
+    cluster.step()
+    stats = cluster.stats()
+    assert (stats.num_filled_token_slots, stats.num_reserved_token_slots, stats.num_fragmented_token_slots) == (4, 0, 0)
+
+
 def test_a_prefix_shared_between_requests_is_saved_too_and_a_pin_is_not_a_saving() -> None:
     cluster = make_cluster(enable_prefix_cache=True)
     first = cluster.add([*range(1, 9), 20], 5)
@@ -68,19 +102,21 @@ def test_token_slots_are_filled_reserved_fragmented_or_free() -> None:
     )
 
 
-def test_a_forked_block_counts_once_whoever_holds_it() -> None:
+@pytest.mark.parametrize("num_others", [2, 3])
+def test_a_forked_block_counts_once_whoever_holds_it(num_others: int) -> None:
     cluster = make_cluster()
-    a, b, c = cluster.add_group(PROMPT, 3, 8).sequences
+    first, *others = cluster.add_group(PROMPT, 1 + num_others, 8).sequences
     cluster.step()
     stats = cluster.stats()
     assert (stats.num_allocated_token_slots, stats.num_filled_token_slots) == (8, 6)
-    cluster.scheduler.finish(a)  # the block that b and c are yet to copy is in no table now
+    cluster.scheduler.finish(first)  # the block that the others are yet to copy is in no table now
     stats = cluster.stats()
     assert (stats.num_allocated_token_slots, stats.num_filled_token_slots) == (8, 6)
-    assert b.fork_tail == c.fork_tail
+    assert len({other.fork_tail for other in others}) == 1
     cluster.step()
     stats = cluster.stats()
-    assert (stats.num_allocated_token_slots, stats.num_filled_token_slots) == (12, 4 + 3 + 3)
+    assert stats.num_allocated_token_slots == 4 + 4 * num_others
+    assert stats.num_filled_token_slots == 4 + 3 * num_others
 
 
 def test_a_swapped_group_holds_host_blocks_and_counts_what_was_done_for_it() -> None:

@@ -42,6 +42,9 @@ def test_appended_blocks_go_to_the_end_of_their_tables_in_order(table: SeatTable
     apply(table, whole=[seat_state(5, [1], [])], append_pairs=[2, 20, 5, 21, 2, 22, 5, 23])
     assert table.block_tables[2, :4].tolist() == [7, 3, 20, 22]
     assert table.block_tables[5, :2].tolist() == [21, 23]
+    apply(table, append_pairs=[5, 24, 2, 25])
+    assert table.block_tables[2, :5].tolist() == [7, 3, 20, 22, 25]
+    assert table.block_tables[5, :3].tolist() == [21, 23, 24]
 
 
 def test_one_row_feeds_several_seats(table: SeatTable) -> None:
@@ -112,3 +115,5 @@ def test_the_longest_sequence_can_be_filled_and_still_sample() -> None:
     state = seat_state(0, tokens[30:], list(range(11)), position=30, num_prompt_tokens=40)
     table.advance(apply(table, whole=[state], rows=[0], num_tokens=[10]).rows, [1])
     assert table.counts.num_known[0] == LIMITS.max_model_len + 1
+    with pytest.raises(InvalidStepError, match="computes up to 41, past the longest 40"):
+        apply(table, rows=[0])

@@ -33,12 +33,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"whole": [seat_state(3, [1, 2], [0], position=39)]}, "whole[0] goes from position 39 to 41"),
     ({"whole": [seat_state(3, [1], [0], num_prompt_tokens=-1)]}, "whole[0].num_prompt_tokens is -1"),
     ({"whole": [seat_state(3, [1], [0], position=2, history=[1])]}, "whole[0].history has 1 tokens"),
+    ({"whole": [seat_state(3, [1], [0], position=1, history=[100])]}, "whole[0].history names token id 100"),
     ({"whole": [seat_state(3, [1], [0], position=2, sampling=PENALISED)]}, "whole[0].history has 0 tokens"),
     (
         {"whole": [seat_state(3, [1], [0], num_prompt_tokens=2, sampling=replace(GREEDY, num_prompt_logprobs=0))]},
         "whole[0].num_prompt_tokens is 2: it is from 0 to 1",
     ),
     ({"append_pairs": [5, 0]}, "append_pairs[0] names seat 5, which is not in use"),
+    ({"append_pairs": [8, 0]}, "append_pairs names seat 8: there are 8"),
     ({"append_pairs": [2, 32]}, "append_pairs names block 32"),
     ({"append_pairs": [2, 0] * 10}, "append_pairs[9]: seat 2 has 11 blocks, which is the most"),
     ({"swap_out": [32, 0]}, "swap_out (sources) names block 32"),
@@ -46,6 +48,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"swap_in": [4, 0]}, "swap_in (sources) names block 4"),
     ({"copies": [1, 2, 3, 2]}, "copies (destinations) names 2 twice"),
     ({"rows": [2, 2]}, "rows names 2 twice"),
+    ({"rows": [8]}, "rows names seat 8: there are 8"),
+    ({"freed_seats": [2], "append_pairs": [], "rows": [2]}, "rows[0] names seat 2, which is not in use"),
     ({"rows": [5]}, "rows[0] names seat 5, which is not in use"),
     ({"rows": [2], "num_tokens": [1, 1]}, "num_tokens has 2 entries beside 1 rows"),
     ({"rows": [2], "num_tokens": [0]}, "num_tokens[0] is 0: a row computes at least 1 token"),
@@ -54,6 +58,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rows": [1, 2], "num_tokens": [20, 5]}, "num_tokens are 25 together: one step computes at most 24"),
     ({"rows": [2], "num_tokens": [4]}, "samples[0]: row of seat 2 knows 6 tokens, and the row ends at 4"),
     ({"rows": [2], "num_tokens": [6], "samples": [1, 2]}, "samples names row 1: there are 1"),
+    ({"rows": [2], "num_tokens": [6], "samples": [0, 8]}, "samples names seat 8: there are 8"),
+    (
+        {"whole": [seat_state(3, [1, 2, 3, 4], [8])], "rows": [2], "num_tokens": [4], "samples": [0, 3]},
+        "samples[0]: row of seat 2 knows 6 tokens, and the row ends at 4",
+    ),
     ({"rows": [2], "num_tokens": [6], "samples": [0, 5]}, "samples[0] names seat 5, which is not in use"),
     ({"rows": [2], "num_tokens": [6], "samples": [0, 1]}, "samples[0]: seat 1 knows 20 tokens, and the row ends at 6"),
     ({"rows": [2], "num_tokens": [6], "samples": [0, 2, 0, 2]}, "samples (seats) names 2 twice"),
@@ -121,6 +130,39 @@ def test_a_step_that_cannot_be_is_refused_with_its_place_and_changes_nothing(
         table.apply(Step(epoch=1, step_id=2, **{**valid, **fields}))
     assert message in str(refusal.value)
     assert contents(table) == before
+
+
+ONE_CHANGE: list[dict[str, Any]] = [
+    {"freed_seats": [1]},
+    {"snapshot": True},
+    {"whole": [seat_state(7, [1, 2], [8])]},
+    {"append_pairs": [2, 9]},
+]
+
+
+@pytest.mark.parametrize("change", ONE_CHANGE, ids=[next(iter(change)) for change in ONE_CHANGE])
+def test_a_step_whose_rows_are_refused_leaves_its_one_change_undone(change: dict[str, Any]) -> None:
+    table = prepared()
+    before = contents(table)
+    with pytest.raises(InvalidStepError, match="seat 5, which is not in use"):
+        table.apply(Step(epoch=1, step_id=2, rows=[5], **change))
+    assert contents(table) == before
+
+
+@pytest.mark.parametrize("change", [{"freed_seats": [2]}, {"snapshot": True}], ids=["freed_seats", "snapshot"])
+def test_rows_of_the_step_before_are_refused_once_their_seat_is_gone(change: dict[str, Any]) -> None:
+    table = prepared()
+    rows = array("i", [2])
+    table.advance(table.apply(Step(epoch=1, step_id=2, rows=rows, num_tokens=[6])).rows, [1])
+    with pytest.raises(InvalidStepError, match="seat 2, which is not in use"):
+        table.apply(Step(epoch=1, step_id=3, rows=rows, **change))
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [0, LIMITS.max_model_len])
+def test_a_prompt_may_have_as_many_tokens_as_its_bounds_say(num_prompt_tokens: int) -> None:
+    table = prepared()
+    table.apply(Step(epoch=1, step_id=2, whole=[seat_state(3, [1], [0], num_prompt_tokens=num_prompt_tokens)]))
+    assert table.num_prompt_tokens[3] == num_prompt_tokens
 
 
 @pytest.mark.parametrize(
@@ -245,6 +287,7 @@ def test_a_step_that_decodes_is_known_as_one() -> None:
     table.advance(rows, [1])
     again = table.apply(Step(epoch=1, step_id=4, rows=array("i", [2]))).rows
     assert again.seats is rows.seats  # it was not looked at again
+    assert again.is_decode  # also where it fills its last block
     table.advance(again, [1])
     with pytest.raises(InvalidStepError, match="has blocks for 8 tokens and computes up to 9"):
         table.apply(Step(epoch=1, step_id=5, rows=array("i", [2])))

@@ -1,0 +1,173 @@
+"""What workers that come, drain, and go mean for groups and for what may be admitted. Blocks hold 4 tokens."""
+
+from typing import Any
+
+import pytest
+
+from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.present_workers import PresentWorkers
+from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.core.seat_use import RunningGroup, SeatUse
+from scheduler_svc.core.waiting_reasons import WaitingReason
+from tests.scheduler.core_cluster import Cluster
+
+
+def make_cluster(**workers: dict[str, int]) -> Cluster:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8, pipeline_depth=1, watermark=0.0))
+    for worker_id, shape in workers.items():
+        cluster.add_worker(worker_id, **shape)
+    return cluster
+
+
+def largest(workers: PresentWorkers) -> tuple[int, int]:
+    return workers.max_tokens_that_fit(), workers.max_sequences_that_fit()
+
+
+@pytest.mark.parametrize("shape", [{"num_seats": 0}, {"block_size": 0}])
+def test_a_worker_without_a_seat_or_with_blocks_of_no_token_is_refused(shape: dict[str, int]) -> None:
+    cluster = make_cluster()
+    with pytest.raises(ValueError, match="both are >= 1"):
+        cluster.add_worker("w", **{"num_blocks": 8, **shape})
+
+
+def test_a_worker_with_one_seat_and_blocks_of_one_token_serves() -> None:
+    cluster = make_cluster(w={"num_blocks": 8, "num_seats": 1, "block_size": 1})
+    cluster.add([1, 2, 3], 4)
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+
+
+def test_what_may_be_admitted_is_what_each_serving_worker_could_hold_or_the_last_that_was_here() -> None:
+    cluster = make_cluster()
+    workers = cluster.scheduler.workers
+    assert largest(workers) == (0, 0)
+    cluster.add_worker("small", num_blocks=10, num_seats=3)
+    cluster.add_worker("large", num_blocks=20)
+    assert largest(workers) == (40, 3)
+    workers.drain_worker("small")
+    assert largest(workers) == (80, 8)  # as many sequences as may run at once
+    workers.drain_worker("large")
+    assert largest(workers) == (40, 3)
+    workers.undo_drain("large")
+    assert largest(workers) == (80, 8)
+    cluster.remove_worker("large")
+    assert largest(workers) == (40, 3)
+    cluster.remove_worker("small")
+    assert largest(workers) == (40, 3)
+    cluster.add_worker("narrow", num_blocks=5)
+    assert largest(workers) == (20, 5)  # a block for each sequence
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "num_sequences", "num_tokens"),
+    [(0, 1, 40), (0, 3, 12), (0, 4, 0), (8, 3, 16), (11, 3, 16), (12, 3, 20), (40, 3, 40), (44, 2, 40), (99, 1, 40)],
+)
+def test_samples_share_the_full_blocks_of_their_prompt_and_divide_the_others(
+    num_prompt_tokens: int, num_sequences: int, num_tokens: int
+) -> None:
+    cluster = make_cluster(w={"num_blocks": 10, "num_seats": 3})
+    assert cluster.scheduler.workers.max_tokens_that_fit(num_prompt_tokens, num_sequences) == num_tokens
+
+
+def test_a_pinned_block_counts_once_and_nothing_that_needs_it_is_admitted() -> None:
+    cluster = make_cluster(w={"num_blocks": 10})
+    workers = cluster.scheduler.workers
+    first = cluster.add([*range(1, 9), 20], 5)
+    cluster.run_until_idle()
+    assert workers.pin_blocks("w", "prefix", first.block_hashes[:2])
+    with pytest.raises(ValueError, match="prefix is pinned on worker w already"):
+        workers.pin_blocks("w", "prefix", first.block_hashes[:1])
+    assert workers.pin_blocks("w", "another", first.block_hashes[:1])
+    assert (workers.max_tokens_that_fit(), workers.max_tokens_that_fit(with_pins=False)) == (32, 40)
+    cluster.add_worker("x", num_blocks=12)
+    assert not workers.pin_blocks("x", "prefix", first.block_hashes[:2]), "it has none of them"
+    assert workers.num_pinned_blocks() == 2, "of the worker that has the most"
+    workers.unpin_blocks("w", "prefix")
+    assert (workers.num_pinned_blocks(), workers.max_tokens_that_fit()) == (1, 36)
+    workers.unpin_blocks("w", "another")
+    workers.unpin_blocks("w", "unknown")
+    assert (workers.num_pinned_blocks(), workers.max_tokens_that_fit()) == (0, 40)
+    for worker_id in "wx":
+        cluster.remove_worker(worker_id)
+    assert workers.num_pinned_blocks() == 0
+
+
+def test_a_pin_that_would_take_the_memory_of_a_waiting_group_is_refused() -> None:
+    cluster = make_cluster(w={"num_blocks": 10})
+    first = cluster.add([*range(1, 9), 20], 5)
+    cluster.run_until_idle()
+    waits = cluster.add([3] * 8, 28)  # 9 blocks
+    with pytest.raises(PinRefusedError, match="would leave 8 KV blocks"):
+        cluster.scheduler.workers.pin_blocks("w", "prefix", first.block_hashes[:2])
+    assert cluster.scheduler.workers.num_pinned_blocks() == 0
+    assert cluster.scheduler.workers.pin_blocks("w", "prefix", first.block_hashes[:1])
+    cluster.run_until_idle()
+    assert waits.is_finished
+
+
+def test_a_group_that_was_too_large_beside_a_pin_starts_once_it_is_unpinned() -> None:
+    cluster = make_cluster(w={"num_blocks": 10})
+    first = cluster.add([*range(1, 9), 20], 5)
+    cluster.run_until_idle()
+    assert cluster.scheduler.workers.pin_blocks("w", "prefix", first.block_hashes[:2])
+    large = cluster.add([3] * 8, 28)
+    assert cluster.start() is None
+    cluster.scheduler.workers.unpin_blocks("w", "prefix")
+    assert large in cluster.step().sequences
+    cluster.run_until_idle()
+
+
+def test_who_cannot_leave_a_draining_worker_leaves_once_another_serves_again() -> None:
+    cluster = make_cluster(a={"num_blocks": 10}, b={"num_blocks": 10})
+    workers = cluster.scheduler.workers
+    workers.drain_worker("b")
+    stays = cluster.add([1, 2, 3], 20)
+    cluster.step("a")
+    workers.drain_worker("a")
+    cluster.step("a")
+    assert stays.worker_id == "a"
+    workers.undo_drain("b")
+    cluster.step("b")
+    assert stays.worker_id == "b"
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+
+
+def test_who_seemed_too_late_for_a_slow_worker_starts_once_it_is_known_to_be_faster() -> None:
+    cluster = make_cluster(w={"num_blocks": 10})
+    workers = cluster.scheduler.workers
+    workers.record_costs("w", prefill_tokens_per_s=1.0)
+    hurried = cluster.add([1] * 20, 4, deadline_s=10.0)
+    assert cluster.start() is None
+    assert cluster.scheduler.waiting_reason(hurried.group) is WaitingReason.DEADLINE
+    workers.record_costs("w", prefill_tokens_per_s=100.0)
+    assert cluster.step().sequences == [hurried]
+
+
+@pytest.mark.parametrize("block_size", [2, 8])
+def test_what_members_shared_in_blocks_of_another_size_is_forgotten(block_size: int) -> None:
+    cluster = make_cluster(w={"num_blocks": 40})
+    group = cluster.add_group([11, 12, 13, 14, 15, 16], 3, 12)
+    for _ in range(4):
+        cluster.step()
+    cluster.remove_worker("w")
+    cluster.add_worker("w", num_blocks=40)
+    assert cluster.scheduler.waiting_reason(group) is WaitingReason.NEXT_STEP  # looks at what they share
+    cluster.remove_worker("w")
+    cluster.add_worker("w", num_blocks=80, block_size=block_size)
+    cluster.step()
+    table, other = (sequence.block_table for sequence in group.sequences[:2])
+    num_shared = 6 // block_size  # blocks of the common prompt
+    assert table[:num_shared] == other[:num_shared] and set(table[num_shared:]).isdisjoint(other[num_shared:])
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+
+
+def test_the_use_of_seats_is_that_of_the_workers_that_serve() -> None:
+    cluster = make_cluster(a={"num_blocks": 20, "num_seats": 4}, b={"num_blocks": 20})
+    cluster.scheduler.workers.drain_worker("b")
+    cluster.add_group([1, 2, 3], 2, 9)
+    cluster.step("a")
+    cluster.step("a")
+    expected: list[Any] = [SeatUse("a", 2, [RunningGroup(2, 9)])]
+    assert cluster.scheduler.workers.seat_use() == expected
