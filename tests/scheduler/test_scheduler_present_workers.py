@@ -171,3 +171,17 @@ def test_the_use_of_seats_is_that_of_the_workers_that_serve() -> None:
     cluster.step("a")
     expected: list[Any] = [SeatUse("a", 2, [RunningGroup(2, 9)])]
     assert cluster.scheduler.workers.seat_use() == expected
+
+
+@pytest.mark.parametrize("keep_on_host", [True, False])
+def test_a_group_that_was_paused_on_a_worker_that_is_gone_goes_on_at_another(keep_on_host: bool) -> None:
+    cluster = make_cluster(w={"num_blocks": 10, "num_host_blocks": 10})
+    paused = cluster.add([1, 2, 3], 9)
+    cluster.step()
+    cluster.start()
+    cluster.scheduler.pause(paused.group, keep_on_host=keep_on_host)
+    cluster.remove_worker("w")
+    cluster.add_worker("x", num_blocks=10)
+    cluster.scheduler.resume(paused.group)
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
