@@ -69,6 +69,7 @@ class Cluster:
         block_size: int = 4,
         num_seats: int = 64,
         num_host_blocks: int = 0,
+        max_model_len: int | None = None,
     ) -> None:
         self.scheduler.workers.add_worker(
             worker_id,
@@ -76,6 +77,7 @@ class Cluster:
             block_size=block_size,
             num_seats=num_seats,
             num_host_blocks=num_host_blocks,
+            max_model_len=max_model_len,
         )
         self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_seats, num_host_blocks)
         self.in_flight[worker_id] = deque()
