@@ -55,6 +55,7 @@ class Cluster:
         self.sequences: list[Sequence] = []
         self.num_plans = 0
         self.now_s = 0.0
+        self.at_fault: set[str] = set()  # workers whose answers another has shown to be wrong
         self.transitions: set[Transition] = set()  # that groups have made
         self.candidate_sequences: dict[tuple[str, int], list[Sequence]] = {}  # by worker and step
         self.candidates: dict[Sequence, list[tuple[int, int]]] = {}  # of beams, the latest
@@ -184,7 +185,7 @@ class Cluster:
             if sequence.ends_with_stop_token() or sequence.num_output_tokens == sequence.max_tokens:
                 self.scheduler.finish(sequence)
         self.search_on(worker_id, step.step_id)
-        self.scheduler.record_executed_step(plan)
+        self.at_fault |= self.scheduler.record_executed_step(plan)
         return [sequence for sequence, _ in appended]
 
     def search_on(self, worker_id: str, step_id: int) -> None:
@@ -232,7 +233,7 @@ class Cluster:
 
     def lose_worker(self, worker_id: str = "w") -> list[SequenceGroup]:
         """The worker dies. Returns who is failed for it."""
-        verdicts = self.scheduler.record_worker_loss(worker_id)
+        verdicts = self.scheduler.record_worker_loss(worker_id, self.now_s)
         self.remove_worker(worker_id)
         return self.end_guilty(verdicts)
 

@@ -7,7 +7,7 @@ from math import ceil, log2
 
 import pytest
 
-from scheduler_svc.core.isolation import MAX_EXCUSED_LOSSES, MAX_FAILED_STEPS, MAX_LOSSES
+from scheduler_svc.core.isolation import LATELY_S, MAX_EXCUSED_LOSSES, MAX_FAILED_STEPS, MAX_LOSSES
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
@@ -216,6 +216,9 @@ def test_who_had_yet_to_come_back_to_its_place_had_no_part_in_a_loss() -> None:
         assert site.cluster.start("a") is not None
         site.lose("a")
     assert one.group.cohort is None and not site.failed
+    assert site.cluster.start("a") is not None
+    site.lose("a")
+    assert one.group.cohort is not None, "excuses are used up"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -265,6 +268,107 @@ def test_where_workers_are_lost_for_other_reasons_one_loss_alone_makes_nobody_gu
         assert plan is not None and len(plan.sequences) == 1
         site.lose("a")
         assert len(site.failed) == num_guilty
+
+
+@pytest.mark.parametrize(("passed_s", "num_guilty"), [(LATELY_S, 0), (LATELY_S + 1.0, 1)])
+def test_a_loss_long_ago_no_longer_speaks_for_another_reason(passed_s: float, num_guilty: int) -> None:
+    site = SickCluster("a", depth=1)
+    site.lose("a")
+    site.cluster.now_s = passed_s
+    for number in range(2):
+        site.cluster.add([number + 1] * 4, 30)
+    for _ in range(3):
+        assert site.cluster.start("a") is not None
+        site.lose("a")
+    assert len(site.failed) == num_guilty
+
+
+def fail_step(site: SickCluster, worker_id: str, *, is_disbelieved: bool = False) -> None:
+    """Fail the next step of a worker."""
+    plan = site.cluster.start(worker_id)
+    assert plan is not None
+    site.cluster.fail_steps(worker_id)
+    assert site.cluster.scheduler.record_failed_step([plan], is_disbelieved=is_disbelieved) == []
+    site.cluster.scheduler.check()
+
+
+@pytest.mark.parametrize("num_groups", [2, 3, 4, 9])
+def test_the_groups_of_a_failed_step_are_tried_in_halves(num_groups: int) -> None:
+    site = SickCluster("a", depth=1)
+    groups = [site.cluster.add([number + 1, 2, 3], 4).group for number in range(num_groups)]
+    fail_step(site, "a")
+    cohorts = [list(cohort.groups) for cohort in dict.fromkeys(group.cohort for group in groups) if cohort is not None]
+    assert sorted(map(len, cohorts)) == [num_groups // 2, (num_groups + 1) // 2]
+
+
+@pytest.mark.parametrize("is_disbelieved", [True, False])
+def test_a_worker_is_at_fault_if_its_answer_was_not_believed_and_another_passes_the_position(
+    is_disbelieved: bool,
+) -> None:
+    site = SickCluster("a", "b", depth=1)
+    group = site.cluster.add([1, 2, 3], 4).group
+    fail_step(site, "a", is_disbelieved=is_disbelieved)
+    assert site.cluster.start("a") is None, "it is tried where it has not failed"
+    site.cluster.step("b")
+    assert group.cohort is None
+    assert site.cluster.at_fault == ({"a"} if is_disbelieved else set())
+
+
+def test_a_worker_that_passes_the_position_of_its_own_failed_step_is_not_at_fault() -> None:
+    site = SickCluster("a", depth=1)
+    group = site.cluster.add([1, 2, 3], 4).group
+    fail_step(site, "a", is_disbelieved=True)
+    site.cluster.step("a")
+    assert group.cohort is None and site.cluster.at_fault == set()
+
+
+def test_who_failed_only_on_a_forgiven_worker_is_no_suspect_and_goes_on() -> None:
+    site = SickCluster("a", depth=1)
+    group = site.cluster.add([1, 2, 3], 4).group
+    fail_step(site, "a")
+    site.cluster.scheduler.forgive_worker("a")
+    site.cluster.scheduler.check()
+    assert group.cohort is None
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_who_failed_elsewhere_too_stays_a_suspect_and_the_forgiven_worker_is_not_at_fault() -> None:
+    site = SickCluster("a", "b", "c", depth=1)
+    group = site.cluster.add([1, 2, 3], 4).group
+    fail_step(site, "a", is_disbelieved=True)
+    fail_step(site, "b")
+    site.cluster.scheduler.forgive_worker("a")
+    assert group.cohort is not None
+    site.cluster.step("c")
+    assert group.cohort is None and site.cluster.at_fault == set()
+
+
+def test_who_was_also_on_a_lost_worker_stays_a_suspect_when_the_other_is_forgiven() -> None:
+    site = SickCluster("a", depth=1)
+    group = site.cluster.add([1, 2, 3], 4).group
+    assert site.cluster.start("a") is not None
+    site.lose("a")
+    fail_step(site, "a")
+    site.cluster.scheduler.forgive_worker("a")
+    assert group.cohort is not None
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_a_worker_is_forgiven_by_a_paused_suspect_too_and_one_that_ends_is_forgotten() -> None:
+    site = SickCluster("a", depth=1)
+    first, second = (site.cluster.add([number + 1, 2, 3], 4).group for number in range(2))
+    fail_step(site, "a")
+    for group in (first, second):
+        site.cluster.scheduler.pause(group, keep_on_host=False)
+    site.cluster.scheduler.forgive_worker("a")
+    site.cluster.scheduler.resume(first)
+    assert first.cohort is None
+    site.cluster.scheduler.finish_group(second)
+    site.cluster.scheduler.check()
+    site.run(kills=False)
+    assert site.failed == []
 
 
 def test_suspects_get_room_from_those_who_have_no_part_in_their_trial() -> None:
