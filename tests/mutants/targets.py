@@ -92,6 +92,7 @@ TARGETS = (
             "tests/worker/test_runner.py",
             "tests/worker/test_runner_*.py",
             "tests/worker/test_servicer.py",
+            "tests/worker/device/test_step_upload.py",
         ),
     ),
 )

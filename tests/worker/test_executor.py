@@ -53,7 +53,9 @@ async def harness() -> AsyncIterator[Harness]:
 
 
 async def test_the_first_step_must_be_a_snapshot(harness: Harness) -> None:
-    assert await harness.status(1, 1) is StepStatus.NEED_SNAPSHOT
+    result = await harness.send(1, 1)
+    assert result.status is StepStatus.NEED_SNAPSHOT
+    assert result.error == "step 1 of epoch 1 builds on a state that this worker does not have"
     assert await harness.status(1, 1, snapshot=True) is StepStatus.OK
     assert harness.runner.executed == [1]
 

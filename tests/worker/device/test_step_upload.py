@@ -44,3 +44,16 @@ def test_fixed_arrays_stay_where_they_are_and_others_come_after_them() -> None:
         upload.send()
         assert (seats.tolist(), keys.tolist()) == ([start, start + 1, start + 2], [start, start + 1])
         assert added.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_each_step_has_the_whole_capacity_and_what_goes_beyond_it_is_sent_alone() -> None:
+    upload = StepUpload(CPU, {"seats": (3, torch.int32)}, capacity_bytes=64)
+    together = upload.fixed["seats"].untyped_storage().data_ptr()
+    for _ in range(3):
+        upload.begin()
+        fits = upload.add(np.arange(16, dtype=np.int32))
+        beyond = upload.add(np.arange(1, dtype=np.int32))
+        assert fits.untyped_storage().data_ptr() == together
+        assert beyond.untyped_storage().data_ptr() != together
+        upload.send()
+        assert fits.tolist() == list(range(16)) and beyond.tolist() == [0]
