@@ -1,4 +1,4 @@
-"""Which worker may take a group at all: its limits at their edges. Blocks hold 4 tokens."""
+"""Limits of what a worker may take at all, at their edges. Blocks hold 4 tokens."""
 
 import pytest
 

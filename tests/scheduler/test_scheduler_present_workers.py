@@ -1,4 +1,4 @@
-"""What workers that come, drain, and go mean for groups and for what may be admitted. Blocks hold 4 tokens."""
+"""Arrival, draining and loss of workers: what they mean for groups and for admission. Blocks hold 4 tokens."""
 
 from typing import Any
 
