@@ -388,6 +388,17 @@ async def test_a_deadline_of_any_length_in_the_headers_of_a_call_is_kept_or_as_g
         assert await asyncio.to_thread(answer, timeout) == "0", timeout
 
 
+async def test_a_timeout_of_any_length_is_kept_or_as_good_as_none(site: Site, store: GatedStore) -> None:
+    await site.add_worker()
+    for number, timeout_ms in enumerate((2**63 - 1, 60_000, None)):
+        assert tokens_in(await site.run(counting(10, 4, f"r{number}", timeout_ms=timeout_ms))) == [11, 12, 13, 14]
+    longest, minute, none = [each for _, entry in await entries_of(store) for each in entry.admissions]
+    year_ns = 365 * 24 * 3600 * 10**9
+    assert longest.deadline_unix_ns - longest.arrived_unix_ns > 50 * year_ns
+    assert abs(minute.deadline_unix_ns - minute.arrived_unix_ns - 60 * 10**9) < 10**6
+    assert not none.HasField("deadline_unix_ns")
+
+
 async def test_log_probabilities_of_a_prompt_that_fit_into_no_message_are_refused(site: Site) -> None:
     """Regression: they were computed, but fit into no chunk, so the client attached again and again."""
     worker = ScriptedWorker(num_blocks=8000)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from common.sampling_params import SequenceSampling
-from quire.errors import FailedPreconditionError, InvalidRequestError
+from quire.errors import FailedPreconditionError, InvalidRequestError, OverloadedError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.prompt_checks import ModelLimits
 from scheduler_svc.requests.params.request_params import (
@@ -223,6 +223,11 @@ def test_everything_else_out_of_range_is_refused_by_field(field: str, parts: dic
     assert list(refused(request_of(**parts))) == [field]
 
 
+def test_the_least_and_the_equal_lengths_are_taken() -> None:
+    params = settled(request_of(stopping=pb.StoppingParams(max_tokens=1, min_tokens=1)))
+    assert (params.max_tokens, params.min_tokens) == (1, 1)
+
+
 def test_a_request_without_prompt_is_refused() -> None:
     assert refused(pb.GenerateRequest()) == {"prompt": "is missing: give text, chat or token_ids"}
 
@@ -230,8 +235,8 @@ def test_a_request_without_prompt_is_refused() -> None:
 def test_everything_wrong_is_said_at_once_with_what_to_change() -> None:
     request = pb.GenerateRequest(
         request_id="?",
-        sampling=pb.SamplingParams(temperature=NAN),
-        stopping=pb.StoppingParams(stop=["a", "b", "c", ""], max_tokens=0),
+        sampling=pb.SamplingParams(temperature=NAN, allowed_token_ids=[2]),
+        stopping=pb.StoppingParams(stop=["a", "b", "c", ""], max_tokens=0, min_tokens=1),
         output=pb.OutputParams(logprobs=100),
     )
     descriptions = refused(request)
@@ -242,6 +247,7 @@ def test_everything_wrong_is_said_at_once_with_what_to_change() -> None:
         "stopping.max_tokens",
         "stopping.stop[3]",
         "output.logprobs",
+        "sampling.allowed_token_ids",
     ]
     assert descriptions["sampling.temperature"] == "is nan: give a number from 0 to 100"
     assert descriptions["output.logprobs"] == "is 100: give at most 20"
@@ -318,11 +324,9 @@ def test_a_small_vocabulary_has_no_more_likely_tokens_than_tokens() -> None:
     assert (params.sampling.num_logprobs, params.sampling.num_prompt_logprobs) == (10, 10)
 
 
-def test_the_longest_timeout_has_a_deadline_that_int64_nanoseconds_hold() -> None:
-    timeout_ms = settled(request_of(timeout_ms=2**63 - 1)).timeout_ms
-    assert timeout_ms is not None
-    unix_ns_of_2050 = 2_524_608_000 * 10**9
-    assert unix_ns_of_2050 + timeout_ms * 10**6 < 2**63
+@pytest.mark.parametrize(("top_k", "kept"), [(1, 1), (999, 999), (1000, None), (2**32 - 1, None)])
+def test_only_a_top_k_below_the_vocabulary_is_one(top_k: int, kept: int | None) -> None:
+    assert settled(request_of(sampling=pb.SamplingParams(top_k=top_k))).sampling.top_k == kept
 
 
 def test_the_output_is_bounded_by_what_context_or_memory_leave() -> None:
@@ -341,7 +345,7 @@ def test_the_output_is_bounded_by_what_context_or_memory_leave() -> None:
         (0, {}, 10_000, "prompt", ["empty"]),
         (256, {}, 10_000, "prompt", ["256 tokens", "at most 255", "context"]),
         (5000, {}, 10_000, "prompt", ["5,000 tokens", "at most 255", "context"]),
-        (100, {}, 100, "prompt", ["100 tokens", "at most 99", "KV memory"]),
+        (100, {}, 100, "prompt", ["100 tokens", "at most 99", "the KV memory holds 100 tokens of one request"]),
         (100, {"max_tokens": 157}, 10_000, "stopping.max_tokens", ["157", "100 tokens", "at most 156", "context"]),
         (100, {"max_tokens": 21}, 120, "stopping.max_tokens", ["21", "at most 20", "(--kv-memory-bytes"]),
         (100, {"min_tokens": 157}, 10_000, "stopping.min_tokens", ["157", "at most 156"]),
@@ -360,6 +364,42 @@ def test_lengths_that_can_never_work_are_refused_with_the_largest_that_would(
     assert "unpin" not in violation.description
 
 
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "stopping", "num_needed"),
+    [
+        (120, {}, 121),
+        (100, {"max_tokens": 21}, 121),
+        (100, {"min_tokens": 25}, 125),
+        (100, {"min_tokens": 25, "max_tokens": 30}, 130),
+        (100, {"max_tokens": 156}, 256),
+    ],
+)
+def test_what_only_pins_keep_out_may_come_back_and_what_would_not_fit_without_them_may_not(
+    num_prompt_tokens: int, stopping: dict[str, Any], num_needed: int
+) -> None:
+    params = settled(request_of(stopping=pb.StoppingParams(**stopping)))
+
+    def length(max_tokens_without_pins: int) -> int:
+        return settle_length(
+            params, num_prompt_tokens, LIMITS, 120, num_pinned_blocks=7, max_tokens_without_pins=max_tokens_without_pins
+        )
+
+    for enough in (num_needed, 10_000):
+        with pytest.raises(OverloadedError, match=f"120 tokens .* 7 blocks .* needs {num_needed}: unpin") as caught:
+            length(enough)
+        assert caught.value.retry_after_s > 0
+    with pytest.raises(InvalidRequestError):
+        length(num_needed - 1)
+
+
+def test_pins_neither_keep_out_what_fits_beside_them_nor_let_in_what_the_context_does_not_hold() -> None:
+    fits = settled(request_of(stopping=pb.StoppingParams(max_tokens=20)))
+    assert settle_length(fits, 100, LIMITS, 120, num_pinned_blocks=7, max_tokens_without_pins=10_000) == 20
+    too_long = settled(request_of(stopping=pb.StoppingParams(max_tokens=157)))
+    with pytest.raises(InvalidRequestError):
+        settle_length(too_long, 100, LIMITS, 120, num_pinned_blocks=7, max_tokens_without_pins=10_000)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_where_pins_hold_memory_the_refusal_says_so(n: int) -> None:
     params = settled(request_of(sampling=pb.SamplingParams(n=n), stopping=pb.StoppingParams(max_tokens=30)))
@@ -368,8 +408,8 @@ def test_where_pins_hold_memory_the_refusal_says_so(n: int) -> None:
 
 
 def test_the_digest_is_of_the_body_and_not_of_id_and_timeout() -> None:
-    body = request_of(sampling=pb.SamplingParams(logit_bias={i: i / 8 for i in range(64)}), tenant="t")
-    again = request_of(sampling=pb.SamplingParams(logit_bias={i: i / 8 for i in reversed(range(64))}), tenant="t")
+    body = request_of(sampling=pb.SamplingParams(logit_bias={64 * i: i / 8 for i in range(64)}), tenant="t")
+    again = request_of(sampling=pb.SamplingParams(logit_bias={64 * i: i / 8 for i in reversed(range(64))}), tenant="t")
     again.request_id, again.timeout_ms = "another", 5
     assert request_digest(body) == request_digest(again)
     assert again.request_id == "another"

@@ -224,6 +224,18 @@ def test_what_does_not_fit_as_often_as_asked_is_refused_with_what_to_lower(
     assert settle_length(settled(request_), 100, LIMITS, 120) == 20
 
 
+def test_the_number_of_samples_is_to_be_lowered_only_where_there_are_several() -> None:
+    one, two = (settled(request_of(sampling=pb.SamplingParams(n=n))) for n in (1, 2))
+    for fit in (0, 100):
+        with pytest.raises(InvalidRequestError, match=f"prompt: .*{fit} tokens of one request") as caught:
+            settle_length(one, 100, LIMITS, fit)
+        assert "lower" not in str(caught.value)
+    with pytest.raises(InvalidRequestError, match=r"sampling\.n: is 2, more than run at once.*give at most 1$"):
+        settle_length(two, 100, LIMITS, 0)
+    with pytest.raises(InvalidRequestError, match=r"prompt: .*2 sequences of 100 tokens each.*lower n, or"):
+        settle_length(two, 100, LIMITS, 100)
+
+
 @pytest.mark.parametrize("request_", [request_of(sampling=pb.SamplingParams(n=2, best_of=4)), beams(5, {"n": 2})])
 def test_a_settled_request_is_valid_again_and_stays_as_it_is(request_: pb.GenerateRequest) -> None:
     """The journal keeps requests in this form, and a new leader settles them again."""

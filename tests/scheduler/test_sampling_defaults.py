@@ -58,6 +58,8 @@ def test_the_clients_own_message_is_not_changed() -> None:
     with_defaults(mine, defaults(**ALL))
     assert not said(mine)
     assert with_defaults(mine, defaults()) is mine
+    complete = request(**ALL)
+    assert said(with_defaults(complete, defaults(**{**ALL, "top_k": 5}))) == ALL
 
 
 @pytest.mark.parametrize("greedy", [request(temperature=0), request()])

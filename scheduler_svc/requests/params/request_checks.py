@@ -38,7 +38,6 @@ def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
     _check_samples(request, violations)
     if request.HasField("beam"):
         _check_beam(request, violations)
-    violations.raise_if_any()
     _check_choice_is_left(request, limits, violations)
     violations.raise_if_any()
     check_can_tokenize(kind, limits)

@@ -26,7 +26,6 @@ EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_NEVER: "never",
 }
 _PINNED_RETRY_S = 5.0  # when a client unpins is not known
-MOST_TIMEOUT_S = 100 * 365 * 24 * 3600  # as good as none, and its deadline still fits int64 nanoseconds
 _NO_TOKENS: frozenset[int] = frozenset()  # one for all requests
 
 
@@ -111,7 +110,7 @@ def settle(
         tenant=request.tenant,
         cache_salt=request.cache_salt,
         priority=max(-MOST_PRIORITY, min(MOST_PRIORITY, request.priority)),  # journals once had any
-        timeout_ms=min(request.timeout_ms, 1000 * MOST_TIMEOUT_S) if request.HasField("timeout_ms") else None,
+        timeout_ms=request.timeout_ms if request.HasField("timeout_ms") else None,
         cancel_on_disconnect=request.on_disconnect != pb.ON_DISCONNECT_CONTINUE,
         sampling=sampling,
         seed=seed,
@@ -136,8 +135,8 @@ def num_sequences_of(request: pb.GenerateRequest) -> int:
 def _sequence_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) -> SequenceSampling:
     sampling, output = request.sampling, request.output
     numbers = given_numbers(sampling)
-    if not 0 < numbers.get("top_k", 0) < limits.vocab_size:
-        numbers["top_k"] = None
+    if (top_k := numbers.get("top_k")) is not None and top_k >= limits.vocab_size:
+        del numbers["top_k"]
     return SequenceSampling(
         seed=seed,
         sample_index=sampling.first_sample_index,
