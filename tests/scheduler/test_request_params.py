@@ -1,14 +1,16 @@
 """Parameters that are accepted, refusals and their words, and the settled request."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from common.sampling_params import SequenceSampling
 from quire.errors import FailedPreconditionError, InvalidRequestError, OverloadedError
+from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.params.prompt_checks import ModelLimits
+from scheduler_svc.requests.params.prompt_checks import ModelLimits, check_detokenize, check_prompt_logprobs
 from scheduler_svc.requests.params.request_params import (
     ValidatedParams,
     request_digest,
@@ -226,6 +228,43 @@ def test_everything_else_out_of_range_is_refused_by_field(field: str, parts: dic
 def test_the_least_and_the_equal_lengths_are_taken() -> None:
     params = settled(request_of(stopping=pb.StoppingParams(max_tokens=1, min_tokens=1)))
     assert (params.max_tokens, params.min_tokens) == (1, 1)
+
+
+def test_prompts_that_just_fit_into_the_context_are_taken() -> None:
+    settled(request_of(token_ids=pb.TokenIds(ids=[1] * 255)))  # and one token of output
+    settled(request_of(chat=chat_of(*["user"] * 256)))
+    longest = LIMITS.max_text_chars
+    settled(request_of(text="x" * longest))
+    messages = [pb.ChatMessage(role="r" * 100, content="x" * (longest - 100))]
+    settled(request_of(chat=pb.ChatPrompt(messages=messages)))
+    messages[0].content += "x"
+    assert list(refused(request_of(chat=pb.ChatPrompt(messages=messages)))) == ["chat.messages"]
+    assert list(refused(request_of(chat=chat_of(*["user"] * 257)))) == ["chat.messages"]
+
+
+@pytest.mark.parametrize(("max_model_len", "most"), [(256, 65_536), (100_000, 100_000)])
+def test_as_many_ids_are_made_text_as_a_context_holds_and_never_less_than_65536(max_model_len: int, most: int) -> None:
+    limits = replace(LIMITS, max_model_len=max_model_len)
+    check_detokenize(pb.DetokenizeRequest(token_ids=[5] * most), limits)
+    with pytest.raises(InvalidRequestError, match=f"token_ids: has {most + 1:,} ids: give at most {most:,}"):
+        check_detokenize(pb.DetokenizeRequest(token_ids=[5] * (most + 1)), limits)
+
+
+@pytest.mark.parametrize(("num_top", "most"), [(20, 68_385), (0, 524_288)])  # as the manual states
+def test_the_longest_prompt_with_log_probabilities_fills_a_message_and_fits_into_it(num_top: int, most: int) -> None:
+    check_prompt_logprobs(most, num_top)
+    with pytest.raises(InvalidRequestError, match=f"output.prompt_logprobs: is {num_top} .* to at most {most:,}"):
+        check_prompt_logprobs(most + 1, num_top)
+    largest_id = 2**28 - 1  # of the 4 bytes that an id of any vocabulary takes on the wire
+    each = pb.TokenLogprobs(
+        token_id=largest_id,
+        logprob=-1.0,
+        rank=largest_id,
+        top_token_ids=[largest_id] * num_top,
+        top_logprobs=[-1.0] * num_top,
+    )
+    num_bytes = most * (pb.Chunk(prompt_logprobs=[each] * 2).ByteSize() - pb.Chunk(prompt_logprobs=[each]).ByteSize())
+    assert PUBLIC_MESSAGE_BYTES // 2 < num_bytes < PUBLIC_MESSAGE_BYTES * 7 // 8
 
 
 def test_a_request_without_prompt_is_refused() -> None:
