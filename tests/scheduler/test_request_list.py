@@ -1,15 +1,18 @@
 """ListRequests over the wire: who is listed, in which state, what it waits for, page by page."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
 
+from quire.errors import UnavailableError
 from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.core.preemption import PreemptionMode
+from scheduler_svc.requests.request_list import RequestList
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import ScriptedWorker
@@ -57,6 +60,7 @@ async def test_nothing_is_listed_where_nothing_lives(site: Site) -> None:
     await site.add_worker()
     await site.run(counting(10, 3, "done"))
     assert await page(site) == pb.ListRequestsResponse()
+    assert not (await record(site, "done")).waiting_for
 
 
 async def test_a_running_request_is_listed_with_all_that_is_known_of_it(site: Site) -> None:
@@ -172,16 +176,112 @@ async def test_what_the_journal_does_not_have_yet_waits_for_it() -> None:
 
 
 async def test_requests_of_an_earlier_scheduler_wait_for_a_worker_of_their_model() -> None:
-    store = MemoryStore()
+    store = GatedStore()
+    drawn = counting(10, 300, "old", tenant="acme", priority=-2)
+    drawn.sampling.n = 3
+    search = pb.GenerateRequest(
+        request_id="search", token_ids=pb.TokenIds(ids=[3, 4]), beam=pb.BeamParams(beam_width=4)
+    )
     async with running_site(store) as site:
         await held_worker(site)
-        await submit(site, counting(10, 300, "old", tenant="acme"))
+        await submit(site, drawn, search)
+    accepted_s = time.monotonic()
     async with running_site(store, epoch=2) as site:
-        found = await listed(site, tenant="acme")
-        assert found["old"].state == pb.LIVE_STATE_RECOVERING
-        assert found["old"].waiting_for == "a worker of the model that it was accepted for"
-        assert (await record(site, "old")).waiting_for == found["old"].waiting_for
-        assert await listed(site, tenant="other") == {}
+        assert (await listed(site, tenant="acme")).keys() == {"old"}
+        await until(lambda: time.monotonic() > accepted_s + 0.01)
+        pages = [await page(site, page_size=1)]
+        pages.append(await page(site, page_size=1, page_token=pages[0].next_page_token))
+        assert not pages[1].next_page_token
+        summaries = [each for one in pages for each in one.requests]
+        for each in summaries:
+            assert 10 <= each.age_ms < 60_000
+            each.ClearField("age_ms")
+        waiting: dict[str, Any] = {
+            "state": pb.LIVE_STATE_RECOVERING,
+            "waiting_for": "a worker of the model that it was accepted for",
+        }
+        assert summaries == [
+            pb.RequestSummary(request_id="old", tenant="acme", prompt_tokens=1, num_samples=3, priority=-2, **waiting),
+            pb.RequestSummary(request_id="search", prompt_tokens=2, num_samples=1, beam_width=4, **waiting),
+        ]
+        assert (await record(site, "old")).waiting_for == waiting["waiting_for"]
+        store.may_append.clear()
+        cancelling = asyncio.create_task(cancel(site, "old"))
+        await until(lambda: store.num_waiting == 1)
+        found = await listed(site)
+        assert (found["old"].state, found["search"].state) == (pb.LIVE_STATE_ENDING, pb.LIVE_STATE_RECOVERING)
+        store.may_append.set()
+        await cancelling
+
+
+async def cancel(site: Site, request_id: str) -> None:
+    await site.inference.Cancel(pb.CancelRequest(request_id=request_id))
+
+
+async def test_who_ends_or_is_refused_while_a_listing_is_made_is_left_out_of_it() -> None:
+    """A long listing is made in slices, between which everybody else has a turn."""
+    store = GatedStore()
+    async with running_site(store, admission_timeout_s=0.05) as site:
+        await held_worker(site)
+        names = [f"r{number}" for number in range(240)]
+        for name in names:
+            await site.admission.submit(counting(10, 300, name), None)
+        store.may_append.clear()
+        entering = asyncio.create_task(site.admission.submit(counting(10, 300, "entering"), None))
+        await until(lambda: bool(site.admission.entering))
+        making = RequestList(site.engine, site.admission).page(pb.ListRequestsRequest(page_size=1000))
+        making.send(None)  # the first slice
+        with pytest.raises(UnavailableError):
+            await entering
+        store.may_append.set()
+        for name in (names[0], names[-1]):
+            await cancel(site, name)
+        await until(lambda: names[-1] not in site.engine.live)
+        num_pauses = 1
+        with pytest.raises(StopIteration) as made:
+            while num_pauses < 20:
+                making.send(None)
+                num_pauses += 1
+        assert [each.request_id for each in made.value.value.requests] == names[:-1]  # the first was listed before
+
+
+@pytest.mark.parametrize(
+    ("preemption", "num_host_blocks", "state"),
+    [("recompute", 0, pb.LIVE_STATE_PREEMPTED), ("swap", 8, pb.LIVE_STATE_SWAPPED)],
+)
+async def test_a_request_that_gave_way_says_how_and_waits_for_blocks(
+    preemption: PreemptionMode, num_host_blocks: int, state: pb.LiveState.ValueType
+) -> None:
+    """Both have 4 of the 8 blocks until they have 64 tokens."""
+    async with running_site(preemption=preemption) as site:
+        worker = ScriptedWorker(num_blocks=8)
+        worker.description.pool.num_host_blocks = num_host_blocks
+        worker.silence_after(70)
+        await site.start_worker(worker)
+        await submit(site, counting(10, 100, "first"), counting(20, 100, "second"))
+        await until(lambda: not worker.may_answer.is_set())
+        found = await listed(site)
+        assert (found["first"].state, found["first"].waiting_for) == (pb.LIVE_STATE_RUNNING, "")
+        assert (found["second"].state, found["second"].waiting_for) == (state, "KV blocks")
+
+
+async def test_while_the_store_does_not_answer_who_runs_waits_for_the_journal_and_others_for_what_they_did() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        worker = await held_worker(site, num_seats=1)
+        await submit(site, counting(10, 300, "runs"), counting(20, 300, "queued"), counting(30, 300, "paused"))
+        await until(lambda: bool(worker.steps))
+        await site.inference.Pause(pb.PauseRequest(request_id="paused"))
+        reasons = {name: each.waiting_for for name, each in (await listed(site)).items()}
+        assert not reasons["runs"]
+        store.unavailable = True
+        worker.may_answer.set()  # and its tokens are for the journal
+        await until(lambda: site.engine.journal.health.is_degraded)
+        told = {name: each.waiting_for for name, each in (await listed(site)).items()}
+        assert told == {**reasons, "runs": "the journal"}
+        store.unavailable = False
+        await until(lambda: not site.engine.journal.health.is_degraded)
+        assert not (await listed(site))["runs"].waiting_for
 
 
 async def test_pages_give_each_request_once_in_the_order_of_arrival(site: Site) -> None:
