@@ -113,12 +113,11 @@ class Admission:
         self.closed = True
         while self._submissions:
             await asyncio.wait([each.task for each in self._submissions.values()])
-            await asyncio.sleep(0)  # a callback takes each out of the table
 
     def require_model(self) -> ServedModel:
         """The model, or UnavailableError while no worker has described one."""
         if self.model is None:
-            raise UnavailableError("no worker has registered yet; start one, or wait while it loads", 1.0)
+            raise UnavailableError("no worker has registered yet; start one, or wait while it loads")
         return self.model
 
     def in_flight_admissions_still_fit(self) -> bool:
@@ -161,7 +160,6 @@ class Admission:
         while (submission := self._submissions.get(request_id)) is not None and submission.digest != digest:
             # Nobody has the id yet: the other may be refused, and this one the request of a finished record.
             await asyncio.wait([submission.task])
-            await asyncio.sleep(0)  # a callback takes it out of the table
         live = self._engine.live.get(request_id)
         if live is not None:
             _check_same(request_id, live.digest, digest)
@@ -240,7 +238,7 @@ class Admission:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise UnavailableError("the scheduler is shutting down", 1.0)
+            raise UnavailableError("the scheduler is shutting down")
         self._check_store()
 
     def _check_store(self) -> None:
@@ -272,13 +270,13 @@ class Admission:
         if not durable.done():
             durable.add_done_callback(partial(self._withdraw, live))
             raise UnavailableError(
-                "the journal's store does not answer; nothing was accepted, so send the request again", 1.0
+                "the journal's store does not answer; nothing was accepted, so send the request again"
             )
         try:
             durable.result()
         except FencedError as error:
             raise UnavailableError(
-                "another scheduler has taken over; nothing was accepted here, so send the request to that one", 1.0
+                "another scheduler has taken over; nothing was accepted here, so send the request to that one"
             ) from error
         self._start(live)
 
@@ -314,7 +312,7 @@ class Admission:
 
 
 def _silent_store() -> UnavailableError:
-    return UnavailableError("the journal's store does not answer; nothing can be accepted until it does", 1.0)
+    return UnavailableError("the journal's store does not answer; nothing can be accepted until it does")
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -136,7 +136,7 @@ class RequestControl:
                 return await change
         except TimeoutError:
             raise UnavailableError(
-                "the journal's store did not answer in time; repeat the call, which does no harm", 1.0
+                "the journal's store did not answer in time; repeat the call, which does no harm"
             ) from None
 
     async def _unfinished(self, request_id: str) -> LiveRequest:
@@ -169,7 +169,7 @@ class RequestControl:
         try:
             await self._engine.journal.confirm_leading()
         except FencedError as error:
-            raise UnavailableError("another scheduler has taken over; ask that one", 1.0) from error
+            raise UnavailableError("another scheduler has taken over; ask that one") from error
 
 
 async def read_record(records: Records, request_id: str) -> journal_pb2.RequestRecord | None:

@@ -7,10 +7,20 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from quire.errors import AlreadyExistsError, OverloadedError, UnavailableError
+from common.arrays import unpack_int32
+from quire.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
 from quire.rpc import error_of
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.journal.store import FencedError
+from quire.v1 import journal_pb2
+from scheduler_svc.journal.store import FencedError, Store
+from scheduler_svc.requests.params.prompt_tokenizer import Prompt, PromptTokenizer
+from scheduler_svc.requests.params.served_model import ServedModel
 from tests.hostile.attacks import GENERATE
 from tests.hostile.raw_connection import RawConnection, message
 from tests.scheduler.gated_store import GatedStore
@@ -32,15 +42,40 @@ async def site(store: GatedStore) -> AsyncIterator[Site]:
         store.may_read.set()
 
 
+class GatedPrompts(PromptTokenizer):
+    """Prompts that are not tokenised until they may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = asyncio.Event()
+        self.num_begun = 0
+
+    async def token_ids(self, prompt: Prompt, model: ServedModel) -> list[int]:
+        self.num_begun += 1
+        await self.may_go_on.wait()
+        return await super().token_ids(prompt, model)
+
+
 async def refused(site: Site, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await site.run(request)
     return caught.value
 
 
+def told_to_come_back_soon(refusal: grpc.aio.AioRpcError, *words: str) -> None:
+    error = error_of(refusal)
+    assert isinstance(error, UnavailableError)
+    assert 0 < error.retry_after_s <= 2
+    for each in words:
+        assert each in error.message
+
+
+async def journaled(store: Store) -> list[journal_pb2.Admission]:
+    return [each for _, entry in await entries_of(store) for each in entry.admissions]
+
+
 async def test_before_the_first_worker_a_request_is_told_to_come_back(site: Site) -> None:
-    error = await refused(site, counting(10))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    told_to_come_back_soon(await refused(site, counting(10)))
     assert (await site.inference.GetStats(pb.GetStatsRequest())).num_refused == 1
 
 
@@ -172,8 +207,7 @@ async def test_an_admission_that_the_store_does_not_take_is_refused_and_leaves_i
     """The admission becomes durable too late; its client has come back with the same id meanwhile."""
     await site.add_worker()
     store.may_append.clear()
-    error = await refused(site, counting(10, 4, "again"))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    told_to_come_back_soon(await refused(site, counting(10, 4, "again")), "does not answer")
     again = asyncio.create_task(site.run(counting(10, 4, "again")))
     await until(lambda: site.engine.journal.stats.pending == 2)
     store.may_append.set()
@@ -199,8 +233,7 @@ async def test_a_store_that_is_away_refuses_new_requests_and_delays_running_ones
     store.unavailable = True
     worker.may_answer.set()
     await until(lambda: site.engine.journal.stats.degraded)
-    error = await refused(site, counting(20, 4))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    told_to_come_back_soon(await refused(site, counting(20, 4)), "does not answer")
     assert not running.done()
     store.unavailable = False
     assert tokens_in(await running) == [11, 12, 13, 14]
@@ -212,9 +245,7 @@ async def test_a_newer_scheduler_on_the_store_is_told_as_unavailable(store: Gate
     async with running_site(store) as site:
         await site.add_worker()
         store.fenced = True
-        error = await refused(site, counting(10))
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert "taken over" in (error.details() or "")
+        told_to_come_back_soon(await refused(site, counting(10)), "taken over")
         with pytest.raises(FencedError):
             await site.writing[0]
 
@@ -232,8 +263,7 @@ async def test_a_leader_that_was_followed_does_not_call_a_request_unknown(store:
             await site.inference.GetRequest(ask)
         with pytest.raises(UnavailableError, match="taken over"):
             await site.control.find("elsewhere")
-        assert asked.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "taken over" in (asked.value.details() or "")
+        told_to_come_back_soon(asked.value, "taken over")
 
 
 async def test_a_leader_that_was_followed_does_not_refuse_a_reader_that_has_more(store: GatedStore) -> None:
@@ -270,8 +300,7 @@ async def test_closing_the_door_waits_for_those_on_their_way_in(site: Site, stor
     await until(lambda: store.num_waiting == 1)
     closing = asyncio.create_task(site.admission.close())
     await until(lambda: site.admission.closed)
-    error = await refused(site, counting(20))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE and "shutting down" in (error.details() or "")
+    told_to_come_back_soon(await refused(site, counting(20)), "shutting down")
     assert not closing.done()
     store.may_append.set()
     await closing
@@ -392,11 +421,165 @@ async def test_a_timeout_of_any_length_is_kept_or_as_good_as_none(site: Site, st
     await site.add_worker()
     for number, timeout_ms in enumerate((2**63 - 1, 60_000, None)):
         assert tokens_in(await site.run(counting(10, 4, f"r{number}", timeout_ms=timeout_ms))) == [11, 12, 13, 14]
-    longest, minute, none = [each for _, entry in await entries_of(store) for each in entry.admissions]
+    longest, minute, none = await journaled(store)
     year_ns = 365 * 24 * 3600 * 10**9
     assert longest.deadline_unix_ns - longest.arrived_unix_ns > 50 * year_ns
     assert abs(minute.deadline_unix_ns - minute.arrived_unix_ns - 60 * 10**9) < 10**6
     assert not none.HasField("deadline_unix_ns")
+
+
+@pytest.mark.parametrize(("timeout_s", "timeout_ms"), [(1000, 5_000_000), (5000, 1_000_000), (1000, None)])
+async def test_of_the_timeouts_of_a_request_and_of_its_call_the_shorter_counts(
+    site: Site, store: GatedStore, timeout_s: int, timeout_ms: int | None
+) -> None:
+    await site.add_worker()
+    await site.run(counting(10, timeout_ms=timeout_ms), timeout=timeout_s)
+    (admission,) = await journaled(store)
+    assert 900 < (admission.deadline_unix_ns - admission.arrived_unix_ns) / 1e9 < 1100  # gRPC rounds it up
+
+
+async def test_what_is_journaled_of_a_request_is_all_that_a_new_leader_needs_and_its_prompt_once(
+    site: Site, store: GatedStore
+) -> None:
+    await site.add_worker()
+    asked = counting(10, priority=3, tenant="acme")
+    asked.stopping.ClearField("max_tokens")
+    call = site.inference.Generate(asked)
+    accepted = (await anext(aiter(call))).accepted
+    call.cancel()
+    (admission,) = await journaled(store)
+    assert unpack_int32(admission.prompt_token_ids).tolist() == [10]
+    assert admission.model_fingerprint == "counting-1"
+    asked.ClearField("token_ids")
+    asked.request_id, asked.sampling.seed, asked.stopping.max_tokens = (
+        accepted.request_id,
+        accepted.seed,
+        accepted.max_tokens,
+    )
+    assert admission.request == asked
+
+
+async def test_a_request_takes_at_most_9_mib_of_the_journal(site: Site, store: GatedStore) -> None:
+    """As much as the longest prompt and the longest parameters. Of what is sent over the wire, nothing is longer."""
+    await site.add_worker()
+
+    async def submit(name: str, length: int) -> int:
+        """Submit with an unknown field of such a length; return the bytes that the journal has of it."""
+        asked = counting(10, 4, name)
+        asked.sampling.seed = 1
+        tag_and_length = b"\xfa\x7f" + bytes(
+            [length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21]
+        )
+        asked.MergeFromString(tag_and_length + bytes(length))
+        await site.admission.submit(asked, None)
+        return (await journaled(store))[-1].ByteSize()
+
+    most = 9 * 1024 * 1024
+    length = 4_000_000
+    length += most - await submit("a", length)
+    assert await submit("b", length) == most
+    with pytest.raises(InvalidRequestError, match=f"{most + 1:,} bytes in the journal: give at most {most:,}"):
+        await submit("c", length + 1)
+
+
+async def test_who_was_refused_takes_no_place_in_the_queue(store: GatedStore) -> None:
+    async with running_site(store, max_queue_requests=1) as site:
+        await site.add_worker()
+        for _ in range(3):
+            error = await refused(site, counting(10, 50_000))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
+        assert not site.admission.entering
+
+
+async def test_a_scheduler_that_shuts_down_sends_everybody_elsewhere_although_its_queue_is_full() -> None:
+    async with running_site(max_queue_requests=1) as site:
+        worker = await site.add_worker(num_seats=1)
+        worker.may_answer.clear()
+        tasks = [asyncio.create_task(site.run(counting(10, 4, "running")))]
+        await until(lambda: bool(worker.steps))
+        tasks.append(asyncio.create_task(site.run(counting(10, 4, "waiting"))))
+        await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
+        await site.admission.close()
+        told_to_come_back_soon(await refused(site, counting(20)), "shutting down")
+        worker.may_answer.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_a_request_whose_prompt_is_tokenised_while_the_door_closes_is_refused(
+    site: Site, store: GatedStore
+) -> None:
+    await site.add_worker()
+    site.admission.tokenizer = prompts = GatedPrompts()
+    coming = asyncio.create_task(refused(site, counting(10)))
+    await until(lambda: prompts.num_begun == 1)
+    closing = asyncio.create_task(site.admission.close())
+    await until(lambda: site.admission.closed)
+    assert not closing.done()
+    prompts.may_go_on.set()
+    told_to_come_back_soon(await coming, "shutting down")
+    await closing
+    assert await journaled(store) == []
+
+
+async def test_a_request_whose_prompt_is_tokenised_while_the_store_goes_away_leaves_nothing_for_it(
+    site: Site, store: GatedStore
+) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    running = asyncio.create_task(site.run(counting(10)))
+    await until(lambda: bool(worker.steps))
+    site.admission.tokenizer = prompts = GatedPrompts()
+    coming = asyncio.create_task(refused(site, counting(20)))
+    await until(lambda: prompts.num_begun == 1)
+    store.unavailable = True
+    worker.may_answer.set()
+    await until(lambda: site.engine.journal.health.is_degraded)
+    prompts.may_go_on.set()
+    told_to_come_back_soon(await coming, "does not answer")
+    store.unavailable = False
+    assert tokens_in(await running) == [11, 12, 13, 14]
+    await site.idle()
+    assert len(await journaled(store)) == 1
+
+
+async def test_the_model_is_in_use_from_the_first_moment_of_a_request_to_its_durable_end(
+    site: Site, store: GatedStore
+) -> None:
+    await site.add_worker()
+    assert not site.admission.is_in_use
+    site.admission.tokenizer = prompts = GatedPrompts()
+    running = asyncio.create_task(site.run(counting(10)))
+    await until(lambda: prompts.num_begun == 1)
+    assert site.admission.is_in_use
+    store.may_append.clear()
+    prompts.may_go_on.set()
+    await until(lambda: store.num_waiting == 1)
+    store.may_append.set()  # wakes the admission's append alone
+    store.may_append.clear()
+    await until(lambda: site.engine.output_tokens == 4)
+    assert site.admission.is_in_use
+    store.may_append.set()
+    await running
+    await site.idle()
+    assert not site.admission.is_in_use
+
+
+async def test_a_request_whose_end_is_on_its_way_to_the_journal_is_not_paused(store: GatedStore) -> None:
+    async with running_site(store) as site:
+        await site.add_worker()
+        store.may_append.clear()
+        running = asyncio.create_task(site.run(counting(10, 4, "ends")))
+        await until(lambda: store.num_waiting == 1)
+        store.may_append.set()  # wakes the admission's append alone
+        store.may_append.clear()
+        await until(lambda: site.engine.output_tokens == 4)
+        with pytest.raises(FailedPreconditionError, match="has ended"):
+            await site.control.pause("ends", keep_on_host=False)
+        with pytest.raises(FailedPreconditionError, match="has ended"):
+            await site.control.resume("ends")
+        store.may_append.set()
+        assert tokens_in(await running) == [11, 12, 13, 14]
 
 
 async def test_log_probabilities_of_a_prompt_that_fit_into_no_message_are_refused(site: Site) -> None:
