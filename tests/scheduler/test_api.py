@@ -67,6 +67,8 @@ async def test_text_becomes_the_tokens_of_a_prompt_and_comes_back(speaking: Site
     answer = await stub.Tokenize(pb.TokenizeRequest(text="The quick fox"))
     assert list(answer.token_ids) == ours(byte_level_json()).encode("The quick fox", True)
     assert answer.tokens[0] == "<s>" and len(answer.tokens) == len(answer.token_ids)
+    messages = await speaking.run(pb.GenerateRequest(text="The quick fox", stopping=pb.StoppingParams(max_tokens=1)))
+    assert messages[0].accepted.num_prompt_tokens == len(answer.token_ids)
     bare = await stub.Tokenize(pb.TokenizeRequest(text="The quick fox", add_special_tokens=False))
     assert list(bare.token_ids) == list(answer.token_ids)[1:]
     text = await stub.Detokenize(pb.DetokenizeRequest(token_ids=answer.token_ids))

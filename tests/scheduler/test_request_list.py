@@ -12,6 +12,7 @@ from quire.errors import UnavailableError
 from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.preemption import PreemptionMode
+from scheduler_svc.requests.live.engine import MAX_PENDING_RECORDS
 from scheduler_svc.requests.request_list import RequestList
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
@@ -173,6 +174,23 @@ async def test_what_the_journal_does_not_have_yet_waits_for_it() -> None:
         assert (found.state, found.waiting_for) == (pb.LIVE_STATE_ENDING, "the journal")
         store.may_append.set()
         await entering
+
+
+async def test_while_no_step_is_computed_since_the_journal_is_behind_all_but_the_paused_wait_for_it() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        worker = await held_worker(site, num_seats=1)
+        await submit(site, counting(10, 300, "runs"), counting(20, 300, "queued"), counting(30, 300, "paused"))
+        await until(lambda: bool(worker.steps))
+        await site.inference.Pause(pb.PauseRequest(request_id="paused"))
+        store.may_append.clear()
+        many = [7] * MAX_PENDING_RECORDS
+        site.journal.append(sequences=many, tokens=many, on_durable=lambda: None)
+        told = {name: each.waiting_for for name, each in (await listed(site)).items()}
+        assert told == {"runs": "the journal", "queued": "the journal", "paused": "Resume"}
+        store.may_append.set()
+        await until(lambda: site.journal.num_pending < MAX_PENDING_RECORDS)
+        assert not (await listed(site))["runs"].waiting_for
 
 
 async def test_requests_of_an_earlier_scheduler_wait_for_a_worker_of_their_model() -> None:
