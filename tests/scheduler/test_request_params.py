@@ -344,6 +344,8 @@ def test_min_tokens_must_leave_a_token_to_choose() -> None:
         stopping=pb.StoppingParams(min_tokens=1, stop_token_ids=[9]),
     )
     assert list(refused(only_ends)) == ["sampling.allowed_token_ids"]
+    only_ends.sampling.allowed_token_ids.append(3)  # and so all of them
+    assert list(refused(only_ends)) == ["sampling.allowed_token_ids"]
     only_ends.stopping.ignore_eos = True
     settled(only_ends)
     tiny = ModelLimits(

@@ -72,6 +72,7 @@ def test_numbers_of_samples_on_the_edge_of_their_range_are_taken(
         ("beam.beam_width", beams(2**32 - 1)),
         ("sampling.n", beams(4, {"n": 5})),
         ("sampling.n", beams(4, {"n": 0})),
+        ("sampling.n", beams(64, {"n": 128})),
         ("sampling.n", beams(64, {"n": 129})),
         ("beam.length_penalty", beams(length_penalty=4.1)),
         ("beam.length_penalty", beams(length_penalty=-4.1)),
