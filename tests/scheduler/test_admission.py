@@ -112,6 +112,8 @@ async def test_another_body_under_a_known_id_is_refused_at_every_stage(site: Sit
     store.may_read.set()
     assert (await second).code() is grpc.StatusCode.ALREADY_EXISTS
     await until(lambda: "taken" in site.engine.live)
+    _, again = await site.admission.submit(counting(10, 4, "taken"), None)
+    assert again.attached
     assert (await refused(site, counting(20, 4, "taken"))).code() is grpc.StatusCode.ALREADY_EXISTS
     worker.may_answer.set()
     assert tokens_in(await first) == [11, 12, 13, 14]
@@ -234,6 +236,11 @@ async def test_a_store_that_is_away_refuses_new_requests_and_delays_running_ones
     worker.may_answer.set()
     await until(lambda: site.engine.journal.stats.degraded)
     told_to_come_back_soon(await refused(site, counting(20, 4)), "does not answer")
+    num_reading = store.num_reading
+    store.may_read.clear()
+    told_to_come_back_soon(await refused(site, counting(20, 4, "named")), "does not answer")
+    assert store.num_reading == num_reading, "nothing more is asked of a store that does not answer"
+    store.may_read.set()
     assert not running.done()
     store.unavailable = False
     assert tokens_in(await running) == [11, 12, 13, 14]
@@ -321,6 +328,63 @@ async def test_a_client_that_vanishes_while_being_admitted_leaves_a_request_with
         record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="orphan"))
         assert record.state in (pb.REQUEST_STATE_CANCELLED, pb.REQUEST_STATE_FINISHED)
         await site.idle()
+
+
+async def test_a_call_that_is_given_up_during_admission_counts_as_no_refusal(site: Site, store: GatedStore) -> None:
+    await site.add_worker()
+    store.may_append.clear()
+    submitting = asyncio.create_task(site.admission.submit(counting(10, 4, "r"), None))
+    await until(lambda: store.num_waiting == 1)
+    submitting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await submitting
+    assert site.admission.num_refused == 0
+    store.may_append.set()
+    await until(lambda: site.engine.num_finished == 1)
+
+
+async def test_a_request_that_nobody_comes_to_read_is_cancelled_after_its_grace_period() -> None:
+    async with running_site(grace_s=0.05) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        await site.admission.submit(counting(10, 500, "orphan"), None)
+        await until(lambda: not site.engine.live)
+        assert await _state(site, "orphan") == pb.REQUEST_STATE_CANCELLED
+
+
+async def test_the_model_is_in_use_while_requests_of_an_earlier_scheduler_are_rebuilt(store: GatedStore) -> None:
+    async with running_site(store) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        await site.admission.submit(counting(10, 500, "old"), None)
+        model = site.admission.model
+        assert model is not None
+    async with running_site(store, epoch=2) as site:
+        assert not site.admission.is_in_use
+        site.admission.serve_model(model)
+        assert not site.engine.live and site.admission.is_in_use
+        await until(lambda: "old" in site.engine.live)
+
+
+async def test_whoever_asks_for_a_request_on_its_way_in_has_no_answer_before_it_is_in(
+    site: Site, store: GatedStore
+) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    store.may_append.clear()
+    coming = asyncio.create_task(site.admission.submit(counting(10, 500, "coming"), None))
+    await until(lambda: store.num_waiting == 1)
+    asking = asyncio.create_task(site.control.response("coming"))
+    attaching = asyncio.create_task(site.control.attach("coming"))
+    await site.inference.GetStats(pb.GetStatsRequest())  # meanwhile both have asked
+    assert not asking.done() and not attaching.done()
+    store.may_append.set()
+    _, accepted = await coming
+    _, attached = await attaching
+    assert (await asking).request_id == "coming"
+    assert attached.attached and not accepted.attached
+    attached.attached = False
+    assert attached == accepted, "who attaches is told what the first was told"
 
 
 async def test_looking_for_a_request_on_its_way_in_waits_for_it(site: Site, store: GatedStore) -> None:
@@ -483,12 +547,14 @@ async def test_a_request_takes_at_most_9_mib_of_the_journal(site: Site, store: G
 
 
 async def test_who_was_refused_takes_no_place_in_the_queue(store: GatedStore) -> None:
-    async with running_site(store, max_queue_requests=1) as site:
+    async with running_site(store, max_queue_requests=1, max_queue_tokens=100) as site:
         await site.add_worker()
         for _ in range(3):
             error = await refused(site, counting(10, 50_000))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
+        long = counting(10)
+        long.token_ids.ids[:] = [7] * 150  # which may come in only if nothing waits
+        assert len(tokens_in(await site.run(long))) == 4
         assert not site.admission.entering
 
 

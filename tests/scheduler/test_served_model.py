@@ -81,6 +81,14 @@ async def test_a_worker_without_a_tokenizer_takes_none_from_the_others(site: Sit
     assert (await site.inference.Tokenize(pb.TokenizeRequest(text="hello"))).token_ids
 
 
+async def test_workers_with_the_same_tokenizer_serve_together(site: Site) -> None:
+    for name in ("first", "second"):
+        worker = speaking_worker(name)
+        worker.description.tokenizer.fingerprint = "0123456789abcdef" * 4
+        await site.start_worker(worker)
+    assert len(site.workers.members) == 2
+
+
 async def test_a_worker_with_a_tokenizer_brings_it_to_those_without(site: Site) -> None:
     await site.start_worker(ScriptedWorker("mute"))
     assert not (await model(site)).has_tokenizer
