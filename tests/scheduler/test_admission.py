@@ -524,7 +524,7 @@ async def test_what_is_journaled_of_a_request_is_all_that_a_new_leader_needs_and
 
 
 async def test_a_request_takes_at_most_9_mib_of_the_journal(site: Site, store: GatedStore) -> None:
-    """As much as the longest prompt and the longest parameters. Of what is sent over the wire, nothing is longer."""
+    """The longest prompt and the longest parameters take as much, so nothing that comes over the wire takes more."""
     await site.add_worker()
 
     async def submit(name: str, length: int) -> int:
