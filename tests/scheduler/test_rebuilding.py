@@ -15,7 +15,7 @@ from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.live.live_request import LiveRequest
 from scheduler_svc.requests.live.request_record import record_of, stream_of_record
-from scheduler_svc.requests.params.request_params import ModelLimits
+from scheduler_svc.requests.params.prompt_checks import ModelLimits
 from scheduler_svc.requests.params.served_model import ServedModel
 from scheduler_svc.requests.recovery.journal_replay import JournaledRequest, JournalReplay
 from scheduler_svc.requests.recovery.rebuilding import arrival_times, rebuild_request

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.present_workers import PresentWorkers
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.seat_use import RunningGroup, SeatUse
@@ -136,11 +137,11 @@ def test_who_cannot_leave_a_draining_worker_leaves_once_another_serves_again() -
 def test_who_seemed_too_late_for_a_slow_worker_starts_once_it_is_known_to_be_faster() -> None:
     cluster = make_cluster(w={"num_blocks": 10})
     workers = cluster.scheduler.workers
-    workers.record_costs("w", prefill_tokens_per_s=1.0)
+    workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=1.0))
     hurried = cluster.add([1] * 20, 4, deadline_s=10.0)
     assert cluster.start() is None
     assert cluster.scheduler.waiting_reason(hurried.group) is WaitingReason.DEADLINE
-    workers.record_costs("w", prefill_tokens_per_s=100.0)
+    workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=100.0))
     assert cluster.step().sequences == [hurried]
 
 
