@@ -7,6 +7,7 @@ import hashlib
 import random
 import struct
 from collections import Counter
+from typing import Any
 
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -31,7 +32,7 @@ class AuditedCluster(Cluster):
         self._num_known = 0  # of `sequences`: those that came into it
         self._dropped: list[tuple[bytes, list[int]]] = []  # hash seed and tokens of beams that are no more
 
-    def add_worker(self, worker_id: str = "w", **options: int) -> None:
+    def add_worker(self, worker_id: str = "w", **options: Any) -> None:
         super().add_worker(worker_id, **options)
         self.ledger.add_worker(worker_id)
 
