@@ -1,6 +1,7 @@
-# Images of Quire: `scheduler` without torch, `worker` with torch, `worker-gpu` with the compiler that Triton needs.
+# Images of Quire: `scheduler` and `gateway` without torch, `worker` with torch, `worker-gpu` with the compiler that Triton needs.
 #
 #   docker build --target scheduler -t quire-scheduler .
+#   docker build --target gateway -t quire-gateway .
 #   docker build --target worker -t quire-worker .
 #   docker build --target worker-gpu -t quire-worker-gpu .    with a torch built for CUDA, which brings Triton
 #
@@ -34,6 +35,9 @@ COPY pyproject.toml README.md LICENSE constraints.txt hatch_build.py ./
 FROM venv AS scheduler-venv
 RUN pip install -c constraints.txt '.[cli,scheduler]' && pip uninstall -y quire-llm
 
+FROM venv AS gateway-venv
+RUN pip install -c constraints.txt '.[cli,gateway]' && pip uninstall -y quire-llm
+
 FROM venv AS worker-venv
 ARG TORCH_INDEX
 RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
@@ -48,6 +52,7 @@ RUN python3 -m venv /opt/venv
 COPY constraints.txt wheel[s] /tmp/wheels/
 COPY pyproject.toml README.md LICENSE hatch_build.py ./
 COPY common common
+COPY gateway_svc gateway_svc
 COPY kernels kernels
 COPY quire quire
 COPY scheduler_svc scheduler_svc
@@ -62,6 +67,15 @@ EXPOSE 7847
 # Health of the process, not of the Inference service: without a worker the scheduler must wait, not be restarted.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["quire", "health", "127.0.0.1:7847", "--service", ""]
 ENTRYPOINT ["python", "-m", "scheduler_svc"]
+
+FROM base AS gateway
+COPY --from=gateway-venv /opt/venv /opt/venv
+COPY --from=code /opt/quire /opt/quire
+USER 10001:10001
+EXPOSE 8000
+# Health of the process: it waits for a scheduler, and a restart would not bring one.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+ENTRYPOINT ["python", "-m", "gateway_svc"]
 
 FROM base AS worker
 COPY --from=worker-venv /opt/venv /opt/venv

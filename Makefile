@@ -32,7 +32,7 @@ TEST_PROCESSES ?= 3
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
-CODE := common kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
+CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
 .PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz endurance simulate mutants compose-smoke clean
 .DEFAULT_GOAL := demo
@@ -50,7 +50,7 @@ test: $(VENV)/.dev
 coverage: $(VENV)/.dev
 	$(BIN)/python -m coverage erase
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --cov --cov-report=
-	$(BIN)/python -m coverage report --skip-covered --include='scheduler_svc/*,common/*,quire/*' --fail-under=85
+	$(BIN)/python -m coverage report --skip-covered --include='scheduler_svc/*,gateway_svc/*,common/*,quire/*' --fail-under=85
 
 check: $(VENV)/.dev kernels-gate
 	$(BIN)/ruff format --check $(CODE)
@@ -163,7 +163,7 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.run: pyproject.toml constraints.txt $(VENV)/.torch
-	$(PIP) install -c constraints.txt -e '.[cli,scheduler,worker,embedded]'
+	$(PIP) install -c constraints.txt -e '.[cli,scheduler,worker,gateway,embedded]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch

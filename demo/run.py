@@ -246,7 +246,7 @@ async def start_server(listen: str) -> asyncio.subprocess.Process:
     """Start `quire serve` as a process, with our standard output and error."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "quire.cli", "serve", MODEL, "--listen", listen),
-        *("--data-dir", str(DATA_DIR), "--num-blocks", str(NUM_BLOCKS)),
+        *("--http", "127.0.0.1:0", "--data-dir", str(DATA_DIR), "--num-blocks", str(NUM_BLOCKS)),
     )
 
 

@@ -162,6 +162,12 @@ class AsyncClient:
         answer = await connection.call(connection.inference.Detokenize, request)
         return answer.text
 
+    async def token_pieces(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+        """The bytes that each token adds within a text; a token may be a part of a character."""
+        connection = self._connect()
+        request = encode(pb.DetokenizeRequest, token_ids=token_ids, keep_special_tokens=True, pieces=True)
+        return tuple((await connection.call(connection.inference.Detokenize, request)).pieces)
+
     async def pin_prefix(
         self,
         name: str,

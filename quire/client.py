@@ -204,6 +204,10 @@ class Client:
         """The text of token ids."""
         return self._thread.run(self._client.detokenize(token_ids, keep_special_tokens=keep_special_tokens))
 
+    def token_pieces(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+        """The bytes that each token adds within a text; a token may be a part of a character."""
+        return self._thread.run(self._client.token_pieces(token_ids))
+
     def pin_prefix(
         self,
         name: str,

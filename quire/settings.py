@@ -24,7 +24,7 @@ S = TypeVar("S", bound="Settings")
 
 CONFIG_VARIABLE = "QUIRE_CONFIG"
 INTERNAL = frozenset({"check", "log_file", "parent_pipe_fd", "print_config", "status_fd"})  # for starting a process
-TABLES = ("serve", "scheduler", "worker")
+TABLES = ("serve", "scheduler", "worker", "gateway")
 # Variables that Kubernetes sets in each pod for services called quire-worker and the like.
 _LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 
@@ -102,7 +102,7 @@ def read_tables(config: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{config} is not valid TOML: {error}") from error
     for name, table in tables.items():
         if name not in TABLES or not isinstance(table, dict):
-            raise ValueError(f"{config}: there is no table {name!r}; use [serve], [scheduler] and [worker]")
+            raise ValueError(f"{config}: there is no table {name!r}; use [serve], [scheduler], [worker] and [gateway]")
     return tables
 
 

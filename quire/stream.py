@@ -36,6 +36,11 @@ class CompletionStream:
     def request_id(self) -> str:
         return self._request.request_id
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """The end of the request; None before the iteration has ended."""
+        return self._request.outcome
+
     async def accepted(self) -> Accepted:
         """Waits until the request is durable."""
         return await self._request.wait_accepted()
@@ -58,6 +63,11 @@ class CompletionStream:
         accepted = await self.accepted()
         assert self._request.outcome is not None  # the stream has ended without raising
         return _assemble(accepted, self._chunks, self._request.outcome)
+
+    def detach(self) -> None:
+        """Stops reading; the request's on_disconnect decides whether it goes on, as if its connection was lost."""
+        if not self._request.has_ended:
+            self._session.detach(self._request)
 
     async def aclose(self) -> None:
         """Closes the stream: cancels the request if this stream submitted it and it has not ended."""

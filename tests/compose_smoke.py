@@ -1,16 +1,18 @@
 """compose.yaml for real: `python -m tests.compose_smoke`, or `make compose-smoke`.
 
-Builds both images from wheels alone, starts the services in the wrong order, streams completions from two workers,
+Builds the images from wheels alone, starts the services in the wrong order, streams completions from two workers,
 adds a third and kills one under load, stops everything by SIGTERM, and leaves nothing behind but cached images.
 """
 
 import argparse
 import asyncio
+import json
 import signal
 import sys
 import tempfile
 import textwrap
 import time
+import urllib.request
 from functools import partial
 from pathlib import Path
 
@@ -57,6 +59,7 @@ def smoke(engine: Engine, model: Path) -> None:
     try:
         start_in_the_wrong_order(stack)
         check_kernels(stack)
+        ask_over_http(stack)
         asyncio.run(serve_and_disturb(stack))
         stop(stack)
     except Exception:
@@ -88,7 +91,7 @@ def check_images(engine: Engine) -> None:
     """No root, a health check, torch in the worker's alone, and no compiler in any."""
     for service, image in IMAGES.items():
         config = engine.ask("image", "inspect", "--format={{.Config.User}} {{.Config.Healthcheck}}", image)
-        if not config.startswith("10001") or "quire health" not in config:
+        if not config.startswith("10001") or "health" not in config:
             raise SmokeError(f"{image} must not run as root and must have a health check: {config}")
         size_mb = int(engine.ask("image", "inspect", "--format={{.Size}}", image)) / 1e6
         result = engine.run("run", "--rm", "--network=none", "--entrypoint=python", image, "-c", "import torch")
@@ -118,6 +121,24 @@ def start_in_the_wrong_order(stack: Stack) -> None:
     with quire.Client(stack.address) as client:
         client.wait_ready(60.0)
     say(f"started as workers, scheduler, redis; all healthy {time.monotonic() - began_s:.1f} s after the last")
+
+
+def ask_over_http(stack: Stack) -> None:
+    """A gateway starts, is healthy, and gives the scheduler's answer through its published port."""
+    stack.up("gateway")
+    (gateway,) = stack.containers("gateway")
+    wait_until(f"{gateway.name} is healthy", partial(stack.is_healthy, gateway))
+    asked = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://{stack.http_address}/v1/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        text = json.load(response)["choices"][0]["text"]
+    with quire.Client(stack.address) as client:
+        expected = client.generate(PROMPTS[0], max_tokens=24, temperature=0).text
+    if text != expected:
+        raise SmokeError(f"over HTTP the answer is {text!r}, not {expected!r}")
+    say("the same answer over HTTP")
 
 
 async def serve_and_disturb(stack: Stack) -> None:
@@ -171,7 +192,7 @@ def check_kernels(stack: Stack) -> None:
 def stop(stack: Stack) -> None:
     """SIGTERM ends every container that was not killed, with exit code 0 and soon, though those before it are gone."""
     codes, times = {}, {}
-    for service in ("scheduler", "worker", "redis"):
+    for service in ("gateway", "scheduler", "worker", "redis"):
         for container in stack.containers(service):
             if stack.exit_code(container) is None:
                 began_s = time.monotonic()

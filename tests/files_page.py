@@ -12,7 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "files.md"
-FIRST_ROOMS = ("protos", "quire", "common", "scheduler_svc", "worker_svc", "kernels", "benchmarks", "demo")
+FIRST_ROOMS = (
+    "protos",
+    "quire",
+    "common",
+    "scheduler_svc",
+    "worker_svc",
+    "gateway_svc",
+    "kernels",
+    "benchmarks",
+    "demo",
+)
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 COPIED = ("protos/google/",)  # from elsewhere, unchanged
 HEAD = """# File by file

@@ -129,3 +129,13 @@ def free_address() -> str:
 def start_worker(scheduler: str, *arguments: str, model: Path = DEMO_MODEL) -> Service:
     """A worker that has been told where its scheduler is; wait for "worker ready" in the scheduler's log."""
     return Service("worker_svc", "--model", str(model), "--scheduler", scheduler, *arguments, may_fork=True)
+
+
+def start_gateway(scheduler: str, *arguments: str) -> tuple[Service, str]:
+    """A gateway that listens, and its URL."""
+    service = Service("gateway_svc", "--listen", "127.0.0.1:0", "--scheduler", scheduler, *arguments)
+    try:
+        return service, f"http://{service.wait_for('listening')['address']}"
+    except BaseException:
+        service.kill()
+        raise

@@ -29,7 +29,11 @@ from quire.redaction import without_passwords
 from quire.settings import CONFIG_VARIABLE
 from quire.typed_names import as_typed
 
-NEEDS = {"scheduler": ("tokenizers", "redis", "uvloop"), "worker": ("torch", "safetensors", "numpy")}
+NEEDS = {
+    "scheduler": ("tokenizers", "redis", "uvloop"),
+    "worker": ("torch", "safetensors", "numpy"),
+    "gateway": ("fastapi", "httptools", "orjson", "uvicorn"),
+}
 
 
 @takes_settings
@@ -39,14 +43,14 @@ def serve(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with the tables serve, scheduler and worker."),
+        typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with the tables serve, scheduler, worker and gateway."),
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print all settings that would be in force, as TOML, and exit.")
     ] = False,
     **given: Any,
 ) -> None:
-    """Serve a model on this machine: runs store, scheduler and workers, and restarts what fails.
+    """Serve a model on this machine: runs store, scheduler, workers and gateway, and restarts what fails.
 
     Every option is also a variable (QUIRE_SERVE_WORKERS) and a key of the table "serve" in the TOML file (workers).
     An option wins over its variable, a variable over the file.
@@ -59,7 +63,7 @@ def serve(
     if print_config:
         sys.stdout.write(settled.toml())
         return
-    _check_extras()
+    _check_extras(settled)
     try:
         folder = DataFolder(data_dir)
     except FolderError as error:
@@ -74,11 +78,14 @@ def serve(
     raise typer.Exit(code)
 
 
-def _check_extras() -> None:
+def _check_extras(settled: Settled) -> None:
     for extra, modules in NEEDS.items():
+        if extra == "gateway" and not settled.serve.gateways:
+            continue
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         if missing:
-            fail(f"the {extra} needs {', '.join(missing)}; run {install_hint('scheduler', 'worker', 'embedded')}")
+            install = install_hint("scheduler", "worker", "gateway", "embedded")
+            fail(f"the {extra} needs {', '.join(missing)}; run {install}")
 
 
 async def _serve(settled: Settled, folder: DataFolder, announcer: Announcer) -> int:
@@ -119,6 +126,7 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
     each = f"; each of the {num_workers} workers" if num_workers > 1 else ""
     view = supervisor.progress.view
     lines = [
+        *((("http", f"{supervisor.url}/v1 (OpenAI's API)"),) if supervisor.url else ()),
         ("model", f"{model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)"),
         ("memory", f"{blocks.total} KV blocks of {blocks.block_size} tokens, {blocks.total_slots} tokens in all{late}"),
         *(("sampling", said) for said in _sampling_defaults(model)),

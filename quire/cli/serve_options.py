@@ -1,4 +1,4 @@
-"""Options of `quire serve`, generated from the fields of its own settings and those of scheduler and worker.
+"""Options of `quire serve`, generated from the fields of its own settings and those of the services.
 
 A new setting of a service becomes an option of `quire serve` by itself, with the same name and help. This file knows
 how a field looks as an option, not what it means.
@@ -14,7 +14,7 @@ import typer
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from quire.cli.serve_settings import ALIASES, ServeSettings, passed_fields
+from quire.cli.serve_settings import ALIASES, SERVICES, ServeSettings, passed_fields
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import Settings
 from quire.typed_names import flag_of
@@ -43,11 +43,15 @@ def _fields() -> dict[str, tuple[FieldInfo, str | None]]:
         name: (field, None) for name, field in ServeSettings.model_fields.items() if name != "model"
     }
     kinds: dict[str, list[type[Settings]]] = {}
-    for kind in (WorkerSettings, SchedulerSettings):
+    for kind in reversed(SERVICES):
         for name in passed_fields(kind):
             kinds.setdefault(name, []).append(kind)
     for name, several in kinds.items():
-        panel = "Scheduler and workers" if len(several) > 1 else f"{several[0].section.capitalize()}"
+        panel = (
+            "Scheduler and workers"
+            if {SchedulerSettings, WorkerSettings} <= {*several}
+            else several[-1].section.capitalize()
+        )
         fields[name] = (several[-1].model_fields[name], panel)
     return fields
 

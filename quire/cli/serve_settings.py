@@ -1,7 +1,7 @@
-"""Settings of `quire serve`: its own, and those that it passes to scheduler and workers.
+"""Settings of `quire serve`: its own, and those that it passes to scheduler, workers and gateways.
 
 Sources by precedence: flags, QUIRE_SERVE_… variables, the table [serve] of the settings file, then the sources of the
-service itself: QUIRE_SCHEDULER_… and QUIRE_WORKER_…, [scheduler] and [worker].
+service itself: QUIRE_SCHEDULER_…, QUIRE_WORKER_… and QUIRE_GATEWAY_…, [scheduler], [worker] and [gateway].
 """
 
 import difflib
@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from quire.address import check_listen_address
+from quire.gateway_settings import GatewaySettings
 from quire.machine import num_processors
 from quire.params import DEFAULT_ADDRESS
 from quire.scheduler_settings import SchedulerSettings
@@ -34,9 +35,11 @@ from quire.typed_names import flag_of
 from quire.worker_settings import WorkerSettings
 
 ALIASES = {"max_queue": "max_queue_requests"}  # shorter, earlier names
+SERVICES: tuple[type[Settings], ...] = (SchedulerSettings, WorkerSettings, GatewaySettings)
 # Settings of services that `quire serve` sets itself, and the option to use instead.
 RESERVED: dict[type[Settings], dict[str, str]] = {
     SchedulerSettings: {"listen": "--listen", "store": "--redis-url or --store", "standby": "--standby"},
+    GatewaySettings: {"listen": "--http", "scheduler": "--listen", "shares_port": "--gateways"},
     WorkerSettings: {"model": "MODEL", "scheduler": "--listen", "worker_id": "--workers, which numbers them"},
 }
 # Settings that differ in meaning between the services: they stand in the service's own table only.
@@ -44,6 +47,7 @@ _APART = {"advertise"}
 _SCHEDULER_ALONE = {"drain_timeout_s"}
 _KNOWN_VARIABLES = {"QUIRE_CONFIG", "QUIRE_ADDRESS", "QUIRE_CACHE_DIR", "QUIRE_NATIVE"}
 _HINTS = {
+    "http": "write host:port, with a port of at most 65535, such as 127.0.0.1:8000",
     "listen": "write host:port, with a port of at most 65535, such as 127.0.0.1:7847",
     "redis_url": "write redis://host:port/db, rediss://… or unix:///path/to/socket",
 }
@@ -62,6 +66,12 @@ class ServeSettings(Settings):
         description="address to serve on, host:port; port 0 takes any free one",
     )
     workers: int = Field(1, ge=1, le=64, description="number of worker processes")
+    http: str = Field(
+        "127.0.0.1:8000",
+        pattern=r"^.+:\d{1,5}$",
+        description="address of the HTTP API, host:port; port 0 takes any free one",
+    )
+    gateways: int = Field(1, ge=0, le=64, description="number of processes of the HTTP API; 0: no HTTP API")
     standby: bool = Field(
         False, description="run a second scheduler, on the next port, that takes over when the first is gone"
     )
@@ -97,7 +107,7 @@ class ServeSettings(Settings):
         """Uses only the values that `settle_all` has gathered."""
         return (init_settings,)
 
-    @field_validator("listen")
+    @field_validator("listen", "http")
     @classmethod
     def _listen_address(cls, value: str) -> str:
         return check_listen_address(value)
@@ -121,14 +131,16 @@ class Settled:
     serve: ServeSettings
     scheduler: SchedulerSettings
     worker: WorkerSettings
+    gateway: GatewaySettings
     scheduler_flags: tuple[str, ...]  # those that it does not find in its own variables and table
     worker_flags: tuple[str, ...]
+    gateway_flags: tuple[str, ...]
     names: Mapping[str, str]  # under which settings were given to `quire serve`, by field
     worker_names: Mapping[str, str]  # the same for a worker's settings, from any source
 
     def toml(self) -> str:
         """Settings file that would give the same settings."""
-        services = [to_toml(each, RESERVED[type(each)]) for each in (self.scheduler, self.worker)]
+        services = [to_toml(each, RESERVED[type(each)]) for each in (self.scheduler, self.worker, self.gateway)]
         return "\n\n".join([to_toml(self.serve), *services]) + "\n"
 
 
@@ -157,29 +169,29 @@ def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config.absolute())
     _check_other_variables()
-    for kind in (SchedulerSettings, WorkerSettings):
+    for kind in SERVICES:
         _check_reserved(kind, tables.get(kind.section, {}))
     given = _gather(flags, tables.get("serve", {}))
     serve = _settle_own(given)
     serve = serve.model_copy(update={"data_dir": serve.folder})
-    passed = {
-        kind: {name: each for name, each in given.items() if name in passed_fields(kind)}
-        for kind in (SchedulerSettings, WorkerSettings)
-    }
+    passed = {kind: {name: each for name, each in given.items() if name in passed_fields(kind)} for kind in SERVICES}
     scheduler = settle(SchedulerSettings, *_split(passed[SchedulerSettings], listen=serve.listen))
     worker = settle(WorkerSettings, *_split(passed[WorkerSettings], model=serve.model))
     worker_flags = _flags(passed[WorkerSettings], worker)
     if worker.threads is None:
         worker = worker.model_copy(update={"threads": share_of_cores(num_processors(), serve.workers)})
         worker_flags += (f"--threads={worker.threads}",)
+    gateway = settle(GatewaySettings, *_split(passed[GatewaySettings], listen=serve.http))
     names = {name: each.label for name, each in given.items()}
     passed_names = {name: each.label for name, each in passed[WorkerSettings].items()}
     return Settled(
         serve=serve,
         scheduler=scheduler,
         worker=worker,
+        gateway=gateway,
         scheduler_flags=_flags(passed[SchedulerSettings], scheduler),
         worker_flags=worker_flags,
+        gateway_flags=_flags(passed[GatewaySettings], gateway),
         names=names,
         worker_names={**names_given(WorkerSettings), **passed_names},
     )
@@ -195,7 +207,7 @@ def share_of_cores(num_cores: int, num_workers: int) -> int:
 
 def _gather(flags: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, _Given]:
     """Values given to `quire serve`, later sources winning. Raises ValueError for unknown names."""
-    names = {*ServeSettings.model_fields, *passed_fields(SchedulerSettings), *passed_fields(WorkerSettings), *ALIASES}
+    names = {*ServeSettings.model_fields, *ALIASES, *(name for kind in SERVICES for name in passed_fields(kind))}
     prefix = ServeSettings.prefix()
     check_variables(os.environ, prefix, names)
     given: dict[str, _Given] = {}
@@ -260,7 +272,7 @@ def _check_reserved(kind: type[Settings], table: Collection[str]) -> None:
 
 def _check_other_variables() -> None:
     """Raises ValueError for variables that look like misspelt ones of ours; others may belong to other programs."""
-    prefixes = [kind.prefix() for kind in (ServeSettings, SchedulerSettings, WorkerSettings)]
+    prefixes = [ServeSettings.prefix(), *(kind.prefix() for kind in SERVICES)]
     for variable in sorted(os.environ):
         if not variable.startswith("QUIRE_") or variable in _KNOWN_VARIABLES or variable.startswith(tuple(prefixes)):
             continue

@@ -1876,8 +1876,11 @@ class DetokenizeRequest(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
     keep_special_tokens: _builtins.bool
     """keep_special_tokens leaves special tokens in the text."""
+    pieces: _builtins.bool
+    """pieces asks for the bytes of each token, too."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids in [0, vocab_size); at most 2,097,152, and no more than the model's context holds, or 65,536 if that is
@@ -1889,10 +1892,11 @@ class DetokenizeRequest(_message.Message):
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         keep_special_tokens: _builtins.bool = ...,
+        pieces: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_special_tokens", b"keep_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_special_tokens", b"keep_special_tokens", "pieces", b"pieces", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1905,16 +1909,25 @@ class DetokenizeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """text of the tokens."""
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """pieces are the bytes that each token adds within a text, in the order of token_ids, if asked for. A token may be a
+        part of a character. The first token of a text may lose a space that its piece begins with. Special tokens are
+        spelled; an id without a token is empty.
+        """
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
+        pieces: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ from common.violations import refusal_of
 from quire.errors import FailedPreconditionError
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
+from scheduler_svc.text.token_pieces import TokenPieces
 from scheduler_svc.text.tokenizer_program import usable
 from scheduler_svc.text.tokenizer_trial import TokenizerProcesses
 
@@ -46,6 +47,7 @@ class ModelTokenizer:
         self._has_token = _has_token(self._tokenizer)
         self._has_plain_token = _without_special_tokens(self._tokenizer, self._has_token)
         self._plain_token = _find_plain_token(self._tokenizer)
+        self._pieces = TokenPieces(self._tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -82,6 +84,10 @@ class ModelTokenizer:
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them; empty for an id that it does not know."""
         return [self._tokenizer.id_to_token(each) or "" for each in token_ids]
+
+    def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Bytes that each token adds within a text; empty for an id that the vocabulary does not know."""
+        return [self._pieces.piece(each) for each in token_ids]
 
     def with_text(self, token_ids: Sequence[int], keep_special_tokens: bool) -> list[int]:
         """Token ids with text of their own: no special tokens unless kept, no ids without a token."""

@@ -41,7 +41,18 @@ class Serve:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         flags = ("--listen", self.address, "--data-dir", str(self._folder / "data"), "--workers", str(NUM_WORKERS))
-        command = [sys.executable, "-m", "quire.cli", "serve", str(DEMO_MODEL), *flags, "--drain-timeout-s", "2"]
+        command = [
+            sys.executable,
+            "-m",
+            "quire.cli",
+            "serve",
+            str(DEMO_MODEL),
+            *flags,
+            "--gateways",
+            "0",
+            "--drain-timeout-s",
+            "2",
+        ]
         with self._log.open("ab") as log:
             environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
             return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)

@@ -14,7 +14,7 @@ from tests.compose.engine import Engine, SmokeError
 
 PROJECT = "quire-smoke"
 TAG = "smoke"
-IMAGES = {service: f"quire-{service}:{TAG}" for service in ("scheduler", "worker")}
+IMAGES = {service: f"quire-{service}:{TAG}" for service in ("scheduler", "gateway", "worker")}
 _LABEL = "com.docker.compose"  # podman-compose sets the same
 _POLL_S = 0.2
 _START_TIMEOUT_S = 180.0
@@ -35,11 +35,12 @@ class Stack:
 
     def __init__(self, engine: Engine, env: Mapping[str, str]) -> None:
         self.address = _free_address()
+        self.http_address = _free_address()
         self._engine = engine
-        self._env = {**env, "QUIRE_TAG": TAG, "PUBLISH": self.address}
+        self._env = {**env, "QUIRE_TAG": TAG, "PUBLISH": self.address, "PUBLISH_HTTP": self.http_address}
 
     def build(self) -> None:
-        self._compose("build", "scheduler", "worker")
+        self._compose("build", *IMAGES)
 
     def up(self, service: str, number: int = 1) -> None:
         """Starts a service alone; containers of it that are there stay as they are."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.compose.engine import ROOT, SmokeError, say
 
 WHEELS = ROOT / "wheels"
-_EXTRAS = ("cli", "scheduler", "worker")
+_EXTRAS = ("cli", "scheduler", "gateway", "worker")
 _BEFORE_3_11_3 = "async-timeout>=4.0.3"  # redis wants it there; the image's Python may be older than this one
 _MARK = ".gathered"  # holds the digest of what was gathered, as the last thing written
 

@@ -19,7 +19,7 @@ def faults_of_serving(folder: Path) -> list[str]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "quire.cli", "serve", str(folder), "--listen", "127.0.0.1:0"),
-                *("--data-dir", data_dir, "--device", "cpu", "--num-blocks", "16", "--threads", "1"),
+                *("--data-dir", data_dir, "--device", "cpu", "--num-blocks", "16", "--threads", "1", "--gateways", "0"),
             ],
             cwd=ROOT, env={**os.environ, "COLUMNS": "500"},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",

@@ -227,7 +227,9 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         return pb.TokenizeResponse(token_ids=range(len(words)), tokens=words)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
-        return pb.DetokenizeResponse(text="".join(f" {i}" for i in request.token_ids))
+        pieces = [f" {i}" for i in request.token_ids]
+        text = "".join(pieces)
+        return pb.DetokenizeResponse(text=text, pieces=[each.encode() for each in pieces] if request.pieces else ())
 
     async def PinPrefix(self, request: pb.PinPrefixRequest, context: Any) -> pb.PinPrefixResponse:
         await self.note("PinPrefix", request.name)

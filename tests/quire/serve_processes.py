@@ -48,7 +48,7 @@ class ServeProcesses:
         self.mark = uuid.uuid4().hex
         command = [
             *(*through, sys.executable, "-m", "quire.cli", "serve", str(DEMO_MODEL), "--listen", "127.0.0.1:0"),
-            *("--data-dir", str(data_dir), "--num-blocks", "200", *arguments),
+            *("--data-dir", str(data_dir), "--num-blocks", "200", "--http", "127.0.0.1:0", *arguments),
         ]
         inherited = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
         env = {**inherited, _MARK: self.mark, "COLUMNS": "300", **(environment or {})}

@@ -267,6 +267,23 @@ async def test_leaving_an_attached_stream_only_detaches(server: ScriptedServer, 
     assert (await owner.completion()).text == "".join(f" {i}" for i in range(9))
 
 
+async def test_a_stream_that_is_detached_leaves_its_own_request_alone(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = Script(num_tokens=9, released=2)
+    stream = client.stream("hello", request_id="left")
+    await anext(stream)
+    assert stream.outcome is None
+    stream.detach()
+    await server.until(lambda: server.count("detach", "left") == 1)
+    server.release("left")
+    again = client.attach("left")
+    text = (await again.completion()).text
+    assert text == "".join(f" {i}" for i in range(9))
+    assert again.outcome is not None and again.outcome.state is quire.RequestState.FINISHED
+    assert server.count("cancel", "left") == 0
+
+
 async def test_attaching_to_an_unknown_request_is_not_found(client: quire.AsyncClient) -> None:
     with pytest.raises(quire.NotFoundError, match="nobody"):
         await client.attach("nobody").completion()
@@ -304,6 +321,7 @@ async def test_the_other_calls_answer_in_plain_data(server: ScriptedServer, clie
     assert await client.tokenize("a b") == quire.Tokens((0, 1), ("a", "b"))
     assert (await client.tokenize([quire.ChatMessage("user", "x y z")])).tokens == ("x", "y", "z")
     assert await client.detokenize([3, 4]) == " 3 4"
+    assert await client.token_pieces([3, 4]) == (b" 3", b" 4")
     assert (await client.model()).name == "scripted"
     assert await client.health() is quire.Health.SERVING
     with pytest.raises(quire.NotFoundError, match="nope"):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 import quire
@@ -31,7 +32,7 @@ class Serve:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "quire.cli", "serve", model, "--listen", listen, "--data-dir", str(data_dir)),
-                *("--num-blocks", "200", *arguments),
+                *("--num-blocks", "200", "--http", "127.0.0.1:0", *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -128,6 +129,15 @@ async def generate(address: str) -> str:
         return (await client.generate("Once upon a time", max_tokens=8, temperature=0)).text
 
 
+def complete(url: str) -> str:
+    """The same over HTTP, by a client that tries again while nothing listens."""
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=10, timeout=patient(60)) as api:
+        completion = api.completions.create(
+            model=str(DEMO_MODEL), prompt="Once upon a time", max_tokens=8, temperature=0
+        )
+        return completion.choices[0].text
+
+
 @pytest.mark.timeout(300)  # ten starts of services, one after another
 def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_request(data_dir: Path) -> None:
     serve = Serve(data_dir)
@@ -138,7 +148,7 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
     assert re.search("embedded Valkey.*appendfsync always", serve.wait_for(r"^  store\s+(.*)")[1])
 
     services = children_of(serve.process.pid)
-    assert set(services) == {"scheduler_svc", "worker_svc", "valkey-server"}
+    assert set(services) == {"scheduler_svc", "worker_svc", "gateway_svc", "valkey-server"}
     usual_ns = slice_ns()
     if usual_ns:  # 0: this kernel has no slices of threads
         assert slices_of(services["scheduler_svc"]) == {SHORT_SLICE_NS}
@@ -147,6 +157,11 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
     os.kill(services["worker_svc"], signal.SIGKILL)
     serve.wait_for(r"worker-0 was killed by signal 9; starting it again")
     assert asyncio.run(generate(address)) == text
+    url = serve.wait_for(r"^  http\s+(\S+)")[1]
+    assert complete(url) == text
+    os.kill(services["gateway_svc"], signal.SIGKILL)
+    serve.wait_for(r"gateway was killed by signal 9; starting it again")
+    assert complete(url) == text
     os.kill(services["valkey-server"], signal.SIGKILL)
     serve.wait_for(r"the embedded store ended")
     assert asyncio.run(generate(address)) == text
@@ -165,7 +180,7 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
     again = Serve(data_dir, "--drain-timeout-s", "0", listen=address)  # waits for the old services, which had the port
     assert again.wait_ready() == address
     assert "already running" in again.wait_for(r"^  store\s+(.*)")[1]
-    assert children_of(again.process.pid).keys() == {"scheduler_svc", "worker_svc"}
+    assert children_of(again.process.pid).keys() == {"scheduler_svc", "worker_svc", "gateway_svc"}
     assert not runs(services["scheduler_svc"])
     assert asyncio.run(generate(address)) == text
 

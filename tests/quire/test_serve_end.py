@@ -125,7 +125,8 @@ def test_nohup_outlives_its_terminal_and_ends_when_it_is_told_to(serve: Starter)
 @pytest.mark.timeout(300)
 async def test_an_error_of_the_supervisor_itself_ends_everything(tmp_path: Path) -> None:
     before = set(child_commands(os.getpid()))
-    settled = settle_all({"model": str(DEMO_MODEL), "listen": "127.0.0.1:0", "num_blocks": "200"}, None)
+    addresses = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"}
+    settled = settle_all({"model": str(DEMO_MODEL), "num_blocks": "200", **addresses}, None)
     folder = DataFolder(tmp_path / "data")
     seen: list[set[int]] = []
 
@@ -136,5 +137,5 @@ async def test_an_error_of_the_supervisor_itself_ends_everything(tmp_path: Path)
     with pytest.raises(ZeroDivisionError):
         await Supervisor(settled, folder, Announcer()).run(asyncio.Event(), fail)
     folder.close()
-    assert len(seen[0]) == 3  # store, scheduler, worker
+    assert len(seen[0]) == 4  # store, scheduler, worker, gateway
     assert not child_commands(os.getpid()).keys() - before

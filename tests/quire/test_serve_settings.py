@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli.app import app
-from quire.cli.serve_settings import RESERVED, passed_fields, settle_all, share_of_cores
+from quire.cli.serve_settings import RESERVED, SERVICES, passed_fields, settle_all, share_of_cores
+from quire.gateway_settings import GatewaySettings
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import INTERNAL, Settings, parse, settle
 from quire.worker_settings import WorkerSettings
@@ -22,7 +23,11 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # What both services have, each with a meaning of its own, is said in their own tables.
-TOLD_APART = {SchedulerSettings: {"advertise"}, WorkerSettings: {"advertise", "listen", "drain_timeout_s"}}
+TOLD_APART: dict[type[Settings], set[str]] = {
+    GatewaySettings: set(),
+    SchedulerSettings: {"advertise"},
+    WorkerSettings: {"advertise", "listen", "drain_timeout_s"},
+}
 
 
 def settled(*arguments: str, table: str = "serve") -> dict[str, object]:
@@ -50,7 +55,7 @@ def test_what_is_printed_settles_the_same_again(tmp_path: Path) -> None:
     flags = ("some-model", "--max-queue", "7", "--data-dir", str(tmp_path), "--verbose")
     file = tmp_path / "again.toml"
     file.write_text(CliRunner().invoke(app, ["serve", *flags, "--print-config"]).stdout)
-    for table in ("serve", "scheduler", "worker"):
+    for table in ("serve", "scheduler", "worker", "gateway"):
         first = settled(*flags, table=table)
         assert settled("--config", str(file), table=table) == first
 
@@ -104,7 +109,7 @@ def test_a_file_that_would_not_be_read_is_one_line(tmp_path: Path, content: str,
 
 def test_help_names_the_tables_of_the_file() -> None:
     result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
-    assert "tables serve, scheduler and worker" in result.stdout
+    assert "tables serve, scheduler, worker and gateway" in result.stdout
 
 
 def test_services_are_told_what_was_given_and_nothing_else() -> None:
@@ -121,7 +126,7 @@ def test_the_scheduler_is_told_the_policies_and_the_worker_its_swap_pool() -> No
     assert {"--num-host-blocks=0", "--no-graphs"} <= set(settled.worker_flags)
 
 
-@pytest.mark.parametrize("kind", [SchedulerSettings, WorkerSettings])
+@pytest.mark.parametrize("kind", SERVICES)
 def test_every_setting_of_a_service_is_an_option_of_serve_or_is_settled_by_it(kind: type[Settings]) -> None:
     """Each setting is a flag, a variable, and in both tables; the printed settings show its value."""
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "300"}).stdout
@@ -136,12 +141,12 @@ def test_every_setting_of_a_service_is_an_option_of_serve_or_is_settled_by_it(ki
 
 def test_each_service_understands_what_it_is_told() -> None:
     """Every flag that is passed on has the name and the form that the service itself takes."""
-    for kind in (SchedulerSettings, WorkerSettings):
+    for kind in SERVICES:
         model = {"model": "m"} if kind is WorkerSettings else {}
         defaults = settle(kind, model, {})
         given = {name: value for name in passed_fields(kind) if (value := getattr(defaults, name)) is not None}
         settled = settle_all({"model": "m", **given}, None)
-        flags = settled.scheduler_flags if kind is SchedulerSettings else settled.worker_flags
+        flags: tuple[str, ...] = getattr(settled, f"{kind.section}_flags")
         assert len(flags) >= len(given)
         again = parse(kind, [*flags, *(["--model", "m"] if kind is WorkerSettings else [])])
         assert again.model_dump(exclude={"threads"}) == defaults.model_dump(exclude={"threads"})

@@ -76,7 +76,7 @@ def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple
     done = subprocess.run(
         [sys.executable, "-m", "quire.cli", "serve", *arguments],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=100,
-        env={**os.environ, "COLUMNS": "500", **(environment or {})},
+        env={**os.environ, "COLUMNS": "500", "QUIRE_SERVE_HTTP": "127.0.0.1:0", **(environment or {})},
     )  # fmt: skip
     after = os.times()
     assert done.returncode == 2, done

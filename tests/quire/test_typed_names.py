@@ -10,13 +10,13 @@ from typing import Any, Literal, get_origin
 import pytest
 
 from quire.cli.serve_options import _plain_type
-from quire.cli.serve_settings import passed_fields, settle_all
+from quire.cli.serve_settings import SERVICES, passed_fields, settle_all
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import Settings, parse
 from quire.typed_names import as_typed, flag_of
 from quire.worker_settings import WorkerSettings
 
-KINDS = (SchedulerSettings, WorkerSettings)
+KINDS = SERVICES
 BAD_TEXTS = {
     "scheduler": "nonsense",
     "advertise": "a:b:c:d",

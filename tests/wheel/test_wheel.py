@@ -67,6 +67,7 @@ def test_the_wheel_has_every_variant_and_is_for_this_platform(wheel: Path) -> No
         "quire",
         "scheduler_svc",
         "worker_svc",
+        "gateway_svc",
         "kernels",
         "common",
     }

@@ -15,10 +15,10 @@ class AddressError(Exception):
     """An address cannot be used; the message has the reason and what to do."""
 
 
-def choose_listen_address(listen: str) -> str:
+def choose_listen_address(listen: str, *, option: str = "--listen") -> str:
     """The address with a free port; port 0 becomes a real one. Raises AddressError.
 
-    The port must be known before the scheduler starts, which binds it again at each restart.
+    The port must be known before the service starts, which binds it again at each restart. `option` sets the address.
     """
     host, _, port = listen.rpartition(":")
     try:
@@ -34,7 +34,7 @@ def choose_listen_address(listen: str) -> str:
             bound: int = probe.getsockname()[1]
     except (OSError, OverflowError) as error:
         raise AddressError(
-            f"cannot listen on {listen}: {error}; stop what uses it, or choose another with --listen host:port"
+            f"cannot listen on {listen}: {error}; stop what uses it, or choose another with {option} host:port"
         ) from error
     return f"{host}:{bound}"
 

@@ -1,7 +1,7 @@
-"""Supervisor of one machine's services: starts store, scheduler and workers in this order, and ends them in reverse.
+"""Supervisor of one machine's services: starts store, scheduler, workers and gateways, and ends them.
 
-The supervisor holds the only write end of a pipe that the scheduler watches: when the supervisor is killed, the
-scheduler lets running requests end, then ends itself. The workers watch another pipe, which the scheduler holds open,
+The supervisor holds the only write end of a pipe that scheduler and gateways watch: when the supervisor is killed, they
+let running requests end, then end themselves. The workers watch another pipe, which the scheduler holds open,
 too, so they outlive it. The embedded store stays for the next supervisor to adopt. If the supervisor ends in any other
 way, it ends all of them first.
 
@@ -54,11 +54,14 @@ class Supervisor:
         self._say = announcer.print_message
         self._announcer = announcer
         self.address = dial_address(self._settings.listen)  # with commas if there are several, as clients take them
+        self.url = ""  # of the HTTP API; empty without one
         self.store_name = ""
         self.progress = StartProgress(announcer)
         self._store: EmbeddedStore | None = None
         self._schedulers: list[Child] = []
         self._workers: list[Child] = []
+        self._gateways: list[Child] = []
+        self._gateways_listen = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
         self._scheduler_pipe = os.pipe()  # read end, write end
@@ -95,12 +98,16 @@ class Supervisor:
             if self._settings.standby:
                 addresses.append(choose_next_address(addresses[0]))
             self.address = ",".join(dial_address(each) for each in addresses)
+            http = self._choose_http_address()
             await checking
         finally:
             checking.cancel()
             await asyncio.wait({checking})
         url = await self._open_store()
         self._start_services(addresses, url)
+        if http is not None:
+            self._start_gateways(http)
+        self._watch_services()
         self._tasks.append(asyncio.create_task(self._greet(on_ready)))
 
     async def _check_model(self) -> None:
@@ -170,8 +177,31 @@ class Supervisor:
                 *memory,
             )
             self._workers.append(self._child(name, "ready", worker, self._environment(), workers_watch))
-        children = [*self._schedulers, *self._workers]
-        if settings.verbose:
+
+    def _choose_http_address(self) -> str | None:
+        """The address of the HTTP API; None without one. Raises AddressError."""
+        if not self._settings.gateways:
+            return None
+        http = choose_listen_address(self._settings.http, option="--http")
+        self.url = f"http://{dial_address(http)}"
+        return http
+
+    def _start_gateways(self, listen: str) -> None:
+        watched, _ = self._scheduler_pipe
+        for index in range(self._settings.gateways):
+            gateway = module_command(
+                "gateway_svc",
+                *("--listen", listen, "--scheduler", self.address, f"--parent-pipe-fd={watched}"),
+                *(("--shares-port",) if self._settings.gateways > 1 else ()),
+                *self._settled.gateway_flags,
+            )
+            name = f"gateway-{index}" if self._settings.gateways > 1 else "gateway"
+            self._gateways.append(self._child(name, "listening", gateway, self._environment(), watched))
+
+    def _watch_services(self) -> None:
+        """Keep all services running."""
+        children = [*self._schedulers, *self._workers, *self._gateways]
+        if self._settings.verbose:
             logs = [child.log.path for child in children]
             self._tasks.append(asyncio.create_task(echo_logs(logs, self._announcer.print_log_line)))
         for child in children:
@@ -180,6 +210,8 @@ class Supervisor:
     def _child(self, name: str, ready_event: str, command: list[str], environment: dict[str, str], *fds: int) -> Child:
         def tell(said: dict[str, Any]) -> None:
             self.progress.handle_report(name, {"phase": READY} if said.get("event") == ready_event else said)
+            if all(gateway.has_reported("listening") for gateway in self._gateways):
+                self._gateways_listen.set()
 
         return Child(
             name,
@@ -203,6 +235,7 @@ class Supervisor:
     async def _greet(self, on_ready: OnReady) -> None:
         async with quire.AsyncClient(self.address) as client:
             await client.wait_ready()
+        await self._gateways_listen.wait()
         self._is_ready = True
         self.progress.close()
         try:
@@ -223,7 +256,7 @@ class Supervisor:
             stopping.cancel()
 
     async def _end(self, stop: asyncio.Event) -> None:
-        """End schedulers, then workers, then the store; a second `stop`, or any error, kills what is left."""
+        """End schedulers and gateways, then workers, then the store; a second `stop`, or an error, kills them."""
         if stop.is_set():
             self._say(
                 f"stopping; running requests have {self._drain_timeout_s:g} s to end, a second Ctrl-C stops them now"
@@ -247,19 +280,19 @@ class Supervisor:
         """End the services in order.
 
         A standby ends first, so that the leader finds none to hand over to, and drains. Where no scheduler has reported
-        that it leads, both end together.
+        that it leads, both end together. Gateways end with the requests whose output they carry.
         """
         leading = [each for each in self._schedulers if each.has_reported("leading")]
         idle = [each for each in self._schedulers if each not in leading] if leading else []
         for several, time_s in (
             (idle, SCHEDULER_END_S),
-            (self._schedulers, self._drain_timeout_s + SCHEDULER_END_S),
+            ([*self._schedulers, *self._gateways], self._drain_timeout_s + SCHEDULER_END_S),
             (self._workers, WORKER_END_S),
         ):
             await asyncio.gather(*(child.end(time_s) for child in several))
 
     def _kill(self) -> None:
-        for child in (*self._schedulers, *self._workers):
+        for child in (*self._schedulers, *self._workers, *self._gateways):
             child.kill()
 
     async def _kill_on(self, stop: asyncio.Event) -> None:

@@ -82,7 +82,11 @@ def _with_tokens(token_ids: list[int], tokenizer: ModelTokenizer) -> pb.Tokenize
 
 
 def _detokenized(request: pb.DetokenizeRequest, tokenizer: ModelTokenizer) -> pb.DetokenizeResponse:
-    return pb.DetokenizeResponse(text=tokenizer.decode(list(request.token_ids), request.keep_special_tokens))
+    token_ids = list(request.token_ids)
+    return pb.DetokenizeResponse(
+        text=tokenizer.decode(token_ids, request.keep_special_tokens),
+        pieces=tokenizer.pieces(token_ids) if request.pieces else (),
+    )
 
 
 def prompt_of(request: pb.GenerateRequest) -> Prompt:

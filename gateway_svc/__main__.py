@@ -1,0 +1,61 @@
+"""Entry point of the gateway: reads the settings, listens, and serves until told to end."""
+
+import asyncio
+import socket
+import sys
+
+import structlog
+
+import quire
+from common.log import set_up_service_logging
+from common.process import end_after, run_service, stop_event
+from common.refusal import refuse_to_start
+from common.settings import settings_or_exit
+from common.status import Status
+from gateway_svc.app import create_app
+from gateway_svc.http_server import HttpServer
+from gateway_svc.listening import ListenError, listening_socket
+from quire.gateway_settings import GatewaySettings
+from quire.settings import names_given, to_toml
+
+SERVICE = "gateway"
+
+log = structlog.get_logger()
+
+
+def main() -> None:
+    """Entry point of `python -m gateway_svc`."""
+    settings = settings_or_exit(SERVICE, GatewaySettings, sys.argv[1:])
+    if settings.print_config:
+        sys.stdout.write(to_toml(settings) + "\n")
+        return
+    names = names_given(GatewaySettings, sys.argv[1:])
+    set_up_service_logging(SERVICE, settings, Status(settings.status_fd), names)
+    try:
+        sock = listening_socket(settings.listen, shares_port=settings.shares_port)
+    except ListenError as error:
+        refuse_to_start(SERVICE, str(error), names)
+    run_service(serve(settings, sock))
+
+
+async def serve(settings: GatewaySettings, sock: socket.socket) -> None:
+    """Serve on the socket until SIGTERM, SIGINT or the supervisor's end."""
+    end = stop_event(settings.parent_pipe_fd)
+    async with quire.AsyncClient(settings.scheduler) as client:
+        app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20)
+        server = HttpServer(
+            app, max_connections=settings.max_http_connections, drain_timeout_s=settings.drain_timeout_s
+        )
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        host, port = sock.getsockname()[:2]
+        log.info("listening", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        ending = asyncio.create_task(end.wait())
+        await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        server.should_exit = True
+        await serving
+    log.info("gateway ended")
+
+
+if __name__ == "__main__":
+    end_after(main)

@@ -1,0 +1,112 @@
+"""Refusals and failures of a call, made from errors of the SDK and of a body that does not validate.
+
+Knows statuses, fields and codes, which are OpenAI's, and no shape of an answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    QuireError,
+    RequestCancelledError,
+    RequestExpiredError,
+    RetryableError,
+    UnavailableError,
+)
+
+_STATUSES: tuple[tuple[type[QuireError], int, str, str], ...] = (  # the first match counts
+    (InvalidRequestError, 400, "invalid_request_error", "invalid_value"),
+    (NotFoundError, 404, "invalid_request_error", "not_found"),
+    (AlreadyExistsError, 409, "invalid_request_error", "idempotency_key_reused"),
+    (FailedPreconditionError, 400, "invalid_request_error", "failed_precondition"),
+    (OverloadedError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (UnavailableError, 503, "server_error", "service_unavailable"),
+    (RequestCancelledError, 499, "server_error", "cancelled"),
+    (RequestExpiredError, 504, "server_error", "deadline_exceeded"),
+    (QuireError, 500, "server_error", "internal_error"),
+)
+
+
+_TYPES = frozenset({"bool", "float", "int", "str"})  # alternatives of a union, as pydantic names them in a place
+
+
+class ApiError(Exception):
+    """A refusal with its HTTP status; `param` is the field of the body that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+def invalid(param: str, reason: str) -> ApiError:
+    """The refusal of a field's value."""
+    return ApiError(400, f"{param}: {reason}", param=param, code="invalid_value")
+
+
+def from_quire(error: QuireError, names: Mapping[str, str]) -> ApiError:
+    """The error of a call to the SDK.
+
+    Args:
+        error: the error.
+        names: names of the body's fields by the SDK's keywords, where they differ.
+    """
+    param = None
+    if isinstance(error, InvalidRequestError):
+        error = error.renamed(lambda keyword: names.get(keyword, keyword))
+        param = error.violations[0].field if error.violations else None
+    _, status, kind, code = next(each for each in _STATUSES if isinstance(error, each[0]))
+    retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else None
+    return ApiError(status, error.message, kind=kind, param=param, code=code, retry_after_s=retry_after_s)
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The error of a body that is no JSON, or whose fields are unknown, missing, of the wrong type or not supported.
+
+    `errors` are those of pydantic, of which the first is told: clients show one.
+    """
+    first = errors[0]
+    param = _path(first["loc"][1:]) or None
+    match first["type"]:
+        case "json_invalid":
+            return ApiError(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
+        case "extra_forbidden":
+            return ApiError(400, f"Unrecognized request argument: {param}", param=param, code="unknown_parameter")
+        case "missing":
+            message = f"Missing required parameter: '{param}'"
+            return ApiError(400, message, param=param, code="missing_required_parameter")
+        case "unsupported":
+            return ApiError(400, f"{param}: {first['msg']}", param=param, code="unsupported_parameter")
+        case _:
+            reason = first["msg"].removeprefix("Value error, ")
+            about = f"Invalid value for '{param}'" if param else "Invalid body"
+            return ApiError(400, f"{about}: {reason}", param=param, code="invalid_value")
+
+
+def _path(location: Sequence[int | str]) -> str:
+    """`messages[0].content` for a place in the body; alternatives of a union are left out."""
+    path = ""
+    for each in location:
+        if isinstance(each, int):
+            path += f"[{each}]"
+        elif each.isidentifier() and each not in _TYPES and not each[0].isupper():
+            path += f".{each}" if path else each
+    return path

@@ -1,0 +1,103 @@
+"""The HTTP application: routes, the errors that they share, and the bound of a body."""
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import quire
+from gateway_svc.api_error import ApiError, from_quire, from_validation
+from gateway_svc.body_limit import BodyLimit
+from gateway_svc.departure import unless_departed
+from gateway_svc.openai.chat import ChatRequest, Chats
+from gateway_svc.openai.completions import CompletionRequest, Completions
+from gateway_svc.openai.errors import error_response
+from gateway_svc.openai.models import model_object
+from gateway_svc.served_model import ServedModel
+from gateway_svc.tokens import DetokenizeRequest, TokenizeRequest, Tokens
+from gateway_svc.vocabulary import Vocabulary
+
+IdempotencyKey = Annotated[str | None, Header(max_length=256)]
+
+
+def create_app(client: quire.AsyncClient, *, max_body_bytes: int) -> FastAPI:
+    """The application, which answers by calls to the client."""
+    app = FastAPI(title="Quire", docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_response)
+    _add_error_handlers(app)
+    vocabulary = Vocabulary(client)
+    model = ServedModel(client, vocabulary)
+    _add_openai(app, client, model, vocabulary)
+    _add_tokens(app, Tokens(client, model))
+    _add_health(app, client, model)
+    return app
+
+
+def _add_openai(app: FastAPI, client: quire.AsyncClient, model: ServedModel, vocabulary: Vocabulary) -> None:
+    completions = Completions(client, model, vocabulary)
+    chats = Chats(client, model, vocabulary)
+
+    @app.post("/v1/completions", response_model=None)
+    async def complete(body: CompletionRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+        return await unless_departed(request, completions.answer(body, idempotency_key))
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(body: ChatRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+        return await unless_departed(request, chats.answer(body, idempotency_key))
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_object(await model.get())]}
+
+    @app.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> dict[str, Any]:
+        await model.check(name)
+        return model_object(await model.get())
+
+
+def _add_tokens(app: FastAPI, tokens: Tokens) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        return await tokens.tokenize(body)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        return await tokens.detokenize(body)
+
+
+def _add_health(app: FastAPI, client: quire.AsyncClient, model: ServedModel) -> None:
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        """200 as long as this process answers: a restart would help nothing else."""
+        return Response()
+
+    @app.get("/ready", response_model=None)
+    async def ready() -> Response:
+        """200 if requests can be served now, else 503."""
+        try:
+            is_serving = await client.health() is quire.Health.SERVING
+        except quire.QuireError:
+            is_serving = False
+        return Response(status_code=200 if is_serving else 503)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(quire.QuireError)
+    async def failed(request: Request, error: quire.QuireError) -> Response:
+        return error_response(from_quire(error, {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return error_response(from_validation(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        code = "not_found" if error.status_code == 404 else None
+        return error_response(ApiError(error.status_code, message, code=code))

@@ -1,0 +1,56 @@
+"""Server-sent events: an answer that is written event by event, and ends when its reader has gone.
+
+Knows no API: an event is bytes, as `data_event` makes them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events
+
+
+def data_event(data: bytes) -> bytes:
+    """One event with JSON data, which has no line breaks."""
+    return b"data: " + data + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends the events of a generator, and closes it when the client disconnects."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
+        super().__init__(headers={**_HEADERS, **(headers or {})})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send_events(send))
+        leaving = asyncio.create_task(wait_disconnected(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not sending.done():
+                sending.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send_events(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._events) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def wait_disconnected(receive: Receive) -> None:
+    """Wait until the client has closed the connection; its body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,206 @@
+"""`/v1/chat/completions`: conversations, answered whole or as events."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import Field
+from starlette.responses import Response
+
+import quire
+from gateway_svc.api_error import ApiError, from_quire, invalid
+from gateway_svc.event_stream import data_event
+from gateway_svc.generation import Generation, new_request_id
+from gateway_svc.openai.answering import Call, answer
+from gateway_svc.openai.fields import FIELD_NAMES, MAX_LOGPROBS, ApiModel, GenerationFields, Ignored, Unsupported
+from gateway_svc.openai.logprobs import chat_logprobs
+from gateway_svc.openai.usage import usage_of
+from gateway_svc.served_model import ServedModel
+from gateway_svc.vocabulary import Vocabulary, ids_of
+from quire.params import GenerateParams
+
+_SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
+
+
+class TextPart(ApiModel):
+    """A piece of text in a message."""
+
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: Ignored
+
+
+class ChatMessage(ApiModel):
+    """A message of a conversation: text, or parts of text."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: Ignored
+    refusal: Ignored
+    audio: Unsupported
+    tool_calls: Unsupported
+    tool_call_id: Unsupported
+    function_call: Unsupported
+
+    @property
+    def text(self) -> str:
+        """The text; parts are lines of their own."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content or ())
+
+
+class TextFormat(ApiModel):
+    """The format of an answer in plain text."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(GenerationFields):
+    """The body of a request for a chat completion."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = Field(None, ge=1, description="Default: the rest of the context.")
+    max_tokens: int | None = Field(None, ge=1, description="Earlier name of max_completion_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    best_of: int | None = None
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    metadata: Ignored
+    store: Ignored
+    service_tier: Ignored
+    safety_identifier: Ignored
+    prompt_cache_key: Ignored
+    prompt_cache_retention: Ignored
+    prompt_cache_options: Ignored
+    reasoning_effort: Ignored
+    verbosity: Ignored
+    audio: Unsupported
+    function_call: Unsupported
+    functions: Unsupported
+    moderation: Unsupported
+    parallel_tool_calls: Ignored
+    prediction: Unsupported
+    tool_choice: Unsupported
+    tools: Unsupported
+    web_search_options: Unsupported
+
+    def keywords(self, request_id: str) -> GenerateParams:
+        """Keywords for the SDK."""
+        given = self.params(request_id)
+        bound = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        if bound is not None:
+            given["max_tokens"] = bound
+        given["token_ids"] = bool(self.return_token_ids)
+        if self.best_of is not None:
+            given["best_of"] = self.best_of
+        if self.logprobs:
+            given["logprobs"] = self.top_logprobs or 0
+        return given
+
+
+class Chats:
+    """Answers requests for chat completions."""
+
+    def __init__(self, client: quire.AsyncClient, model: ServedModel, vocabulary: Vocabulary) -> None:
+        self._client = client
+        self._model = model
+        self._vocabulary = vocabulary
+
+    async def answer(self, body: ChatRequest, idempotency_key: str | None) -> Response:
+        """The answer to a request. Raises ApiError."""
+        if body.top_logprobs is not None and not body.logprobs:
+            raise invalid("top_logprobs", "give logprobs as well")
+        name = await self._model.check(body.model)
+        call = _Call(body, name, new_request_id("chatcmpl", idempotency_key), self._vocabulary)
+        try:
+            stream = self._client.stream_chat(_turns(body.messages), **body.keywords(call.request_id))
+        except quire.QuireError as error:
+            raise from_quire(error, _Call.names) from error
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, str(error), code="invalid_value") from error
+        generation = Generation([stream], body.num_outputs, detaches=idempotency_key is not None)
+        return await answer(generation, call, streamed=bool(body.stream))
+
+
+def _turns(messages: Sequence[ChatMessage]) -> list[quire.ChatMessage]:
+    return [quire.ChatMessage("system" if each.role in _SYSTEM_ROLES else each.role, each.text) for each in messages]
+
+
+class _Call(Call):
+    """One request for a chat completion: makes its objects of the output."""
+
+    names: ClassVar[Mapping[str, str]] = {
+        **FIELD_NAMES,
+        "prompt": "messages",
+        "logprobs": "top_logprobs",
+        "max_tokens": "max_completion_tokens",
+    }
+
+    def __init__(self, body: ChatRequest, model: str, request_id: str, vocabulary: Vocabulary) -> None:
+        self.request_id = request_id
+        self._body = body
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        self._head = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
+        self._no_usage = {"usage": None} if body.has_usage_event else {}
+        self._vocabulary = vocabulary
+
+    async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
+        """The whole answer."""
+        choices = []
+        for sample in completions[0].samples:
+            choice: dict[str, Any] = {
+                "index": sample.index,
+                "message": {"role": "assistant", "content": sample.text, "refusal": None, "annotations": []},
+                "logprobs": await self._logprobs(sample.logprobs),
+                "finish_reason": sample.finish_reason.value,
+            }
+            if self._body.return_token_ids:
+                choice["token_ids"] = sample.token_ids
+            choices.append(choice)
+        return orjson.dumps({**self._head, "choices": choices, "usage": usage_of(usage)})
+
+    def first_events(self) -> list[bytes]:
+        """An event for each output, which says who speaks."""
+        return [
+            self._event(output, {"role": "assistant", "content": "", "refusal": None}, None, None)
+            for output in range(self._body.num_outputs)
+        ]
+
+    async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
+        """The event of a chunk; None if it has nothing to say yet."""
+        has_ids = self._body.return_token_ids and chunk.token_ids
+        if not (chunk.text or chunk.logprobs or chunk.finish or has_ids):
+            return None
+        delta = {"content": chunk.text} if chunk.text or chunk.logprobs or has_ids else {}
+        reason = chunk.finish.reason.value if chunk.finish else None
+        logprobs = await self._logprobs(chunk.logprobs) if chunk.logprobs else None
+        return self._event(output, delta, logprobs, reason, chunk.token_ids if has_ids else None)
+
+    def last_event(self, usage: quire.Usage) -> bytes:
+        """The event with the usage; empty if it was not asked for."""
+        if not self._body.has_usage_event:
+            return b""
+        return data_event(orjson.dumps({**self._head, "choices": [], "usage": usage_of(usage)}))
+
+    def _event(
+        self,
+        output: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None,
+        reason: str | None,
+        token_ids: Sequence[int] | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": output, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        if token_ids is not None:
+            choice["token_ids"] = token_ids
+        return data_event(orjson.dumps({**self._head, "choices": [choice], **self._no_usage}))
+
+    async def _logprobs(self, logprobs: Sequence[quire.TokenLogprobs]) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        await self._vocabulary.load(ids_of(logprobs))
+        num_top = self._body.top_logprobs or 0
+        return {"content": chat_logprobs(logprobs, num_top, self._vocabulary), "refusal": None}

@@ -1,0 +1,186 @@
+"""`/v1/completions`: prompts as text or token ids, answered whole or as events."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from pydantic import Field
+from starlette.responses import Response
+
+import quire
+from gateway_svc.api_error import ApiError, from_quire, invalid
+from gateway_svc.event_stream import data_event
+from gateway_svc.generation import Generation, new_request_id
+from gateway_svc.openai.answering import Call, answer
+from gateway_svc.openai.fields import FIELD_NAMES, MAX_LOGPROBS, GenerationFields, Unsupported
+from gateway_svc.openai.logprobs import CompletionLogprobs, joined
+from gateway_svc.openai.usage import usage_of
+from gateway_svc.served_model import ServedModel
+from gateway_svc.vocabulary import Vocabulary, ids_of
+from quire.params import GenerateParams
+
+MAX_PROMPTS = 128
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionRequest(GenerationFields):
+    """The body of a request for completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="Text or token ids, of one or several.")
+    max_tokens: int | None = Field(None, ge=0, description="Default: 16; 0 with echo alone.")
+    echo: bool | None = Field(None, description="Begin the output with the prompt.")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Most likely tokens to return, too.")
+    best_of: int | None = None
+    suffix: Unsupported
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt. Raises ApiError if there is none, or too many."""
+        given = self.prompt
+        prompts: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
+        if not 1 <= len(prompts) <= MAX_PROMPTS:
+            raise invalid("prompt", f"give 1 to {MAX_PROMPTS} prompts, not {len(prompts)}")
+        return prompts
+
+    def keywords(self, request_id: str) -> GenerateParams:
+        """Keywords for the SDK."""
+        given = self.params(request_id)
+        given["max_tokens"] = max(1, _DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens)
+        given["token_ids"] = bool(self.return_token_ids)
+        if self.best_of is not None:
+            given["best_of"] = self.best_of
+        if self.logprobs is not None:
+            given["logprobs"] = self.logprobs
+            if self.echo:
+                given["prompt_logprobs"] = self.logprobs
+        return given
+
+
+class Completions:
+    """Answers requests for completions."""
+
+    def __init__(self, client: quire.AsyncClient, model: ServedModel, vocabulary: Vocabulary) -> None:
+        self._client = client
+        self._model = model
+        self._vocabulary = vocabulary
+
+    async def answer(self, body: CompletionRequest, idempotency_key: str | None) -> Response:
+        """The answer to a request; a reader that leaves is noticed by the caller, or by the stream of events."""
+        if body.max_tokens == 0 and not body.echo:
+            raise invalid("max_tokens", "give at least 1, or 0 together with echo")
+        name = await self._model.check(body.model)
+        call = _Call(body, name, new_request_id("cmpl", idempotency_key), self._vocabulary)
+        try:
+            prompts = await self._prompts(body)
+            call.prompts = prompts
+            streams = [
+                self._client.stream(text if ids is None else ids, **body.keywords(call.id_of(number)))
+                for number, (text, ids) in enumerate(prompts)
+            ]
+        except quire.QuireError as error:
+            raise from_quire(error, FIELD_NAMES) from error
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, str(error), code="invalid_value") from error
+        generation = Generation(streams, body.num_outputs, detaches=idempotency_key is not None)
+        return await answer(generation, call, streamed=bool(body.stream))
+
+    async def _prompts(self, body: CompletionRequest) -> list[tuple[str, list[int] | None]]:
+        """Each prompt as text, if it is echoed or was given so, and as token ids, if these are needed."""
+        found: list[tuple[str, list[int] | None]] = []
+        for each in body.prompts:
+            if isinstance(each, str):
+                needs_ids = body.echo and body.logprobs is not None
+                found.append((each, list((await self._client.tokenize(each)).token_ids) if needs_ids else None))
+            else:
+                text = await self._client.detokenize(each, keep_special_tokens=True) if body.echo else ""
+                found.append((text, each))
+        return found
+
+
+class _Call(Call):
+    """One request for completions: makes its objects of the output."""
+
+    def __init__(self, body: CompletionRequest, model: str, request_id: str, vocabulary: Vocabulary) -> None:
+        self.body = body
+        self.request_id = request_id
+        self.prompts: list[tuple[str, list[int] | None]] = []
+        self._head = {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
+        self._vocabulary = vocabulary
+        self._logprobs: dict[int, CompletionLogprobs] = {}  # by output
+        self._prompt_logprobs: dict[int, Sequence[quire.TokenLogprobs]] = {}  # by prompt
+        self._echoed: set[int] = set()
+
+    def id_of(self, number: int) -> str:
+        """Id of the request of one of the prompts."""
+        return self.request_id if number == 0 else f"{self.request_id}-{number}"
+
+    async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
+        """The whole answer."""
+        choices = []
+        for number, completion in enumerate(completions):
+            for sample in completion.samples:
+                output = number * self.body.num_outputs + sample.index
+                choice = await self._choice(
+                    output, sample.text, sample.logprobs, completion.prompt_logprobs, sample.finish_reason
+                )
+                if self.body.return_token_ids:
+                    choice["token_ids"] = sample.token_ids
+                choices.append(choice)
+        return orjson.dumps({**self._head, "choices": choices, "usage": usage_of(usage)})
+
+    async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
+        """The event of a chunk; None if it has nothing to say yet."""
+        finish = chunk.finish
+        is_echo = bool(self.body.echo) and output not in self._echoed
+        if not (chunk.text or chunk.logprobs or finish or is_echo or (self.body.return_token_ids and chunk.token_ids)):
+            return None
+        choice = await self._choice(
+            output, chunk.text, chunk.logprobs, chunk.prompt_logprobs, finish.reason if finish else None
+        )
+        if self.body.return_token_ids:
+            choice["token_ids"] = chunk.token_ids
+        usage = {"usage": None} if self.body.has_usage_event else {}
+        return data_event(orjson.dumps({**self._head, "choices": [choice], **usage}))
+
+    def last_event(self, usage: quire.Usage) -> bytes:
+        """The event after all outputs; empty if it was not asked for."""
+        if not self.body.has_usage_event:
+            return b""
+        return data_event(orjson.dumps({**self._head, "choices": [], "usage": usage_of(usage)}))
+
+    async def _choice(
+        self,
+        output: int,
+        text: str,
+        logprobs: Sequence[quire.TokenLogprobs],
+        prompt_logprobs: Sequence[quire.TokenLogprobs],
+        reason: quire.FinishReason | None,
+    ) -> dict[str, Any]:
+        """A choice with the next text of an output; the first one of an output begins with an echoed prompt."""
+        if self.body.max_tokens == 0:
+            text, logprobs = "", ()
+        is_echo = bool(self.body.echo) and output not in self._echoed
+        number = output // self.body.num_outputs
+        prompt, token_ids = self.prompts[number]
+        # They come with the first of a prompt's outputs.
+        prompt_logprobs = self._prompt_logprobs.setdefault(number, prompt_logprobs)
+        lists = []
+        if self.body.logprobs is not None:
+            of_output = self._logprobs.get(output)
+            if of_output is None:
+                of_output = self._logprobs[output] = CompletionLogprobs(self._vocabulary, self.body.logprobs)
+            await self._vocabulary.load([*ids_of(logprobs), *ids_of(prompt_logprobs), *(token_ids or ())])
+            if is_echo:
+                assert token_ids is not None, "an echo with log-probabilities is of token ids"
+                lists.append(of_output.prompt(prompt, token_ids, prompt_logprobs))
+            lists.append(of_output.tokens(logprobs))
+        if is_echo:
+            self._echoed.add(output)
+            text = prompt + text
+        return {
+            "index": output,
+            "text": text,
+            "logprobs": joined(lists) if lists else None,
+            "finish_reason": None if reason is None else reason.value,
+        }

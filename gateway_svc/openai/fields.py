@@ -1,0 +1,152 @@
+"""Fields of a request that completions and chat completions share, and their meaning for the SDK.
+
+Names are OpenAI's, and vLLM's for what OpenAI's API lacks; the others are ours. Values are checked by the scheduler,
+types here. A field that OpenAI's API has and this server does not support is refused by name unless it is null.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.functional_validators import AfterValidator
+from pydantic_core import PydanticCustomError
+
+import quire
+from quire.params import GenerateParams
+
+MAX_LOGPROBS = 20
+_ALL_TOKENS = (1 << 31) - 1  # as top_k
+_SEED_MASK = (1 << 64) - 1
+
+# Keywords of the SDK whose fields have other names here.
+FIELD_NAMES = {
+    "include_stop": "include_stop_str_in_output",
+    "keep_special_tokens": "skip_special_tokens",
+}
+
+
+def _refuse(value: Any) -> Any:
+    if value is not None:
+        raise PydanticCustomError("unsupported", "this server does not support it; leave it out")
+    return value
+
+
+Unsupported = Annotated[Any, AfterValidator(_refuse), Field(None, description="Not supported; null is accepted.")]
+Ignored = Annotated[Any, Field(None, description="Accepted, and without effect.")]
+
+
+class ApiModel(BaseModel):
+    """A JSON object with known fields of exact types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class StreamOptions(ApiModel):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = Field(None, description="End with an event that has the usage and no choices.")
+    include_obfuscation: Ignored
+
+
+class GenerationFields(ApiModel):
+    """Fields of both kinds of completions."""
+
+    model: str | None = Field(None, description="Name of the served model, if given.")
+    stream: bool | None = Field(None, description="Answer with server-sent events.")
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=128, description="Number of outputs for each prompt.")
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="Bias by token id.")
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    user: Ignored
+
+    top_k: int | None = Field(None, description="0 and -1: all tokens.")
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    return_token_ids: bool | None = Field(None, description="Choices have token_ids.")
+    priority: int | None = Field(None, description="Class from -1000 to 1000; lower is served first.")
+    cache_salt: str | None = Field(None, description="Only requests with equal salts share cached prefixes.")
+
+    beam_width: int | None = Field(None, description="Beam search, of which the n best hypotheses come back.")
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    timeout_s: float | None = Field(None, description="Ends the request after this time with an error.")
+    tenant: str | None = None
+    on_disconnect: Literal["cancel", "continue"] | None = Field(
+        None, description="What becomes of the request when its connection is lost; default: cancel."
+    )
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs that come back for each prompt."""
+        return self.n or 1
+
+    @property
+    def has_usage_event(self) -> bool:
+        """True if the usage is an event of its own."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def params(self, request_id: str) -> GenerateParams:
+        """Keywords for the SDK."""
+        given: Any = {"request_id": request_id} | {
+            name: getattr(self, name) for name in _SAME_NAMES if getattr(self, name) is not None
+        }
+        if self.top_k is not None:
+            given["top_k"] = self.top_k if self.top_k not in (0, -1) else _ALL_TOKENS
+        if self.seed is not None:
+            given["seed"] = self.seed & _SEED_MASK
+        if self.logit_bias:
+            given["logit_bias"] = token_biases(self.logit_bias)
+        if self.stop:
+            given["stop"] = self.stop
+        if self.include_stop_str_in_output is not None:
+            given["include_stop"] = self.include_stop_str_in_output
+        if self.skip_special_tokens is not None:
+            given["keep_special_tokens"] = not self.skip_special_tokens
+        if self.on_disconnect is not None:
+            given["on_disconnect"] = quire.OnDisconnect(self.on_disconnect)
+        keywords: GenerateParams = given
+        return keywords
+
+
+_SAME_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "allowed_token_ids",
+    "priority",
+    "cache_salt",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+    "timeout_s",
+    "tenant",
+)
+
+
+def token_biases(given: Mapping[str, float]) -> dict[int, float]:
+    """Biases by token id. Raises InvalidRequestError for a key that is no token id."""
+    biases = {}
+    for key, bias in given.items():
+        if not key.isascii() or not key.isdigit():
+            violation = quire.FieldViolation("logit_bias", f"has the key {key!r:.40}: give token ids")
+            raise quire.InvalidRequestError.of([violation])
+        biases[int(key)] = bias
+    return biases

@@ -1,0 +1,55 @@
+"""`/tokenize` and `/detokenize`, with vLLM's fields."""
+
+from typing import Any
+
+from pydantic import Field
+
+import quire
+from gateway_svc.api_error import invalid
+from gateway_svc.openai.chat import ChatMessage
+from gateway_svc.openai.fields import ApiModel
+from gateway_svc.served_model import ServedModel
+
+
+class TokenizeRequest(ApiModel):
+    """A text or a conversation; exactly one of them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = Field(None, description="Answer with token_strs, too.")
+
+
+class DetokenizeRequest(ApiModel):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class Tokens:
+    """Answers both."""
+
+    def __init__(self, client: quire.AsyncClient, model: ServedModel) -> None:
+        self._client = client
+        self._model = model
+
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """Token ids, as a prompt with this text would have them. Raises ApiError, QuireError."""
+        await self._model.check(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", "give either this or messages")
+        text: Any = body.prompt
+        if body.messages is not None:
+            text = [quire.ChatMessage(each.role, each.text) for each in body.messages]
+        found = await self._client.tokenize(text, add_special_tokens=body.add_special_tokens)
+        model = await self._model.get()
+        strings = list(found.tokens) if body.return_token_strs else None
+        ids = list(found.token_ids)
+        return {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids, "token_strs": strings}
+
+    async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
+        """The text of token ids, special tokens included. Raises ApiError, QuireError."""
+        await self._model.check(body.model)
+        return {"prompt": await self._client.detokenize(body.tokens, keep_special_tokens=True)}

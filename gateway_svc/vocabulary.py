@@ -1,0 +1,46 @@
+"""Texts and bytes of single tokens, asked of the scheduler once each and kept.
+
+Knows one model at a time: another fingerprint empties what is kept.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import quire
+
+
+class Vocabulary:
+    """Pieces of the served model's tokens."""
+
+    def __init__(self, client: quire.AsyncClient) -> None:
+        self._client = client
+        self._fingerprint = ""
+        self._pieces: dict[int, bytes] = {}
+
+    def use(self, model: quire.Model) -> None:
+        """Forget the tokens of another model."""
+        if model.fingerprint != self._fingerprint:
+            self._fingerprint = model.fingerprint
+            self._pieces = {}
+
+    async def load(self, token_ids: Iterable[int]) -> None:
+        """Make the pieces of these tokens known."""
+        pieces = self._pieces
+        missing = sorted({each for each in token_ids if each not in pieces})
+        if missing:
+            pieces.update(zip(missing, await self._client.token_pieces(missing), strict=True))
+
+    def piece(self, token_id: int) -> bytes:
+        """Bytes of a token that was loaded."""
+        return self._pieces[token_id]
+
+    def text(self, token_id: int) -> str:
+        """Text of a token that was loaded; parts of characters become U+FFFD."""
+        return self._pieces[token_id].decode(errors="replace")
+
+
+def ids_of(logprobs: Sequence[quire.TokenLogprobs]) -> Iterable[int]:
+    """All token ids that log-probabilities name."""
+    for each in logprobs:
+        yield each.token_id
+        for token_id, _ in each.top:
+            yield token_id

@@ -1,0 +1,57 @@
+"""Settings of the gateway process; in this package because `quire serve` takes, checks and prints them too."""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from quire.address import check_address, check_listen_address
+from quire.params import DEFAULT_ADDRESS
+from quire.settings import Settings
+
+
+class GatewaySettings(Settings):
+    """The gateway of Quire: the HTTP APIs, for clients of OpenAI's. Keeps nothing: any number of them may run."""
+
+    section: ClassVar[str] = "gateway"
+    model_config = SettingsConfigDict(env_prefix="QUIRE_GATEWAY_")
+
+    listen: str = Field("127.0.0.1:8000", description="address to serve on, host:port; port 0 takes any free one")
+    scheduler: str = Field(
+        DEFAULT_ADDRESS,
+        description="scheduler to send requests to, host:port, or several with commas between, of which one leads; a "
+        "host name stands for all of its addresses",
+    )
+    shares_port: bool = Field(
+        False,
+        description="let other gateways listen on the same port (SO_REUSEPORT): each gets a part of the connections",
+    )
+    max_http_body_mb: int = Field(
+        16, ge=1, le=1024, description="MiB of a request's body; larger ones are refused with 413"
+    )
+    max_http_connections: int = Field(4096, ge=1, description="connections open at once; requests beyond it get 503")
+    drain_timeout_s: float = Field(30.0, ge=0, description="how long open answers may continue after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto", description="format of the log: console (readable lines) or json; auto: console on a terminal"
+    )
+    log_file: Path | None = Field(None, description="file for the log, instead of standard error")
+    log_max_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=4096,
+        description="size in bytes at which the log file is rotated to NAME.1, replacing an older one",
+    )
+    status_fd: int | None = Field(None, description="pipe on which the start's progress is reported to the supervisor")
+    parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
+    print_config: bool = Field(False, description="print the settings in force as TOML and exit")
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_address(cls, value: str) -> str:
+        return check_listen_address(value)
+
+    @field_validator("scheduler")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        return check_address(value)

@@ -1,0 +1,1 @@
+"""Tests of the gateway, over real HTTP on real services."""

@@ -1,0 +1,50 @@
+"""A deployment with a gateway, shared by the tests of this folder, and clients of it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx2
+import openai
+import pytest
+
+import quire
+from tests.services import start_gateway, start_scheduler, start_worker
+
+MODEL = "demo"
+
+
+@pytest.fixture(scope="session")
+def deployment() -> Iterator[tuple[str, str]]:
+    """Addresses of the scheduler and of the gateway."""
+    with ExitStack() as stack:
+        scheduler, address = start_scheduler()
+        stack.enter_context(scheduler)
+        options = ("--dtype", "float32", "--threads", "1", "--num-blocks", "300", "--model-name", MODEL)
+        stack.enter_context(start_worker(address, *options))
+        gateway, url = start_gateway(address)
+        stack.enter_context(gateway)
+        scheduler.wait_for("worker ready")
+        yield address, url
+
+
+@pytest.fixture(scope="session")
+def url(deployment: tuple[str, str]) -> str:
+    return deployment[1]
+
+
+@pytest.fixture(scope="session")
+def api(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def http(url: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=url) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def sdk(deployment: tuple[str, str]) -> Iterator[quire.Client]:
+    with quire.Client(deployment[0]) as client:
+        yield client

@@ -1,0 +1,116 @@
+"""Refusals in OpenAI's shape, with the status, type, field and code that clients act on."""
+
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.gateway.conftest import MODEL
+from tests.services import free_address, start_gateway
+
+CHAT: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("extra", "param", "code"),
+    [
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"temperature": True}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"top_k": -2}, "top_k", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 1000}, "n", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 1_000_000}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 2**40}, "max_tokens", "invalid_value"),
+        ({"logprobs": 21}, "logprobs", "invalid_value"),
+        ({"stop": ["x"] * 17}, "stop", "invalid_value"),
+        ({"stop": [""]}, "stop", "invalid_value"),
+        ({"logit_bias": {"hello": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias", "invalid_value"),
+        ({"prompt": []}, "prompt", "invalid_value"),
+        ({"prompt": [[1], "x"]}, "prompt", "invalid_value"),
+        ({"prompt": [-5]}, "prompt", "invalid_value"),
+        ({"beam_width": 1}, "beam_width", "invalid_value"),
+        ({"length_penalty": 1}, "beam_width", "invalid_value"),
+        ({"tenant": "x" * 200}, "tenant", "invalid_value"),
+        ({"stream_options": {"foo": 1}}, "stream_options.foo", "unknown_parameter"),
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+    ],
+)
+def test_a_wrong_field_of_a_completion_is_named(
+    http: httpx2.Client, extra: dict[str, Any], param: str, code: str
+) -> None:
+    answer = http.post("/v1/completions", json={"model": MODEL, "prompt": "x"} | extra)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (400, "invalid_request_error", code)
+    assert error["param"] == param or param in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "param", "code"),
+    [
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_value"),
+        ({"tools": []}, "tools", "unsupported_parameter"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type", "invalid_value"),
+        ({"max_completion_tokens": 10**7}, "max_completion_tokens", "invalid_value"),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_named(http: httpx2.Client, extra: dict[str, Any], param: str, code: str) -> None:
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": CHAT} | extra)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert error["code"] == code
+
+
+def test_a_field_that_is_null_counts_as_left_out(http: httpx2.Client) -> None:
+    given = {"model": MODEL, "messages": CHAT, "max_tokens": 1, "tools": None, "temperature": None, "stop": None}
+    assert http.post("/v1/chat/completions", json=given).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 10_000, b"{}"])
+def test_a_body_that_is_no_request_is_refused(http: httpx2.Client, path: str, body: bytes) -> None:
+    answer = http.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+def test_another_model_is_not_found(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"'gpt-9' does not exist; this server has 'demo'"):
+        api.completions.create(model="gpt-9", prompt="x")
+    with pytest.raises(openai.NotFoundError):
+        api.models.retrieve("gpt-9")
+
+
+def test_unknown_paths_and_methods_are_said_so(http: httpx2.Client) -> None:
+    missing, wrong = http.get("/v1/images"), http.get("/v1/completions")
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert missing.json()["error"]["message"] == "Not Found: GET /v1/images"
+
+
+def test_a_body_beyond_the_bound_is_refused_whether_or_not_it_says_so(http: httpx2.Client) -> None:
+    large = b'{"prompt": "' + b"x" * (17 << 20) + b'"}'
+    declared = http.post("/v1/completions", content=large, headers={"content-type": "application/json"})
+    assert (declared.status_code, declared.json()["error"]["code"]) == (413, "body_too_large")
+    chunks = (large[start : start + 65_536] for start in range(0, len(large), 65_536))
+    chunked = http.post("/v1/completions", content=chunks, headers={"content-type": "application/json"})
+    assert chunked.status_code == 413
+
+
+def test_without_a_scheduler_a_client_is_told_when_to_come_back() -> None:
+    gateway, url = start_gateway(free_address())
+    with gateway, httpx2.Client(base_url=url, timeout=30) as http:
+        answer = http.post("/v1/completions", json={"prompt": "x"})
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["type"] == "server_error"
+        assert http.get("/health").status_code == 200
+        assert http.get("/ready").status_code == 503
