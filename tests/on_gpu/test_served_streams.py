@@ -19,7 +19,8 @@ PROMPTS = random_prompts((3, 16, 40, 100), seed=2)
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    serve = Serve(tmp_path_factory.mktemp("serve") / "data", "--device", DEVICE, "--dtype", "float32")
+    flags = ("--device", DEVICE, "--dtype", "float32", "--gateways", "0")
+    serve = Serve(tmp_path_factory.mktemp("serve") / "data", *flags)
     try:
         yield serve.wait_ready()
     finally:
