@@ -84,7 +84,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     `errors` are those of pydantic, of which the first is told: clients show one.
     """
     first = errors[0]
-    param = _path(first["loc"][1:]) or None
+    where, *place = first["loc"]
+    param = (_path(place) if where == "body" else str(place[0])) or None
     match first["type"]:
         case "json_invalid":
             return ApiError(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")

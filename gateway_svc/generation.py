@@ -88,8 +88,9 @@ class Generation:
             await queue.put(error)
 
 
-def new_request_id(prefix: str, idempotency_key: str | None) -> str:
-    """An id for a call; the same key gives the same id, so that a retry attaches to the request that runs."""
+def new_request_id(prefix: str, idempotency_key: str | None, tenant: str | None) -> str:
+    """An id for a call; the same key of a tenant gives the same one, so that a retry attaches to what runs."""
     if idempotency_key is None:
         return f"{prefix}-{uuid.uuid4().hex}"
-    return f"{prefix}-{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}"
+    owned = f"{tenant or ''}\n{idempotency_key}"
+    return f"{prefix}-{hashlib.sha256(owned.encode()).hexdigest()[:32]}"

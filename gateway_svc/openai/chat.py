@@ -37,6 +37,7 @@ class ChatMessage(ApiModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: Ignored
+    type: Ignored
     refusal: Ignored
     audio: Unsupported
     tool_calls: Unsupported
@@ -114,7 +115,7 @@ class Chats:
         if body.top_logprobs is not None and not body.logprobs:
             raise invalid("top_logprobs", "give logprobs as well")
         name = await self._model.check(body.model)
-        call = _Call(body, name, new_request_id("chatcmpl", idempotency_key), self._vocabulary)
+        call = _Call(body, name, new_request_id("chatcmpl", idempotency_key, body.tenant), self._vocabulary)
         try:
             stream = self._client.stream_chat(_turns(body.messages), **body.keywords(call.request_id))
         except quire.QuireError as error:

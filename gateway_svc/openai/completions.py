@@ -70,7 +70,7 @@ class Completions:
         if body.max_tokens == 0 and not body.echo:
             raise invalid("max_tokens", "give at least 1, or 0 together with echo")
         name = await self._model.check(body.model)
-        call = _Call(body, name, new_request_id("cmpl", idempotency_key), self._vocabulary)
+        call = _Call(body, name, new_request_id("cmpl", idempotency_key, body.tenant), self._vocabulary)
         try:
             prompts = await self._prompts(body)
             call.prompts = prompts

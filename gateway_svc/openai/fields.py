@@ -1,13 +1,15 @@
 """Fields of a request that completions and chat completions share, and their meaning for the SDK.
 
-Names are OpenAI's, and vLLM's for what OpenAI's API lacks; the others are ours. Values are checked by the scheduler,
-types here. A field that OpenAI's API has and this server does not support is refused by name unless it is null.
+Names are OpenAI's, and vLLM's for what OpenAI's API lacks; the others are ours. Numbers of the SDK's sampling
+parameters are fields of the same name. Values are checked by the scheduler, types here. A field that OpenAI's API has
+and this server does not support is refused by name unless it is null.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.functional_validators import AfterValidator
 from pydantic_core import PydanticCustomError
 
@@ -48,25 +50,19 @@ class StreamOptions(ApiModel):
     include_obfuscation: Ignored
 
 
-class GenerationFields(ApiModel):
-    """Fields of both kinds of completions."""
+class _DeclaredFields(ApiModel):
+    """Fields of both kinds of completions but those that are numbers of the SDK's sampling parameters."""
 
     model: str | None = Field(None, description="Name of the served model, if given.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=128, description="Number of outputs for each prompt.")
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(None, description="Bias by token id.")
     seed: int | None = None
     stop: str | list[str] | None = None
     user: Ignored
 
     top_k: int | None = Field(None, description="0 and -1: all tokens.")
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -119,14 +115,15 @@ class GenerationFields(ApiModel):
         return keywords
 
 
+# Scalars of the SDK's sampling parameters with the same name here, so that a new one needs no line in this file.
+_SAMPLING_FIELDS: dict[str, Any] = {
+    each.name: (each.type, None)
+    for each in dataclasses.fields(quire.SamplingParams)
+    if each.type in (float | None, int | None) and each.name not in (*_DeclaredFields.model_fields, "best_of")
+}
 _SAME_NAMES = (
+    *_SAMPLING_FIELDS,
     "n",
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_p",
-    "repetition_penalty",
     "min_tokens",
     "stop_token_ids",
     "ignore_eos",
@@ -139,6 +136,12 @@ _SAME_NAMES = (
     "timeout_s",
     "tenant",
 )
+
+if TYPE_CHECKING:
+    GenerationFields = _DeclaredFields
+else:
+    GenerationFields = create_model("GenerationFields", __base__=_DeclaredFields, **_SAMPLING_FIELDS)
+    GenerationFields.__doc__ = "Fields of both kinds of completions."
 
 
 def token_biases(given: Mapping[str, float]) -> dict[int, float]:

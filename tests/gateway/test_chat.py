@@ -92,7 +92,10 @@ def test_logprobs_without_top_have_none(api: openai.OpenAI) -> None:
 
 def test_parts_of_text_are_lines_and_developers_are_the_system(api: openai.OpenAI, sdk: quire.Client) -> None:
     parts = [{"type": "text", "text": "Who are"}, {"type": "text", "text": "you?"}]
-    messages: list[Any] = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts}]
+    messages: list[Any] = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": parts, "type": "text"},
+    ]
     expected = sdk.chat(
         [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are\nyou?"}],
         temperature=0,

@@ -79,6 +79,12 @@ def test_a_key_of_another_request_is_refused(http: httpx2.Client) -> None:
     assert http.post("/v1/completions", json=fields, headers=key).status_code == 200
     other = http.post("/v1/completions", json=fields | {"prompt": "y"}, headers=key)
     assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
+    assert http.post("/v1/completions", json=fields | {"tenant": "another"}, headers=key).status_code == 200
+
+
+def test_a_key_that_is_too_long_is_refused_by_name(http: httpx2.Client) -> None:
+    answer = http.post("/v1/completions", json={"prompt": "x"}, headers={"idempotency-key": "k" * 257})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "idempotency-key")
 
 
 def test_a_deadline_that_passes_is_the_last_event(http: httpx2.Client) -> None:
