@@ -36,8 +36,7 @@ class LaterLeader:
             entry = decode(stored)
         except JournalDamagedError:
             return cls(stored.entry_id, is_ready=True, says_all_again=False, follows_ours=follows_ours)
-        says_all_again = entry.leader_start.says_all_again if entry.HasField("leader_start") else False
-        if before is not None and not entry.HasField("leader_start"):
-            says_all_again = before.says_all_again
-        is_ready = is_news(entry) or (before is None and not entry.HasField("leader_start"))  # the rest was trimmed
+        begins = entry.HasField("leader_start")
+        says_all_again = entry.leader_start.says_all_again if begins or before is None else before.says_all_again
+        is_ready = is_news(entry) or (before is None and not begins)  # the rest was trimmed
         return cls(stored.entry_id, is_ready, says_all_again, follows_ours)

@@ -46,6 +46,7 @@ TARGETS = (
             "tests/scheduler/test_block_manager.py",
             "tests/scheduler/test_beam_search*.py",
             "tests/scheduler/test_sequence.py",
+            "tests/scheduler/test_recovery_parts.py",
             "tests/scheduler/test_waiting_*.py",
             "tests/memory/test_memory_properties.py",
             "tests/memory/test_failed_steps.py",

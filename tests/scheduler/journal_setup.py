@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
 from common.arrays import unpack_int32
 from quire.v1 import inference_pb2
@@ -43,6 +44,7 @@ async def running_journal(
     max_entry_bytes: int = 1 << 20,
     trim_every: int = 512,
     close_timeout_s: float = 20.0,
+    **timing: Any,
 ) -> AsyncIterator[Journal]:
     journal = Journal(
         store,
@@ -50,6 +52,7 @@ async def running_journal(
         max_entry_bytes=max_entry_bytes,
         trim_every=trim_every,
         close_timeout_s=close_timeout_s,
+        **timing,
     )
     await journal.open()
     writing = asyncio.create_task(journal.run())

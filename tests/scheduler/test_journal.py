@@ -196,6 +196,39 @@ async def test_closing_writes_what_is_pending() -> None:
     assert writer.durable == await tokens_of(store) == list(range(5))
 
 
+async def test_closing_waits_for_what_is_on_its_way_and_for_nothing_else() -> None:
+    store = HeldStore()
+    async with running_journal(store, close_timeout_s=1000.0) as journal:
+        store.open_gate.clear()
+        writer = Writer(journal)
+        writer.append()
+        await until(lambda: store.num_in_flight == 1)
+        closing = asyncio.create_task(journal.close())
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        store.open_gate.set()
+        await closing
+        assert writer.durable == [0]
+
+
+async def test_a_journal_with_nothing_to_write_ends_at_once_though_its_store_is_away() -> None:
+    class Away(MemoryStore):
+        is_away = False
+
+        async def last_entry_id(self) -> EntryId | None:
+            if self.is_away:
+                raise StoreUnavailableError("gone")
+            return await super().last_entry_id()
+
+    store = Away()
+    async with running_journal(store, probe_every_s=1000.0, close_timeout_s=1000.0) as journal:
+        await until(lambda: journal.is_ready)
+        store.is_away = True
+        journal.probe_soon()
+        await until(lambda: journal.stats.degraded)
+        await journal.close()
+
+
 async def test_after_closing_nothing_is_accepted() -> None:
     async with running_journal(MemoryStore()) as journal:
         pass
