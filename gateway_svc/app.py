@@ -1,5 +1,6 @@
 """The HTTP application: routes, the errors that they share, and the bound of a body."""
 
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
@@ -19,6 +20,8 @@ from gateway_svc.served_model import ServedModel
 from gateway_svc.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from gateway_svc.vocabulary import Vocabulary
 
+_CLIENT_CLOSED_REQUEST = 499  # as proxies log it
+
 IdempotencyKey = Annotated[str | None, Header(max_length=256)]
 
 
@@ -31,7 +34,7 @@ def create_app(client: quire.AsyncClient, *, max_body_bytes: int) -> FastAPI:
     model = ServedModel(client, vocabulary)
     _add_openai(app, client, model, vocabulary)
     _add_tokens(app, Tokens(client, model))
-    _add_health(app, client, model)
+    _add_health(app, client)
     return app
 
 
@@ -41,11 +44,11 @@ def _add_openai(app: FastAPI, client: quire.AsyncClient, model: ServedModel, voc
 
     @app.post("/v1/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-        return await unless_departed(request, completions.answer(body, idempotency_key))
+        return await _answered(request, completions.answer(body, idempotency_key))
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-        return await unless_departed(request, chats.answer(body, idempotency_key))
+        return await _answered(request, chats.answer(body, idempotency_key))
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -55,6 +58,12 @@ def _add_openai(app: FastAPI, client: quire.AsyncClient, model: ServedModel, voc
     async def get_model(name: str) -> dict[str, Any]:
         await model.check(name)
         return model_object(await model.get())
+
+
+async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The answer that the work returns, unless the client leaves before; nobody reads the other one."""
+    answer = await unless_departed(request.receive, work)
+    return Response(status_code=_CLIENT_CLOSED_REQUEST) if answer is None else answer
 
 
 def _add_tokens(app: FastAPI, tokens: Tokens) -> None:
@@ -67,7 +76,7 @@ def _add_tokens(app: FastAPI, tokens: Tokens) -> None:
         return await tokens.detokenize(body)
 
 
-def _add_health(app: FastAPI, client: quire.AsyncClient, model: ServedModel) -> None:
+def _add_health(app: FastAPI, client: quire.AsyncClient) -> None:
     @app.get("/health", response_model=None)
     async def health() -> Response:
         """200 as long as this process answers: a restart would help nothing else."""

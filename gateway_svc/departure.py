@@ -1,26 +1,29 @@
-"""Work for a client that may leave before it is answered."""
+"""Work for a client that may leave before it is done."""
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import Receive
 
-from gateway_svc.event_stream import wait_disconnected
+from common.waits import end_tasks
 
-_NOBODY_READS = 499  # as proxies log a client that has closed its connection
+T = TypeVar("T")
 
 
-async def unless_departed(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The answer that the work returns; cancels the work when the client disconnects."""
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(wait_disconnected(request.receive))
+async def unless_departed(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of the work; None, and the work is cancelled, if the client disconnects before.
+
+    The request's body has been read from `receive`.
+    """
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_wait_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        leaving.cancel()
-        if not working.done():
-            working.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-    return Response(status_code=_NOBODY_READS) if working.cancelled() else working.result()
+        await end_tasks(working, leaving)
+    return None if working.cancelled() else working.result()
+
+
+async def _wait_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

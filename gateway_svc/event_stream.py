@@ -3,12 +3,13 @@
 Knows no API: an event is bytes, as `data_event` makes them.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from gateway_svc.departure import unless_departed
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events
@@ -30,17 +31,7 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send_events(send))
-        leaving = asyncio.create_task(wait_disconnected(receive))
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            if not sending.done():
-                sending.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
-        if not sending.cancelled():
-            sending.result()
+        await unless_departed(receive, self._send_events(send))
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -48,9 +39,3 @@ class EventStream(Response):
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def wait_disconnected(receive: Receive) -> None:
-    """Wait until the client has closed the connection; its body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

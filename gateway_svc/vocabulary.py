@@ -39,7 +39,7 @@ class Vocabulary:
 
 
 def ids_of(logprobs: Sequence[quire.TokenLogprobs]) -> Iterable[int]:
-    """All token ids that log-probabilities name."""
+    """Token ids that log-probabilities name."""
     for each in logprobs:
         yield each.token_id
         for token_id, _ in each.top:

@@ -1,8 +1,9 @@
 """The answer to a call: whole, or as events; the same for every kind of completion."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import orjson
 from starlette.responses import Response
@@ -12,14 +13,19 @@ from gateway_svc.api_error import from_quire
 from gateway_svc.event_stream import DONE, EventStream, data_event
 from gateway_svc.generation import Generation
 from gateway_svc.openai.errors import error_object
-from gateway_svc.openai.fields import FIELD_NAMES
+from gateway_svc.openai.fields import FIELD_NAMES, GenerationFields
+from gateway_svc.openai.usage import usage_of
 
 
 class Call(ABC):
     """One call, which knows the form of its answer."""
 
     names: ClassVar[Mapping[str, str]] = FIELD_NAMES  # of fields, by the SDK's keywords
-    request_id: str
+
+    def __init__(self, fields: GenerationFields, kind: str, model: str, request_id: str) -> None:
+        self.request_id = request_id
+        self._head = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
+        self._has_usage_event = fields.has_usage_event
 
     @abstractmethod
     async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
@@ -33,9 +39,20 @@ class Call(ABC):
     async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
         """The event of a chunk; None if it has nothing to say yet."""
 
-    @abstractmethod
+    def choice_event(self, choice: dict[str, Any]) -> bytes:
+        """The event of one choice; the usage comes with the last event, if asked for."""
+        usage = {"usage": None} if self._has_usage_event else {}
+        return data_event(orjson.dumps({**self._head, "choices": [choice], **usage}))
+
     def last_event(self, usage: quire.Usage) -> bytes:
-        """The event after all outputs; empty if it was not asked for."""
+        """The event with the usage, after all outputs; empty if it was not asked for."""
+        if not self._has_usage_event:
+            return b""
+        return data_event(self.to_json([], usage))
+
+    def to_json(self, choices: Sequence[dict[str, Any]], usage: quire.Usage) -> bytes:
+        """JSON of choices with the usage."""
+        return orjson.dumps({**self._head, "choices": choices, "usage": usage_of(usage)})
 
 
 async def answer(generation: Generation, call: Call, *, streamed: bool) -> Response:

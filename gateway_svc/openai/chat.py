@@ -1,21 +1,17 @@
 """`/v1/chat/completions`: conversations, answered whole or as events."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import orjson
 from pydantic import Field
 from starlette.responses import Response
 
 import quire
 from gateway_svc.api_error import ApiError, from_quire, invalid
-from gateway_svc.event_stream import data_event
 from gateway_svc.generation import Generation, new_request_id
 from gateway_svc.openai.answering import Call, answer
 from gateway_svc.openai.fields import FIELD_NAMES, MAX_LOGPROBS, ApiModel, GenerationFields, Ignored, Unsupported
 from gateway_svc.openai.logprobs import chat_logprobs
-from gateway_svc.openai.usage import usage_of
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.params import GenerateParams
@@ -141,11 +137,8 @@ class _Call(Call):
     }
 
     def __init__(self, body: ChatRequest, model: str, request_id: str, vocabulary: Vocabulary) -> None:
-        self.request_id = request_id
+        super().__init__(body, "chat.completion.chunk" if body.stream else "chat.completion", model, request_id)
         self._body = body
-        kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        self._head = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
-        self._no_usage = {"usage": None} if body.has_usage_event else {}
         self._vocabulary = vocabulary
 
     async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
@@ -161,7 +154,7 @@ class _Call(Call):
             if self._body.return_token_ids:
                 choice["token_ids"] = sample.token_ids
             choices.append(choice)
-        return orjson.dumps({**self._head, "choices": choices, "usage": usage_of(usage)})
+        return self.to_json(choices, usage)
 
     def first_events(self) -> list[bytes]:
         """An event for each output, which says who speaks."""
@@ -180,12 +173,6 @@ class _Call(Call):
         logprobs = await self._logprobs(chunk.logprobs) if chunk.logprobs else None
         return self._event(output, delta, logprobs, reason, chunk.token_ids if has_ids else None)
 
-    def last_event(self, usage: quire.Usage) -> bytes:
-        """The event with the usage; empty if it was not asked for."""
-        if not self._body.has_usage_event:
-            return b""
-        return data_event(orjson.dumps({**self._head, "choices": [], "usage": usage_of(usage)}))
-
     def _event(
         self,
         output: int,
@@ -197,7 +184,7 @@ class _Call(Call):
         choice: dict[str, Any] = {"index": output, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         if token_ids is not None:
             choice["token_ids"] = token_ids
-        return data_event(orjson.dumps({**self._head, "choices": [choice], **self._no_usage}))
+        return self.choice_event(choice)
 
     async def _logprobs(self, logprobs: Sequence[quire.TokenLogprobs]) -> dict[str, Any] | None:
         if not self._body.logprobs:

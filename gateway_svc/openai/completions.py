@@ -1,21 +1,17 @@
 """`/v1/completions`: prompts as text or token ids, answered whole or as events."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from pydantic import Field
 from starlette.responses import Response
 
 import quire
 from gateway_svc.api_error import ApiError, from_quire, invalid
-from gateway_svc.event_stream import data_event
 from gateway_svc.generation import Generation, new_request_id
 from gateway_svc.openai.answering import Call, answer
 from gateway_svc.openai.fields import FIELD_NAMES, MAX_LOGPROBS, GenerationFields, Unsupported
 from gateway_svc.openai.logprobs import CompletionLogprobs, joined
-from gateway_svc.openai.usage import usage_of
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.params import GenerateParams
@@ -102,10 +98,9 @@ class _Call(Call):
     """One request for completions: makes its objects of the output."""
 
     def __init__(self, body: CompletionRequest, model: str, request_id: str, vocabulary: Vocabulary) -> None:
+        super().__init__(body, "text_completion", model, request_id)
         self.body = body
-        self.request_id = request_id
         self.prompts: list[tuple[str, list[int] | None]] = []
-        self._head = {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._vocabulary = vocabulary
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by output
         self._prompt_logprobs: dict[int, Sequence[quire.TokenLogprobs]] = {}  # by prompt
@@ -127,7 +122,7 @@ class _Call(Call):
                 if self.body.return_token_ids:
                     choice["token_ids"] = sample.token_ids
                 choices.append(choice)
-        return orjson.dumps({**self._head, "choices": choices, "usage": usage_of(usage)})
+        return self.to_json(choices, usage)
 
     async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
         """The event of a chunk; None if it has nothing to say yet."""
@@ -140,14 +135,7 @@ class _Call(Call):
         )
         if self.body.return_token_ids:
             choice["token_ids"] = chunk.token_ids
-        usage = {"usage": None} if self.body.has_usage_event else {}
-        return data_event(orjson.dumps({**self._head, "choices": [choice], **usage}))
-
-    def last_event(self, usage: quire.Usage) -> bytes:
-        """The event after all outputs; empty if it was not asked for."""
-        if not self.body.has_usage_event:
-            return b""
-        return data_event(orjson.dumps({**self._head, "choices": [], "usage": usage_of(usage)}))
+        return self.choice_event(choice)
 
     async def _choice(
         self,
@@ -170,9 +158,10 @@ class _Call(Call):
             of_output = self._logprobs.get(output)
             if of_output is None:
                 of_output = self._logprobs[output] = CompletionLogprobs(self._vocabulary, self.body.logprobs)
-            await self._vocabulary.load([*ids_of(logprobs), *ids_of(prompt_logprobs), *(token_ids or ())])
+            await self._vocabulary.load(ids_of(logprobs))
             if is_echo:
                 assert token_ids is not None, "an echo with log-probabilities is of token ids"
+                await self._vocabulary.load([*token_ids, *ids_of(prompt_logprobs)])
                 lists.append(of_output.prompt(prompt, token_ids, prompt_logprobs))
             lists.append(of_output.tokens(logprobs))
         if is_echo:
