@@ -15,6 +15,9 @@ MOST_STOP_STRINGS = 16
 MOST_STOP_TOKEN_IDS = 256
 MOST_BIASED = 1024
 MOST_ALLOWED = 65_536
+MOST_CONSTRAINT_BYTES = 65_536  # of a schema, expression or grammar
+MOST_CHOICES = 1024
+MOST_GRAMMAR_CHARS = 4 * MOST_CONSTRAINT_BYTES  # as a worker gets it: JSON, which escapes some characters
 MOST_SEATS = 65_536  # of one worker
 
 
@@ -43,6 +46,10 @@ BOUNDS: dict[str, Bound] = {
     "quire.v1.SamplingParams.allowed_token_ids": Bound(max_items=MOST_ALLOWED),
     "quire.v1.StoppingParams.stop": Bound(max_items=MOST_STOP_STRINGS, max_bytes=256),
     "quire.v1.StoppingParams.stop_token_ids": Bound(max_items=MOST_STOP_TOKEN_IDS),
+    "quire.v1.StructuredOutput.json_schema": Bound(max_bytes=MOST_CONSTRAINT_BYTES),
+    "quire.v1.StructuredOutput.regex": Bound(max_bytes=MOST_CONSTRAINT_BYTES),
+    "quire.v1.StructuredOutput.lark": Bound(max_bytes=MOST_CONSTRAINT_BYTES),
+    "quire.v1.Choice.texts": Bound(max_items=MOST_CHOICES, max_bytes=MOST_CONSTRAINT_BYTES),
     "quire.v1.Attach.request_id": NAME,
     "quire.v1.Attach.from_positions": Bound(max_items=MOST_SAMPLES),
     "quire.v1.AttachRequest.request_id": NAME,

@@ -29,6 +29,7 @@ def sampling_to_pb(sampling: SequenceSampling) -> worker_pb2.SequenceSampling:
         suppressed_until=sampling.suppressed_until,
         num_logprobs=sampling.num_logprobs,
         num_prompt_logprobs=sampling.num_prompt_logprobs,
+        grammar=sampling.grammar,
     )
 
 
@@ -52,5 +53,6 @@ def sampling_from_pb(message: worker_pb2.SequenceSampling) -> SequenceSampling:
         suppressed_until=message.suppressed_until,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+        grammar=message.grammar,
         **given_numbers(message.numbers),
     )

@@ -50,12 +50,13 @@ def _number(default: Any, **attributes: float) -> Any:
 class SequenceSampling:
     """Sampling parameters of one sequence, in the order in which they act on a row of logits.
 
-    Allowed and suppressed ids, then bias, penalties, temperature, min-p, top-k, top-p, noise.
+    The grammar, allowed and suppressed ids, then bias, penalties, temperature, min-p, top-k, top-p, noise.
     Allowed ids are always stored as int32: there may be 65,536 of them for each of 128 samples.
     """
 
     seed: int  # uint64
     sample_index: int = 0
+    grammar: str = ""  # that the output follows, as JSON for llguidance; empty: none
     allowed_token_ids: Sequence[int] | None = None
     suppressed_token_ids: tuple[int, ...] = ()  # barred while the sampled position is below suppressed_until
     suppressed_until: int = 0
@@ -81,7 +82,11 @@ class SequenceSampling:
 
     @property
     def needs_history(self) -> bool:
-        """True if penalties are on, so that the worker needs the tokens so far."""
+        """True if penalties or a grammar are on, so that the worker needs the tokens so far."""
+        return self.has_penalties or bool(self.grammar)
+
+    @property
+    def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 

@@ -3,6 +3,7 @@
 Knows statuses, fields and codes, which are OpenAI's, and no shape of an answer.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ _STATUSES: tuple[tuple[type[QuireError], int, str, str], ...] = (  # the first m
 )
 
 
+_NAME = re.compile(r"^\w+")  # with which the path of a value begins
 _TYPES = frozenset({"bool", "float", "int", "str"})  # alternatives of a union, as pydantic names them in a place
 
 
@@ -71,7 +73,7 @@ def from_quire(error: QuireError, names: Mapping[str, str]) -> ApiError:
     """
     param = None
     if isinstance(error, InvalidRequestError):
-        error = error.renamed(lambda keyword: names.get(keyword, keyword))
+        error = error.renamed(lambda path: _NAME.sub(lambda found: names.get(found[0], found[0]), path, count=1))
         param = error.violations[0].field if error.violations else None
     _, status, kind, code = next(each for each in _STATUSES if isinstance(error, each[0]))
     retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else None

@@ -7,7 +7,7 @@ import re
 
 from quire.errors import InvalidRequestError
 
-_GROUPS = re.compile(r"^(submit\.)?((sampling|stopping|output|beam)\.)?")
+_GROUPS = re.compile(r"^(submit\.)?((sampling|stopping|output|beam|structured_output)\.)?")
 _PROMPTS = re.compile(r"^(text|token_ids\.ids|chat\.messages|chat|prompt|prefix)(?=\[|\.|$)")
 _KEYWORDS = {"timeout_ms": "timeout_s", "from_positions": "from_position"}  # fields whose keyword has another name
 
@@ -17,6 +17,7 @@ def keyword_of(path: str, prompt: str | None = None) -> str:
     bare = _GROUPS.sub("", path)
     if prompt is not None and not path.startswith("output."):
         bare = _PROMPTS.sub(lambda found: _prompt_keyword(found[1], prompt), bare)
+    bare = bare.replace("choice.texts", "choice", 1)
     return _KEYWORDS.get(bare, bare)
 
 

@@ -14,6 +14,7 @@ DEFAULT_ADDRESS = "127.0.0.1:7847"
 
 EarlyStopping = bool | Literal["never"]
 PauseKeep = Literal["auto", "tokens"]
+JsonWhitespace = Literal["compact", "flexible"]
 
 
 class OnDisconnect(Enum):
@@ -74,6 +75,18 @@ class OutputParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutput:
+    """A constraint on the output's text, of exactly one kind."""
+
+    json_schema: Mapping[str, Any] | str | None = None
+    json_object: bool | None = None  # any JSON object
+    regex: str | None = None
+    choice: Sequence[str] | None = None  # one of these texts
+    lark: str | None = None  # a grammar
+    json_whitespace: JsonWhitespace | None = None  # flexible: as the model likes; default: compact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParams:
     """Parameters of one request."""
 
@@ -81,6 +94,7 @@ class RequestParams:
     stopping: StopParams = StopParams()
     output: OutputParams = OutputParams()
     beam: BeamParams | None = None  # None: samples are drawn
+    structured_output: StructuredOutput | None = None  # None: any text
     request_id: str | None = None  # None: the SDK makes one
     timeout_s: float | None = None
     tenant: str | None = None
@@ -96,6 +110,7 @@ class GenerateParams(TypedDict, total=False):
     stopping: StopParams
     output: OutputParams
     beam: BeamParams
+    structured_output: StructuredOutput
     temperature: float
     top_k: int
     top_p: float
@@ -112,6 +127,12 @@ class GenerateParams(TypedDict, total=False):
     beam_width: int
     length_penalty: float
     early_stopping: EarlyStopping
+    json_schema: Mapping[str, Any] | str
+    json_object: bool
+    regex: str
+    choice: Sequence[str]
+    lark: str
+    json_whitespace: JsonWhitespace
     max_tokens: int
     min_tokens: int
     stop: str | Sequence[str]
@@ -138,6 +159,7 @@ def gather(keywords: GenerateParams) -> RequestParams:
         "stopping": _group(StopParams, "stopping", loose),
         "output": _group(OutputParams, "output", loose),
         "beam": _beam(loose),
+        "structured_output": _structured_output(loose),
     }
     own = {field.name for field in dataclasses.fields(RequestParams)}
     unknown = sorted(loose.keys() - own)
@@ -166,6 +188,13 @@ def _beam(loose: dict[str, Any]) -> object:
             raise ValueError(f"{flat[0]} belongs to a beam search: give beam_width as well")
         loose["beam"] = BeamParams(beam_width=loose["beam_width"])
     return _group(BeamParams, "beam", loose) if "beam" in loose else None
+
+
+def _structured_output(loose: dict[str, Any]) -> object:
+    """Take the constraint and its flat fields out of `loose`; None if there is none."""
+    names = {field.name for field in dataclasses.fields(StructuredOutput)}
+    is_given = "structured_output" in loose or not names.isdisjoint(loose)
+    return _group(StructuredOutput, "structured_output", loose) if is_given else None
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> TypeError:

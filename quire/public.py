@@ -16,7 +16,16 @@ from quire.errors import (
     RetryableError,
     UnavailableError,
 )
-from quire.params import BeamParams, ChatMessage, ClientOptions, OnDisconnect, OutputParams, SamplingParams, StopParams
+from quire.params import (
+    BeamParams,
+    ChatMessage,
+    ClientOptions,
+    OnDisconnect,
+    OutputParams,
+    SamplingParams,
+    StopParams,
+    StructuredOutput,
+)
 from quire.request_list import LiveState, RequestPage, RequestSummary
 from quire.results import (
     Accepted,
@@ -86,6 +95,7 @@ __all__ = [
     "StopCause",
     "StopParams",
     "Stream",
+    "StructuredOutput",
     "Timings",
     "TokenLogprobs",
     "Tokens",

@@ -1,5 +1,6 @@
 """Requests to protobuf. A value that its field cannot carry is an InvalidRequestError that names the field."""
 
+import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -10,7 +11,16 @@ from google.protobuf.message import Message
 from quire.errors import FieldViolation, InvalidRequestError
 from quire.field_kinds import why_not
 from quire.keywords import keyword_of
-from quire.params import BeamParams, ChatMessage, Messages, OnDisconnect, PauseKeep, RequestParams
+from quire.params import (
+    BeamParams,
+    ChatMessage,
+    JsonWhitespace,
+    Messages,
+    OnDisconnect,
+    PauseKeep,
+    RequestParams,
+    StructuredOutput,
+)
 from quire.request_list import LiveState
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.v1 import inference_pb2 as pb
@@ -19,6 +29,10 @@ M = TypeVar("M", bound=Message)
 
 _ON_DISCONNECT = {each: pb.OnDisconnect.Value(f"ON_DISCONNECT_{each.name}") for each in OnDisconnect}
 _PAUSE_KEEP: dict[PauseKeep, pb.PauseKeep.ValueType] = {"auto": pb.PAUSE_KEEP_AUTO, "tokens": pb.PAUSE_KEEP_TOKENS}
+_JSON_WHITESPACE: dict[JsonWhitespace, pb.JsonWhitespace.ValueType] = {
+    "compact": pb.JSON_WHITESPACE_COMPACT,
+    "flexible": pb.JSON_WHITESPACE_FLEXIBLE,
+}
 _LIVE_STATES = {each: pb.LiveState.Value(f"LIVE_STATE_{each.name}") for each in LiveState}
 _FRAME_BYTES = 1024  # room for the fields around a request in its message
 
@@ -42,6 +56,8 @@ def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: Request
             _set(getattr(message, group), f"{group}.", field.name, getattr(values, field.name))
     if params.beam is not None:
         _set_beam(message.beam, params.beam)
+    if params.structured_output is not None:
+        _set_structured_output(message.structured_output, params.structured_output)
     for name in ("tenant", "cache_salt", "priority"):
         _set(message, "", name, getattr(params, name))
     if params.timeout_s is not None:
@@ -147,6 +163,37 @@ def _set_beam(message: pb.BeamParams, beam: BeamParams) -> None:
             message.early_stopping = pb.EARLY_STOPPING_NEVER
         case other:
             raise _invalid("beam.early_stopping", f'must be True, False or "never", not {other!r}')
+
+
+def _set_structured_output(message: pb.StructuredOutput, output: StructuredOutput) -> None:
+    path = "structured_output."
+    kinds = ("json_schema", "json_object", "regex", "choice", "lark")
+    given = [name for name in kinds if getattr(output, name) is not None]
+    if len(given) != 1:
+        said = " and ".join(given) or "nothing"
+        raise _invalid("structured_output", f"has {said}: give exactly one of {', '.join(kinds)}")
+    kind = given[0]
+    value = getattr(output, kind)
+    if kind == "choice":
+        message.choice.SetInParent()
+        _set(message.choice, f"{path}choice.", "texts", list(value))
+    elif kind == "json_schema" and not isinstance(value, str):
+        _set(message, path, kind, _json(value))
+    else:
+        _set(message, path, kind, value)
+    if output.json_whitespace is not None:
+        try:
+            message.json_whitespace = _JSON_WHITESPACE[output.json_whitespace]
+        except KeyError:
+            choices = " or ".join(map(repr, _JSON_WHITESPACE))
+            raise _invalid(f"{path}json_whitespace", f"is {output.json_whitespace!r:.80}: give {choices}") from None
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _invalid("structured_output.json_schema", f"is no JSON: {error}") from error
 
 
 def _set_prompt(

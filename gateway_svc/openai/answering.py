@@ -2,8 +2,8 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import orjson
 from starlette.responses import Response
@@ -13,17 +13,16 @@ from gateway_svc.api_error import from_quire
 from gateway_svc.event_stream import DONE, EventStream, data_event
 from gateway_svc.generation import Generation
 from gateway_svc.openai.errors import error_object
-from gateway_svc.openai.fields import FIELD_NAMES, GenerationFields
+from gateway_svc.openai.fields import GenerationFields
 from gateway_svc.openai.usage import usage_of
 
 
 class Call(ABC):
     """One call, which knows the form of its answer."""
 
-    names: ClassVar[Mapping[str, str]] = FIELD_NAMES  # of fields, by the SDK's keywords
-
     def __init__(self, fields: GenerationFields, kind: str, model: str, request_id: str) -> None:
         self.request_id = request_id
+        self.names = fields.names
         self._head = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
         self._has_usage_event = fields.has_usage_event
 

@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: conversations, answered whole or as events."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.responses import Response
@@ -16,6 +16,12 @@ from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.params import GenerateParams
 
+_NAMES = {
+    **FIELD_NAMES,
+    "prompt": "messages",
+    "logprobs": "top_logprobs",
+    "max_tokens": "max_completion_tokens",
+}
 _SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
 
 
@@ -48,10 +54,29 @@ class ChatMessage(ApiModel):
         return "\n".join(part.text for part in self.content or ())
 
 
-class TextFormat(ApiModel):
-    """The format of an answer in plain text."""
+class JsonSchema(ApiModel):
+    """A schema and its name, which is for the client; `strict` is always on."""
 
-    type: Literal["text"]
+    name: str = Field(max_length=64)
+    description: Ignored
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="Default: any object.")
+    strict: Ignored
+
+
+class ResponseFormat(ApiModel):
+    """The format of an answer: text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def keywords(self) -> GenerateParams:
+        """Keywords for the SDK. Raises ApiError if the schema is missing or superfluous."""
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise invalid("response_format.json_schema", "belongs to the type json_schema, and is required there")
+        if self.type == "text":
+            return {}
+        schema = None if self.json_schema is None else self.json_schema.schema_
+        return {"json_object": True} if schema is None else {"json_schema": schema}
 
 
 class ChatRequest(GenerationFields):
@@ -63,7 +88,7 @@ class ChatRequest(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = None
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     metadata: Ignored
     store: Ignored
@@ -84,8 +109,15 @@ class ChatRequest(GenerationFields):
     tools: Unsupported
     web_search_options: Unsupported
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        """See GenerationFields."""
+        if self.response_format is None:
+            return _NAMES
+        return {**_NAMES, "structured_output": "response_format", "json_schema": "response_format.json_schema"}
+
     def keywords(self, request_id: str) -> GenerateParams:
-        """Keywords for the SDK."""
+        """Keywords for the SDK. Raises ApiError for fields that contradict each other."""
         given = self.params(request_id)
         bound = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         if bound is not None:
@@ -95,6 +127,10 @@ class ChatRequest(GenerationFields):
             given["best_of"] = self.best_of
         if self.logprobs:
             given["logprobs"] = self.top_logprobs or 0
+        if self.response_format is not None:
+            if self.structured_outputs is not None:
+                raise invalid("structured_outputs", "leave it out where response_format is given")
+            given.update(self.response_format.keywords())
         return given
 
 
@@ -115,7 +151,7 @@ class Chats:
         try:
             stream = self._client.stream_chat(_turns(body.messages), **body.keywords(call.request_id))
         except quire.QuireError as error:
-            raise from_quire(error, _Call.names) from error
+            raise from_quire(error, call.names) from error
         except (TypeError, ValueError) as error:
             raise ApiError(400, str(error), code="invalid_value") from error
         generation = Generation([stream], body.num_outputs, detaches=idempotency_key is not None)
@@ -128,13 +164,6 @@ def _turns(messages: Sequence[ChatMessage]) -> list[quire.ChatMessage]:
 
 class _Call(Call):
     """One request for a chat completion: makes its objects of the output."""
-
-    names: ClassVar[Mapping[str, str]] = {
-        **FIELD_NAMES,
-        "prompt": "messages",
-        "logprobs": "top_logprobs",
-        "max_tokens": "max_completion_tokens",
-    }
 
     def __init__(self, body: ChatRequest, model: str, request_id: str, vocabulary: Vocabulary) -> None:
         super().__init__(body, "chat.completion.chunk" if body.stream else "chat.completion", model, request_id)

@@ -24,6 +24,12 @@ _SEED_MASK = (1 << 64) - 1
 FIELD_NAMES = {
     "include_stop": "include_stop_str_in_output",
     "keep_special_tokens": "skip_special_tokens",
+    "structured_output": "structured_outputs",
+    "json_schema": "structured_outputs.json",
+    "json_object": "structured_outputs.json_object",
+    "regex": "structured_outputs.regex",
+    "choice": "structured_outputs.choice",
+    "lark": "structured_outputs.grammar",
 }
 
 
@@ -50,6 +56,29 @@ class StreamOptions(ApiModel):
     include_obfuscation: Ignored
 
 
+class StructuredOutputs(ApiModel):
+    """A constraint on the text of outputs, of exactly one kind; the names are vLLM's."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="JSON Schema.")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(None, description="Grammar in Lark's syntax.")
+    json_whitespace: Literal["compact", "flexible"] | None = Field(None, description="Default: compact.")
+
+    def keywords(self) -> GenerateParams:
+        """Keywords for the SDK."""
+        given = quire.StructuredOutput(
+            json_schema=self.json_,
+            json_object=self.json_object,
+            regex=self.regex,
+            choice=self.choice,
+            lark=self.grammar,
+            json_whitespace=self.json_whitespace,
+        )
+        return {"structured_output": given}
+
+
 class _DeclaredFields(ApiModel):
     """Fields of both kinds of completions but those that are numbers of the SDK's sampling parameters."""
 
@@ -70,6 +99,7 @@ class _DeclaredFields(ApiModel):
     skip_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     return_token_ids: bool | None = Field(None, description="Choices have token_ids.")
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, description="Class from -1000 to 1000; lower is served first.")
     cache_salt: str | None = Field(None, description="Only requests with equal salts share cached prefixes.")
 
@@ -86,6 +116,11 @@ class _DeclaredFields(ApiModel):
     def num_outputs(self) -> int:
         """Outputs that come back for each prompt."""
         return self.n or 1
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Names of fields by the SDK's keywords, where they differ."""
+        return FIELD_NAMES
 
     @property
     def has_usage_event(self) -> bool:
@@ -112,6 +147,8 @@ class _DeclaredFields(ApiModel):
         if self.on_disconnect is not None:
             given["on_disconnect"] = quire.OnDisconnect(self.on_disconnect)
         keywords: GenerateParams = given
+        if self.structured_outputs is not None:
+            keywords.update(self.structured_outputs.keywords())
         return keywords
 
 

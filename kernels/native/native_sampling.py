@@ -28,6 +28,10 @@ class _Edits(Structure):
     """`Edits` of src/logit_edits.h."""
 
     _fields_ = (
+        ("masked_rows", c_void_p),
+        ("mask_words", c_void_p),
+        ("num_masked", c_int64),
+        ("words_per_mask", c_int64),
         ("allowed", _Pairs),
         ("suppressed", _Pairs),
         ("biased", _Pairs),
@@ -207,6 +211,10 @@ def _edits(edits: LogitEdits | None, token_table: Tensor) -> Any:
     if edits is None:
         return None
     memory = _Edits(allowed=_pairs(edits.allowed), suppressed=_pairs(edits.suppressed), biased=_pairs(edits.biased))
+    if edits.masks is not None:
+        memory.masked_rows = _address(edits.masks.rows, torch.int64)
+        memory.mask_words = _address(edits.masks.words, torch.int32)
+        memory.num_masked, memory.words_per_mask = edits.masks.words.shape
     if edits.biases is not None:
         memory.biases = _address(edits.biases, torch.float32)
     penalised = edits.penalties

@@ -1,16 +1,16 @@
-"""Edits of rows of logits: allowed ids, suppressed ids, bias and penalties, as flat arrays over all rows of a step.
+"""Edits of rows of logits: masks, allowed and suppressed ids, bias and penalties, as arrays over all rows of a step.
 
 The edits of a row do not depend on the rest of the batch. Log-probabilities are edited in the same way. Knows no seats
 and no parameters of requests.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from kernels.sampling.penalty_reference import PenaltyRows
-from kernels.sampling.sampling import add_bias, allow_only, suppress
+from kernels.sampling.sampling import add_bias, allow_only, keep_masked, suppress
 
 Penalise = Callable[[Tensor, PenaltyRows, Tensor], None]  # `penalty_reference.penalise`, or the kernel
 
@@ -24,18 +24,34 @@ class TokenPairs:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Tokens that can be chosen in M rows, a bit each: bit t % 32 of words[m, t // 32] is token t's in row rows[m]."""
+
+    rows: Tensor  # int64 [M], none twice
+    words: Tensor  # int32 [M, W], W = ceil(V / 32), contiguous
+
+
+@dataclass(frozen=True, slots=True)
 class LogitEdits:
     """Edits of [S, V] logits; a kind that no row uses is None."""
 
-    allowed: TokenPairs | None
-    suppressed: TokenPairs | None
-    biased: TokenPairs | None  # no pair twice
-    biases: Tensor | None  # float32, beside `biased`
-    penalties: PenaltyRows | None
+    allowed: TokenPairs | None = None
+    suppressed: TokenPairs | None = None
+    biased: TokenPairs | None = None  # no pair twice
+    biases: Tensor | None = None  # float32, beside `biased`
+    penalties: PenaltyRows | None = None
+    masks: TokenMasks | None = None  # which act first
+
+
+def with_masks(edits: LogitEdits | None, masks: TokenMasks | None) -> LogitEdits | None:
+    """Add masks to the other edits of the same rows; None if there is neither."""
+    return edits if masks is None else replace(edits or LogitEdits(), masks=masks)
 
 
 def apply_edits(logits: Tensor, edits: LogitEdits, penalise: Penalise, token_table: Tensor) -> None:
     """Edit `logits` float32 [S, V] in place; `token_table` int32 [num_seats, width] is read for penalties."""
+    if edits.masks is not None:
+        keep_masked(logits, edits.masks.rows, edits.masks.words)
     if edits.allowed is not None:
         allow_only(logits, edits.allowed.rows, edits.allowed.token_ids)
     if edits.suppressed is not None:

@@ -34,6 +34,13 @@ def finite_rows(logits: Tensor) -> Tensor:
     return logits.amax(-1).isfinite() & logits.amin(-1).isfinite()
 
 
+def keep_masked(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """Bar every token whose bit in `words` int32 [M, ceil(V / 32)] is 0, in `rows` int64 [M]."""
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    is_barred = ((words[:, :, None] >> bits) & 1).view(len(words), -1)[:, : logits.shape[1]] == 0
+    logits[rows] = logits[rows].masked_fill_(is_barred, -torch.inf)
+
+
 def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
     """Bar every token that is not listed, in the rows that are listed."""
     kept = logits[rows, token_ids]

@@ -31,6 +31,10 @@ def chat(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = None,
+    json_schema: options.JsonSchema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
     timeout_s: options.TimeoutS = None,
 ) -> None:
     """Chat with the model."""

@@ -48,6 +48,12 @@ def generate(
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: log-probabilities of this many top tokens, up to 20.")
     ] = None,
+    json_schema: options.JsonSchema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
+    lark: options.Lark = None,
+    json_whitespace: options.JsonWhitespace = None,
     timeout_s: options.TimeoutS = None,
     priority: options.Priority = None,
     tenant: options.Tenant = None,

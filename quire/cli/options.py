@@ -1,5 +1,6 @@
 """Options that several commands share, and their conversion to parameters of a request."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -68,6 +69,18 @@ CacheSalt = Annotated[str | None, typer.Option(help="Share cached prefixes only 
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling; the same seed gives the same output.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the output at this text; repeatable.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue past the end-of-sequence token.")]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(help="Output JSON that this schema allows: a file, or the schema itself, which begins with {."),
+]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="Output any JSON object.")]
+Regex = Annotated[str | None, typer.Option(help="Output a text that this regular expression matches whole.")]
+Choice = Annotated[list[str] | None, typer.Option(help="Output one of these texts; repeatable.")]
+Lark = Annotated[str | None, typer.Option(help="Output a text of the grammar in this file, in Lark's syntax.")]
+JsonWhitespace = Annotated[
+    Literal["compact", "flexible"] | None,
+    typer.Option(help="Space between the tokens of JSON outputs: none, or as the model likes. Default: compact."),
+]
 TimeoutS = Annotated[float | None, typer.Option(help="End the request after this many seconds.")]
 
 
@@ -79,7 +92,18 @@ def given_params(context: typer.Context) -> GenerateParams:
     given = {name: value for name, value in context.params.items() if name in GenerateParams.__annotations__}
     if given.get("early_stopping") is not None:
         given["early_stopping"] = _EARLY_STOPPING[given["early_stopping"]]
+    if (schema := given.get("json_schema")) is not None and not schema.lstrip().startswith("{"):
+        given["json_schema"] = _content("--json-schema", schema)
+    if given.get("lark") is not None:
+        given["lark"] = _content("--lark", given["lark"])
     return request_params(**given)
+
+
+def _content(option: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint=option) from error
 
 
 def request_params(**given: object) -> GenerateParams:

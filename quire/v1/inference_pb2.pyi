@@ -58,6 +58,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _JsonWhitespace:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JsonWhitespaceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JsonWhitespace.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    JSON_WHITESPACE_UNSPECIFIED: _JsonWhitespace.ValueType  # 0
+    """JSON_WHITESPACE_UNSPECIFIED means COMPACT."""
+    JSON_WHITESPACE_COMPACT: _JsonWhitespace.ValueType  # 1
+    """JSON_WHITESPACE_COMPACT: none. An output cannot run on in spaces, and has the fewest tokens."""
+    JSON_WHITESPACE_FLEXIBLE: _JsonWhitespace.ValueType  # 2
+    """JSON_WHITESPACE_FLEXIBLE: in each place, as the model likes, none, a space, or a line break with up to 16
+    spaces and tabs.
+    """
+
+class JsonWhitespace(_JsonWhitespace, metaclass=_JsonWhitespaceEnumTypeWrapper):
+    """JsonWhitespace is the space that a JSON output has between its tokens."""
+
+JSON_WHITESPACE_UNSPECIFIED: JsonWhitespace.ValueType  # 0
+"""JSON_WHITESPACE_UNSPECIFIED means COMPACT."""
+JSON_WHITESPACE_COMPACT: JsonWhitespace.ValueType  # 1
+"""JSON_WHITESPACE_COMPACT: none. An output cannot run on in spaces, and has the fewest tokens."""
+JSON_WHITESPACE_FLEXIBLE: JsonWhitespace.ValueType  # 2
+"""JSON_WHITESPACE_FLEXIBLE: in each place, as the model likes, none, a space, or a line break with up to 16
+spaces and tabs.
+"""
+Global___JsonWhitespace: _TypeAlias = JsonWhitespace  # noqa: Y015
+
 class _OnDisconnect:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -285,6 +313,7 @@ class GenerateRequest(_message.Message):
     ON_DISCONNECT_FIELD_NUMBER: _builtins.int
     BEAM_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id names the request for its whole life: at most 128 characters of [A-Za-z0-9._:-].
     Empty: the server generates one. Set it to be able to retry a submission safely.
@@ -338,6 +367,14 @@ class GenerateRequest(_message.Message):
         best hypotheses that come back, at most beam_width.
         """
 
+    @_builtins.property
+    def structured_output(self) -> Global___StructuredOutput:
+        """structured_output, if set, constrains the text of the output. `ignore_eos`, `min_tokens` and `allowed_token_ids`
+        are refused with it: they would contradict it. The output ends where the constraint is met and nothing can follow,
+        or by an end-of-sequence token where it is met. FAILED_PRECONDITION if the model has no tokenizer that it works with
+        or no end-of-sequence token.
+        """
+
     def __init__(
         self,
         *,
@@ -354,10 +391,11 @@ class GenerateRequest(_message.Message):
         on_disconnect: Global___OnDisconnect.ValueType = ...,
         beam: Global___BeamParams | None = ...,
         priority: _builtins.int = ...,
+        structured_output: Global___StructuredOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "beam", b"beam", "chat", b"chat", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "beam", b"beam", "chat", b"chat", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "beam", b"beam", "cache_salt", b"cache_salt", "chat", b"chat", "on_disconnect", b"on_disconnect", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "tenant", b"tenant", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "beam", b"beam", "cache_salt", b"cache_salt", "chat", b"chat", "on_disconnect", b"on_disconnect", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_ms: _TypeAlias = _typing.Literal["timeout_ms"]  # noqa: Y015
     _WhichOneofArgType__timeout_ms: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms"]  # noqa: Y015
@@ -369,6 +407,85 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class StructuredOutput(_message.Message):
+    """StructuredOutput is a constraint on the text of an output: only tokens that can still lead to a text that meets it are
+    chosen, and an output that did not reach max_tokens or a stop meets it. It applies before all sampling parameters, and
+    to each sample and beam. A constraint that cannot be compiled within limits of time and memory is INVALID_ARGUMENT.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
+    JSON_WHITESPACE_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """json_schema is a JSON Schema (2020-12), as text: the output is a JSON text that validates. Keywords that cannot be
+    enforced are refused. Properties come in the schema's order. At most 65,536 bytes of UTF-8.
+    """
+    json_object: _builtins.bool
+    """json_object, if true: the output is any JSON object."""
+    regex: _builtins.str
+    """regex is a regular expression that the whole output matches, in the syntax of Rust's `regex`, which has no
+    look-around. At most 65,536 bytes of UTF-8.
+    """
+    lark: _builtins.str
+    """lark is a context-free grammar in Lark's syntax, as llguidance reads it; its start rule is `start`. At most 65,536 bytes
+    of UTF-8.
+    """
+    json_whitespace: Global___JsonWhitespace.ValueType
+    """json_whitespace between the tokens of JSON outputs. Unspecified: COMPACT."""
+    @_builtins.property
+    def choice(self) -> Global___Choice:
+        """choice: the output is one of these texts."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
+        regex: _builtins.str = ...,
+        choice: Global___Choice | None = ...,
+        lark: _builtins.str = ...,
+        json_whitespace: Global___JsonWhitespace.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "json_object", b"json_object", "json_schema", b"json_schema", "json_whitespace", b"json_whitespace", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "choice", "lark"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
+
+@_typing.final
+class Choice(_message.Message):
+    """Choice is a list of texts, of which one is the output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """texts are 1 to 1,024, none empty; together they have at most 65,536 bytes of UTF-8."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choice: _TypeAlias = Choice  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):

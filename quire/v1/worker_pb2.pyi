@@ -442,7 +442,9 @@ class SequenceState(_message.Message):
     token_ids: _builtins.bytes
     """token_ids, int32[n]: the tokens from `position` on."""
     history: _builtins.bytes
-    """history, int32[position]: the tokens before `position`, if the sampling parameters have penalties; else empty."""
+    """history, int32[position]: the tokens before `position`, if the sampling parameters have penalties or a grammar; else
+    empty.
+    """
     num_prompt_tokens: _builtins.int
     """num_prompt_tokens is the length of the prompt; the output follows it."""
     @_builtins.property
@@ -484,6 +486,7 @@ class SequenceSampling(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """seed of the noise."""
     sample_index: _builtins.int
@@ -502,6 +505,10 @@ class SequenceSampling(_message.Message):
     """num_logprobs to return with each token; absent: none."""
     num_prompt_logprobs: _builtins.int
     """num_prompt_logprobs to return for each prompt token but the first; absent: none."""
+    grammar: _builtins.str
+    """grammar that the output follows, as JSON that llguidance reads; empty: none. At most 262,144 bytes. Only tokens that
+    it allows after the output so far can be sampled or ranked.
+    """
     @_builtins.property
     def numbers(self) -> _inference_pb2.SamplingParams:
         """numbers are the optional numbers of SamplingParams from temperature to frequency_penalty, with its defaults and
@@ -521,10 +528,11 @@ class SequenceSampling(_message.Message):
         num_logprobs: _builtins.int | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
         numbers: _inference_pb2.SamplingParams | None = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "numbers", b"numbers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_ids", b"allowed_ids", "bias_ids", b"bias_ids", "bias_values", b"bias_values", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "numbers", b"numbers", "sample_index", b"sample_index", "seed", b"seed", "suppressed_ids", b"suppressed_ids", "suppressed_until", b"suppressed_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_ids", b"allowed_ids", "bias_ids", b"bias_ids", "bias_values", b"bias_values", "grammar", b"grammar", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "numbers", b"numbers", "sample_index", b"sample_index", "seed", b"seed", "suppressed_ids", b"suppressed_ids", "suppressed_until", b"suppressed_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015

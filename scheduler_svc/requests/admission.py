@@ -32,6 +32,7 @@ from scheduler_svc.requests.live.new_request import new_live_request
 from scheduler_svc.requests.live.output_stream import OutputStream
 from scheduler_svc.requests.live.readers import Readers
 from scheduler_svc.requests.live.request_record import stream_of_record
+from scheduler_svc.requests.params.grammar_check import GrammarCheck
 from scheduler_svc.requests.params.prompt_checks import check_prompt_logprobs
 from scheduler_svc.requests.params.prompt_tokenizer import PromptTokenizer, prompt_of
 from scheduler_svc.requests.params.request_params import (
@@ -82,6 +83,7 @@ class Admission:
         self.readers = readers
         self.recovery = recovery
         self.tokenizer = PromptTokenizer()
+        self._grammars = GrammarCheck()
         self._engine = engine
         self.limits = limits
         self._timeout_s = timeout_s
@@ -204,8 +206,9 @@ class Admission:
         return live.stream
 
     async def _prepare(self, asked: _Asked, times: RequestTimes, deadline_s: float | None) -> LiveRequest:
-        """Tokenise the prompt and settle the length."""
+        """Try the grammar, tokenise the prompt and settle the length."""
         request, params, digest, model, _ = asked
+        await self._grammars.check(params.sampling.grammar, model)
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
         self._check_open()
         if params.sampling.num_prompt_logprobs is not None:

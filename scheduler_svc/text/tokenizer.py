@@ -41,6 +41,7 @@ class ModelTokenizer:
             raise
         except BaseException as error:  # the library raises nothing more precise, and panics
             raise ValueError(f"the model's tokenizer.json cannot be read: {shortened(error)}") from error
+        self.tokenizer_json = tokenizer_json
         self._processes = processes
         self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
         self.longest_token_chars = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)

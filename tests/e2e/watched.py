@@ -15,7 +15,7 @@ class Watched:
         self._client = client
         self.num_tokens = 0
 
-    async def run(self, prompt: list[int], params: GenerateParams) -> quire.Completion:
+    async def run(self, prompt: str | list[int], params: GenerateParams) -> quire.Completion:
         stream = self._client.stream(prompt, **params)
         positions: dict[int, int] = {}
         chunks = [chunk async for chunk in self._checked(stream, positions)]

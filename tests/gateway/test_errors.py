@@ -12,6 +12,10 @@ from tests.services import free_address, start_gateway
 CHAT: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
 @pytest.mark.parametrize(
     ("extra", "param", "code"),
     [
@@ -59,7 +63,18 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_value"),
         ({"tools": []}, "tools", "unsupported_parameter"),
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_value"),
+        ({"response_format": schema_format({"not": {}})}, "response_format", "invalid_value"),
+        (
+            {"response_format": schema_format({}), "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+            "invalid_value",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "invalid_value"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]", "invalid_value"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "invalid_value"),
         ({"max_completion_tokens": 10**7}, "max_completion_tokens", "invalid_value"),
     ],
 )

@@ -40,7 +40,9 @@ class MakeRunner(Protocol):
 def make_cpu_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
     """Make a runner with the kernels' torch references."""
     pool = poisoned_pool(decoder)
-    runner = CpuRunner(HostDecoder(decoder, TorchKernels()), pool, limits_for(decoder), max_prompt_logits)
+    runner = CpuRunner(
+        HostDecoder(decoder, TorchKernels()), pool, limits_for(decoder), max_prompt_logits=max_prompt_logits
+    )
     return SteppedRunner(runner), pool
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from common.step import Step, StepResult
+from kernels.sampling.logit_edits import TokenMasks
 from worker_svc.cpu.batch_builder import build_batch, starts_of
 from worker_svc.cpu.host_decoder import GreedyChoice, HostDecoder
 from worker_svc.memory.kv_pool import KVPool
@@ -18,6 +19,7 @@ from worker_svc.sampling.candidates import CandidateRanker
 from worker_svc.sampling.prompt_logprobs import PromptSpan, find_prompt_spans, launch_prompts, pack_prompts
 from worker_svc.sampling.sampler import Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
+from worker_svc.sampling.seat_grammars import Masks, SeatGrammars
 from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
@@ -30,8 +32,15 @@ class CpuRunner:
     """One model, its KV pool, and its seats. An `AnnouncingRunner`."""
 
     def __init__(
-        self, model: HostDecoder, kv_pool: KVPool, limits: StepLimits, max_prompt_logits: int = MAX_PROMPT_LOGITS
+        self,
+        model: HostDecoder,
+        kv_pool: KVPool,
+        limits: StepLimits,
+        grammars: SeatGrammars | None = None,
+        *,
+        max_prompt_logits: int = MAX_PROMPT_LOGITS,
     ) -> None:
+        """`grammars`: of these seats; None if no step has a grammar."""
         self._model = model
         self._kv_pool = kv_pool
         self._seats = SeatTable(limits)
@@ -40,6 +49,7 @@ class CpuRunner:
         self._sampler = Sampler(self._columns, model.sampling)
         self._ranker = CandidateRanker(self._columns, model.sampling)
         self._upload = DirectUpload(model.device)
+        self._grammars = grammars
         self._max_prompt_logits = max_prompt_logits
 
     @property
@@ -60,6 +70,8 @@ class CpuRunner:
         with torch.inference_mode():
             checked = self._seats.apply(step)
             self._columns.apply(step.whole)
+            if self._grammars is not None:
+                self._grammars.apply(step.whole)
             result = StepResult(epoch=step.epoch, step_id=step.step_id, swap_ns=self._move_blocks(checked))
             if len(checked.rows.seats):
                 self._compute(checked.rows, result)
@@ -95,6 +107,8 @@ class CpuRunner:
         else:
             self._take_logits(batch, spans, which_sampled, rows, result)
         self._seats.advance(rows, result.token_ids)
+        if self._grammars is not None:
+            self._grammars.follow(self._grammars.matched(rows.sample_seats), result.token_ids)
 
     def _wants_greatest(self, rows: StepRows) -> bool:
         """True if there are samples, and each is the argmax of unedited logits."""
@@ -108,6 +122,9 @@ class CpuRunner:
 
         Sample s uses row which_sampled[s] of the logits; ranked rows follow those of samples.
         """
+        ranked_rows, num_ranked = rows.candidate_rows, len(rows.candidate_rows)
+        sample_masks = self._begin_masks(rows.sample_seats)
+        ranked_masks = self._begin_masks(rows.seats[ranked_rows])
         hidden = self._model.hidden(batch, self._kv_pool)
         prompts = pack_prompts(self._upload, spans)
         if prompts is not None:
@@ -122,8 +139,7 @@ class CpuRunner:
         tokens = torch.from_numpy(self._seats.token_ids).to(logits.device)
         samples = self._sampler.pack(self._upload, rows.sample_seats, rows.sample_positions, which_sampled)
         if samples is not None:
-            self._sampler.launch(logits, samples, tokens).fetch().fill_result(result)
-        ranked_rows, num_ranked = rows.candidate_rows, len(rows.candidate_rows)
+            self._sampler.launch(logits, samples, tokens, _made(sample_masks)).fetch().fill_result(result)
         candidates = self._ranker.pack(
             self._upload,
             rows.seats[ranked_rows],
@@ -132,7 +148,15 @@ class CpuRunner:
             rows.candidate_counts,
         )
         if candidates is not None:
-            self._ranker.launch(logits, candidates, tokens).fetch().fill_result(result)
+            self._ranker.launch(logits, candidates, tokens, _made(ranked_masks)).fetch().fill_result(result)
+
+    def _begin_masks(self, seats: IntArray) -> Masks | None:
+        """Begin to make the masks of the seats' next tokens; None if none has a grammar."""
+        return None if self._grammars is None else self._grammars.masks(self._grammars.matched(seats))
+
+
+def _made(masks: Masks | None) -> TokenMasks | None:
+    return None if masks is None else TokenMasks(torch.from_numpy(masks.rows), torch.from_numpy(masks.wait()))
 
 
 def distinct_rows(sample_rows: IntArray) -> tuple[IntArray, IntArray]:

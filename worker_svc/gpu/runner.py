@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.step import Step, StepResult
 from kernels.attention.cascade_groups import SharingCost, sharing_cost
+from kernels.sampling.logit_edits import TokenMasks
 from worker_svc.gpu.attention_plans import AttentionPlans
 from worker_svc.gpu.batch_layout import lay_out
 from worker_svc.gpu.batch_pass import BatchPass, PackedBatch, fixed_arrays
@@ -25,10 +26,11 @@ from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
 from worker_svc.sampling.candidates import CandidateRanker, PackedCandidates
 from worker_svc.sampling.prompt_logprobs import PackedPrompts, find_prompt_spans, launch_prompts, pack_prompts
-from worker_svc.sampling.sampler import PackedSampling, Sampler
+from worker_svc.sampling.sampler import LaunchedSamples, PackedSampling, Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
+from worker_svc.sampling.seat_grammars import Matched, SeatGrammars
 from worker_svc.steps.seat_table import SeatTable
-from worker_svc.steps.step_check import CheckedStep, StepRows
+from worker_svc.steps.step_check import CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import DeviceLostError
 from worker_svc.steps.step_upload import StepUpload
@@ -93,9 +95,11 @@ class DeviceRunner:
         *,
         max_prompt_logits: int = _MAX_PROMPT_LOGITS,
         cost: SharingCost | None = None,
+        grammars: SeatGrammars | None = None,
     ) -> None:
         """`graph_sizes` are the batch sizes of decode steps; the last holds all seats.
 
+        `grammars` are those of these seats; None if no step has a grammar.
         `cost` is the cost of rows that attend to a common prefix together; None: estimated from the model's shape.
         """
         assert graph_sizes[-1] >= limits.num_seats, "every seat may decode at once"
@@ -116,6 +120,8 @@ class DeviceRunner:
         self._ranker = CandidateRanker(self._columns, operations.sampling)
         self._prompt_rows_at_once = max(1, max_prompt_logits // limits.vocab_size)
         self._device = device
+        self._grammars = grammars
+        self._unfollowed: _UnfollowedSamples | None = None  # of the last step
 
     def warm_up(self) -> None:
         """Launch every kernel that steps without prompts may need, so that none is compiled while requests wait.
@@ -144,6 +150,8 @@ class DeviceRunner:
         with torch.inference_mode(), _device_lost_if_it_says_so(self._device):
             checked = self._table.apply(step)
             self._columns.apply(step.whole)
+            if self._grammars is not None:
+                self._grammars.apply(step.whole)
             result = StepResult(epoch=step.epoch, step_id=step.step_id)
             return self._launch(step, checked, result)
 
@@ -182,22 +190,55 @@ class DeviceRunner:
             ),
             prompts=pack_prompts(upload, spans),
             prompt_tokens=upload.add(np.concatenate([span.logit_rows for span in spans])) if spans else None,
+            matched_samples=self._matched(rows.sample_seats),
+            matched_candidates=self._matched(candidate_seats),
         )
+
+    def _matched(self, seats: IntArray) -> Matched | None:
+        return None if self._grammars is None else self._grammars.matched(seats)
 
     def _compute(self, packed: "_PackedRows") -> tuple[Finish, ...]:
         computed = self._batch.launch(packed.batch)
         finish: list[Finish] = []
+        self._follow_last_samples()
+        sample_masks, ranked_masks = self._masks(packed.matched_samples), self._masks(packed.matched_candidates)
         if packed.prompts is not None and packed.prompt_tokens is not None and computed.state is not None:
             finish.append(self._prompt_logprobs(computed.state, packed.prompts, packed.prompt_tokens))
         if computed.logits is not None:
             if packed.samples is not None:
-                samples = self._sampler.launch(computed.logits, packed.samples, self._seats.tokens)
+                samples = self._sampler.launch(computed.logits, packed.samples, self._seats.tokens, sample_masks)
                 self._seats.write_tokens(packed.sample_places, samples.chosen.token_ids)
-                finish.append(samples.fetch().fill_result)
+                fetched = samples.fetch()
+                finish.append(fetched.fill_result)
+                self._follow_later(packed.matched_samples, fetched)
             if packed.candidates is not None:
-                ranked = self._ranker.launch(computed.logits, packed.candidates, self._seats.tokens)
+                ranked = self._ranker.launch(computed.logits, packed.candidates, self._seats.tokens, ranked_masks)
                 finish.append(ranked.fetch().fill_result)
         return tuple(finish)
+
+    def _masks(self, matched: Matched | None) -> TokenMasks | None:
+        """Masks on the device. The host makes them while the pass computes, which was queued before."""
+        masks = None if self._grammars is None else self._grammars.masks(matched)
+        if masks is None:
+            return None
+        return TokenMasks(self._sent(torch.from_numpy(masks.rows)), self._sent(torch.from_numpy(masks.wait())))
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        pinned = tensor.pin_memory() if self._device.type == "cuda" else tensor
+        return pinned.to(self._device, non_blocking=True)
+
+    def _follow_later(self, matched: Matched | None, fetched: LaunchedSamples) -> None:
+        """Have grammars follow these samples once the host can read them; the next step's masks need that."""
+        if matched is not None:
+            done = DeviceEvent(self._device)
+            done.record()
+            self._unfollowed = _UnfollowedSamples(matched, fetched, done)
+
+    def _follow_last_samples(self) -> None:
+        last, self._unfollowed = self._unfollowed, None
+        if last is not None and self._grammars is not None:
+            last.done.synchronize()
+            self._grammars.follow(last.matched, last.fetched.chosen.token_ids.tolist())
 
     def _prompt_logprobs(self, state: ForwardState, packed: PackedPrompts, tokens: Tensor) -> Finish:
         def logits_of(some_tokens: Tensor) -> Tensor:
@@ -216,3 +257,14 @@ class _PackedRows:
     candidates: PackedCandidates | None
     prompts: PackedPrompts | None
     prompt_tokens: Tensor | None  # int64, the step's tokens that predict prompt tokens
+    matched_samples: Matched | None  # samples, and ranked rows, of seats with a grammar
+    matched_candidates: Matched | None
+
+
+@dataclass(frozen=True, slots=True)
+class _UnfollowedSamples:
+    """Samples of seats with a grammar, and the event after which the host can read them."""
+
+    matched: Matched
+    fetched: LaunchedSamples
+    done: DeviceEvent

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from common.step import Candidates, LogprobRows, StepResult
-from kernels.sampling.logit_edits import LogitEdits
+from kernels.sampling.logit_edits import LogitEdits, TokenMasks, with_masks
 from kernels.sampling.sampling import TokenLogprobs
 from kernels.sampling.sampling_operations import RankedTokens, SamplingOperations
 from worker_svc.sampling.edits import pack_edits
@@ -97,13 +97,16 @@ class CandidateRanker:
             rows_with_top=upload.add(with_top) if len(with_top) else None,
         )
 
-    def launch(self, logits: Tensor, packed: PackedCandidates, token_table: Tensor) -> RankedRows:
+    def launch(
+        self, logits: Tensor, packed: PackedCandidates, token_table: Tensor, masks: TokenMasks | None = None
+    ) -> RankedRows:
         """Queue the ranking of `logits` [L, V], in any floating dtype.
 
-        `token_table` int32 [num_seats, width] is read for penalties.
+        `token_table` int32 [num_seats, width] is read for penalties; rows of `masks` are ranked rows.
         """
         operations, logit_rows = self._operations, packed.logit_rows
-        ranked = operations.rank_tokens(logits, logit_rows, max(packed.counts), packed.edits, token_table)
+        edits = with_masks(packed.edits, masks)
+        ranked = operations.rank_tokens(logits, logit_rows, max(packed.counts), edits, token_table)
         if packed.rows_with_top is None:
             return RankedRows(packed, ranked, None)
         some_rows = logit_rows.index_select(0, packed.rows_with_top)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.step import StepResult
 from kernels.sampling.choice_reference import ChosenTokens, SampleRows
-from kernels.sampling.logit_edits import LogitEdits
+from kernels.sampling.logit_edits import LogitEdits, TokenMasks, with_masks
 from kernels.sampling.penalty_reference import PenaltyRows
 from kernels.sampling.sampling import NO_THRESHOLD, TokenLogprobs
 from kernels.sampling.sampling_operations import SamplingOperations
@@ -109,12 +109,15 @@ class Sampler:
         num_top = self._columns.num_logprobs[seats[samples]]
         return _WantedLogprobs(samples.tolist(), num_top.tolist(), upload.add(samples))
 
-    def launch(self, logits: Tensor, packed: PackedSampling, token_table: Tensor) -> LaunchedSamples:
+    def launch(
+        self, logits: Tensor, packed: PackedSampling, token_table: Tensor, masks: TokenMasks | None = None
+    ) -> LaunchedSamples:
         """Queue sampling from `logits` [L, V], in any floating dtype.
 
-        `token_table` int32 [num_seats, width] is read for penalties.
+        `token_table` int32 [num_seats, width] is read for penalties; rows of `masks` are samples.
         """
-        chosen = self._operations.choose_tokens(logits, packed.rows, packed.edits, token_table)
+        edits = with_masks(packed.edits, masks)
+        chosen = self._operations.choose_tokens(logits, packed.rows, edits, token_table)
         if packed.logprobs is None:
             return LaunchedSamples(chosen, None, None)
         samples = packed.logprobs.samples_on_device
@@ -141,7 +144,7 @@ class Sampler:
 def _penalties_of_one_row(device: torch.device) -> LogitEdits:
     one = torch.ones(1, dtype=torch.int32, device=device)
     penalties = PenaltyRows(one * 0, one * 0, one, one, torch.ones((1, 3), device=device), max_length=1)
-    return LogitEdits(allowed=None, suppressed=None, biased=None, biases=None, penalties=penalties)
+    return LogitEdits(penalties=penalties)
 
 
 def _top_p_rows(num_samples: int, vocab_size: int, device: torch.device, *, all_greedy: bool) -> SampleRows:

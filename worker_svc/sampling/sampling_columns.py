@@ -31,6 +31,7 @@ class Feature(IntFlag):
     SUPPRESSED_IDS = 16
     BIAS = 32
     LOGPROBS = 64
+    GRAMMAR = 128
 
     EDITS = PENALTIES | ALLOWED_IDS | SUPPRESSED_IDS | BIAS
 
@@ -100,11 +101,12 @@ class SamplingColumns:
         is_on = {
             Feature.DRAWS: not sampling.is_greedy,
             Feature.SELECTS: not sampling.is_greedy and selects,
-            Feature.PENALTIES: sampling.needs_history,
+            Feature.PENALTIES: sampling.has_penalties,
             Feature.ALLOWED_IDS: bool(sampling.allowed_token_ids),
             Feature.SUPPRESSED_IDS: bool(sampling.suppressed_token_ids),
             Feature.BIAS: bool(sampling.logit_bias),
             Feature.LOGPROBS: sampling.num_logprobs is not None,
+            Feature.GRAMMAR: bool(sampling.grammar),
         }
         features = Feature(0)
         for feature, on in is_on.items():

@@ -16,17 +16,20 @@ from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.dtype_choice import choose_dtype, saved_dtype
 from worker_svc.checkpoint.generation_defaults import read_sampling_defaults
 from worker_svc.checkpoint.model_folder import fingerprint, is_local, resolve_checkpoint
-from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
+from worker_svc.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.cpu.start import choose_host
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.memory.huge_pages import collapse_memory
+from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import Linear
 from worker_svc.option_check import CheckedOptions, int8_refused
 from worker_svc.runner_choice import DeviceError, RequestedRunner, choose_runner, detect_machine
+from worker_svc.sampling.grammar_matcher import GrammarVocabulary
+from worker_svc.sampling.seat_grammars import SeatGrammars
 from worker_svc.start.preflight import check_folder
 from worker_svc.start.runner_start import start_cpu_runner, start_device_runner
 from worker_svc.start.start_notices import notices
@@ -73,10 +76,11 @@ def load_model(settings: WorkerSettings, status: Status | None = None) -> Loaded
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
         decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"))
+    grammars = None if tokenizer is None else _seat_grammars(tokenizer, decoder.config)
     if host is None:
-        started = start_device_runner(settings, decoder, choice, clock)
+        started = start_device_runner(settings, decoder, choice, clock, grammars)
     else:
-        started = start_cpu_runner(settings, decoder, choice, clock, host.kernels)
+        started = start_cpu_runner(settings, decoder, choice, clock, host.kernels, grammars)
     if choice.device.type == "cpu":
         with clock.phase("huge_pages"):
             collapse_memory()
@@ -97,6 +101,12 @@ def load_model(settings: WorkerSettings, status: Status | None = None) -> Loaded
     for about, notice in notices(description).items():
         status.notice(about, notice)
     return LoadedModel(started.runner, description)
+
+
+def _seat_grammars(tokenizer: TokenizerFiles, config: ModelConfig) -> SeatGrammars:
+    return SeatGrammars(
+        partial(GrammarVocabulary, tokenizer.tokenizer_json, config.vocab_size, sorted(config.eos_token_ids))
+    )
 
 
 def _requested_runner(settings: WorkerSettings) -> RequestedRunner:

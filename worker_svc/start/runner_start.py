@@ -38,6 +38,7 @@ from worker_svc.memory.pool_plan import (
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
 from worker_svc.runner_choice import RunnerChoice
+from worker_svc.sampling.seat_grammars import SeatGrammars
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import StepRunner
 from worker_svc.steps.trial_steps import warm_up_steps
@@ -63,7 +64,12 @@ class StartedRunner(NamedTuple):
 
 
 def start_cpu_runner(
-    settings: WorkerSettings, decoder: Decoder, choice: RunnerChoice, clock: PhaseClock, kernels: CpuKernels
+    settings: WorkerSettings,
+    decoder: Decoder,
+    choice: RunnerChoice,
+    clock: PhaseClock,
+    kernels: CpuKernels,
+    grammars: SeatGrammars | None,
 ) -> StartedRunner:
     """Start the CPU's runner, which finishes each step in `launch`. Raises PoolSizeError."""
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
@@ -80,7 +86,8 @@ def start_cpu_runner(
         for step in warm_up_steps(limits):
             runner.launch(step)
         Thread(target=_take_memory, args=(model, pool), name="memory", daemon=True).start()
-    return StartedRunner(CpuRunner(model, pool, limits), limits, shape, _memory_use(decoder, pool, step_bytes))
+    runner = CpuRunner(model, pool, limits, grammars)
+    return StartedRunner(runner, limits, shape, _memory_use(decoder, pool, step_bytes))
 
 
 @contextmanager
@@ -104,7 +111,11 @@ def _take_memory(model: HostDecoder, pool: KVPool) -> None:
 
 
 def start_device_runner(
-    settings: WorkerSettings, decoder: Decoder, choice: RunnerChoice, clock: PhaseClock
+    settings: WorkerSettings,
+    decoder: Decoder,
+    choice: RunnerChoice,
+    clock: PhaseClock,
+    grammars: SeatGrammars | None,
 ) -> StartedRunner:
     """Start the accelerator's runner; on a CPU it uses torch's operators. Raises PoolSizeError."""
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
@@ -112,7 +123,7 @@ def start_device_runner(
     graphs = settings.graphs and choice.device.type == "cuda"
 
     def make(pool: KVPool, limits: StepLimits) -> GraphRunner:
-        return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_seats))
+        return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_seats), grammars=grammars)
 
     step_bytes = _step_bytes(settings, decoder)
     room = _pool_room(settings, choice.device, step_bytes)

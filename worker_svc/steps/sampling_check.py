@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from common.bounds import MOST_GRAMMAR_CHARS
 from common.sampling_params import NUMERIC_PARAMS, SequenceSampling
 from worker_svc.steps.step_limits import InvalidStepError
 
@@ -18,6 +19,10 @@ def check_sampling(where: str, sampling: SequenceSampling, vocab_size: int) -> N
     _check_token_ids(f"{where}.suppressed_ids", sampling.suppressed_token_ids, vocab_size)
     _check_token_ids(f"{where}.bias_ids", tuple(token for token, _ in sampling.logit_bias), vocab_size)
     _check(f"{where}.bias_values", all(math.isfinite(bias) for _, bias in sampling.logit_bias), "be finite")
+    if len(sampling.grammar) > MOST_GRAMMAR_CHARS:
+        raise InvalidStepError(
+            f"{where}.grammar has {len(sampling.grammar):,} characters: at most {MOST_GRAMMAR_CHARS:,}"
+        )
     for each in NUMERIC_PARAMS:
         value = getattr(sampling, each.name)
         _check(f"{where}.numbers.{each.name}", value == each.default or each.allows(value), f"be {each.range}")

@@ -161,7 +161,7 @@ def _check_state(where: str, state: SequenceState, limits: StepLimits) -> None:
         state.sampling.needs_history and len(state.history) != state.position
     ):
         raise InvalidStepError(
-            f"{where}.history has {len(state.history)} tokens: with penalties it holds all "
+            f"{where}.history has {len(state.history)} tokens: with penalties or a grammar it holds all "
             f"{state.position} before position"
         )
     # A prompt log-probability needs the next token, so a prompt that asks for them must be known to its end.

@@ -1,6 +1,8 @@
-// Edits of rows of logits, in the order of `logit_edits.apply_edits`: allowed ids, suppressed ids, bias, penalties.
+// Edits of rows of logits, in the order of `logit_edits.apply_edits`: masks, allowed ids, suppressed ids, bias,
+// penalties.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -17,6 +19,9 @@ struct Pairs {
 
 // Mirrors `LogitEdits`; a kind without elements is off.
 struct Edits {
+  const int64_t* masked_rows;  // [num_masked]
+  const int32_t* mask_words;   // [num_masked, words_per_mask], a bit for each token that can be chosen
+  int64_t num_masked, words_per_mask;
   Pairs allowed, suppressed, biased;
   const float* biases;  // beside `biased`
   // [num_penalised]; penalties [num_penalised, 3]: repetition, presence, frequency
@@ -35,13 +40,15 @@ class EditedRows {
     allowed_ = starts_of(edits->allowed, num_rows);
     suppressed_ = starts_of(edits->suppressed, num_rows);
     biased_ = starts_of(edits->biased, num_rows);
+    masked_.assign(num_rows, -1);
+    for (int64_t m = 0; m < edits->num_masked; ++m) masked_[edits->masked_rows[m]] = m;
     penalised_.assign(num_rows, -1);
     for (int64_t e = 0; e < edits->num_penalised; ++e) penalised_[edits->penalised_rows[e]] = e;
   }
 
   bool has(int64_t row) const {
-    return edits_ && (size_of(allowed_, row) || size_of(suppressed_, row) || size_of(biased_, row) ||
-                      penalised_[row] >= 0);
+    return edits_ && (masked_[row] >= 0 || size_of(allowed_, row) || size_of(suppressed_, row) ||
+                      size_of(biased_, row) || penalised_[row] >= 0);
   }
 
   // Leaves the maxima of the row as they were.
@@ -49,6 +56,7 @@ class EditedRows {
     if (!edits_) return;
     thread_local std::vector<float> kept;
     float* values = logits.values();
+    if (masked_[row] >= 0) mask(masked_[row], logits);
     if (size_of(allowed_, row)) {
       const int64_t* ids = edits_->allowed.token_ids + allowed_[row];
       const int64_t count = size_of(allowed_, row);
@@ -79,6 +87,19 @@ class EditedRows {
     return starts.empty() ? 0 : starts[row + 1] - starts[row];
   }
 
+  // Most words have no bit, or all.
+  void mask(int64_t m, LogitRow& logits) const {
+    const int32_t* words = edits_->mask_words + m * edits_->words_per_mask;
+    float* values = logits.values();
+    for (int64_t first = 0; first < logits.size(); first += 32) {
+      const uint32_t word = static_cast<uint32_t>(words[first / 32]);
+      if (word == 0xffffffffu) continue;
+      const int64_t count = std::min<int64_t>(32, logits.size() - first);
+      for (int64_t i = 0; i < count; ++i)
+        if (!(word >> i & 1)) values[first + i] = MINUS_INFINITY;
+    }
+  }
+
   // Penalises each token of the history once: when its count is taken.
   void penalise(int64_t e, LogitRow& logits) const {
     constexpr int32_t OCCURS = 1 << 30;            // beside the number of occurrences in the output
@@ -106,7 +127,7 @@ class EditedRows {
 
   const Edits* edits_;
   Starts allowed_, suppressed_, biased_;
-  std::vector<int64_t> penalised_;  // the index of each row's penalties, or -1
+  std::vector<int64_t> masked_, penalised_;  // the index of each row's mask or penalties, or -1
 };
 
 }  // namespace quire

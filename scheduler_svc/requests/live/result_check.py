@@ -170,10 +170,10 @@ def _check_candidates(
 
 
 def _may_bar_all(sampling: SequenceSampling | None, vocab_size: int) -> bool:
-    """True if the request's allowed and suppressed tokens may leave no token at all."""
+    """True if the request's grammar, allowed and suppressed tokens may leave no token at all."""
     if sampling is None:
         return True
-    is_edited = sampling.allowed_token_ids is not None or bool(sampling.logit_bias)
+    is_edited = sampling.allowed_token_ids is not None or bool(sampling.logit_bias) or bool(sampling.grammar)
     return is_edited or len(sampling.suppressed_token_ids) >= vocab_size
 
 

@@ -13,6 +13,7 @@ from common.violations import Violations
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.prompt_checks import ModelLimits, check_can_tokenize, check_ids, check_prompt
+from scheduler_svc.requests.params.structured_output import check_structured_output
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{0,128}")
 _PIN_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -38,11 +39,24 @@ def check_request(request: pb.GenerateRequest, limits: ModelLimits) -> None:
     _check_samples(request, violations)
     if request.HasField("beam"):
         _check_beam(request, violations)
+    if request.HasField("structured_output"):
+        check_structured_output(request, violations)
     _check_choice_is_left(request, limits, violations)
     violations.raise_if_any()
     check_can_tokenize(kind, limits)
+    if request.HasField("structured_output"):
+        _check_can_constrain(limits)
     if not limits.has_tokenizer and request.stopping.stop:
         raise FailedPreconditionError("the model has no tokenizer and so no text: use stop_token_ids instead of stop")
+
+
+def _check_can_constrain(limits: ModelLimits) -> None:
+    if not limits.has_tokenizer:
+        raise FailedPreconditionError("the model has no tokenizer and so no text: leave structured_output out")
+    if not limits.eos_token_ids:
+        raise FailedPreconditionError(
+            "the model has no end-of-sequence token, which ends a structured output: leave structured_output out"
+        )
 
 
 def check_sampling_ranges(sampling: pb.SamplingParams) -> None:

@@ -18,6 +18,7 @@ from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.requests.params.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits
 from scheduler_svc.requests.params.request_checks import MOST_PRIORITY, check_request, suppressed_token_ids
+from scheduler_svc.requests.params.structured_output import grammar_of
 
 EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_UNSPECIFIED: False,
@@ -140,6 +141,7 @@ def _sequence_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: i
     return SequenceSampling(
         seed=seed,
         sample_index=sampling.first_sample_index,
+        grammar=grammar_of(request.structured_output),
         allowed_token_ids=array("i", dict.fromkeys(sampling.allowed_token_ids)) or None,
         suppressed_token_ids=tuple(sorted(suppressed_token_ids(request.stopping, limits))),
         logit_bias=tuple(sorted(sampling.logit_bias.items())),

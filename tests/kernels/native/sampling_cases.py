@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.choice_reference import SampleRows
-from kernels.sampling.logit_edits import LogitEdits, TokenPairs
+from kernels.sampling.logit_edits import LogitEdits, TokenMasks, TokenPairs
 from kernels.sampling.noise import row_keys
 from kernels.sampling.penalty_reference import PenaltyRows
 from kernels.sampling.sampling import min_p_thresholds
@@ -92,6 +92,13 @@ def random_edits(num_rows: int, vocab_size: int, generator: torch.Generator) -> 
             rows.append(torch.full_like(chosen, row))
         return TokenPairs(torch.cat(rows), torch.cat(ids)) if rows else None
 
+    def masks() -> TokenMasks | None:
+        rows = some_rows()
+        words = torch.randint(-(2**31), 2**31, (len(rows), -(-vocab_size // 32)), generator=generator)
+        plain = torch.rand(words.shape, generator=generator)  # most words of a mask have no bit, or all
+        words = words.masked_fill(plain < 0.4, 0).masked_fill(plain > 0.8, -1).int()
+        return TokenMasks(torch.tensor(rows), words) if rows else None
+
     biased = pairs(5)
     num_biased = 0 if biased is None else len(biased.rows)
     penalised = some_rows()
@@ -111,5 +118,6 @@ def random_edits(num_rows: int, vocab_size: int, generator: torch.Generator) -> 
         biased=biased,
         biases=None if biased is None else torch.randn(num_biased, generator=generator) * 3,
         penalties=penalties if penalised else None,
+        masks=masks(),
     )
     return edits, table

@@ -1,0 +1,60 @@
+"""Trial of grammars before workers get them: each is compiled for the model's vocabulary in a process with limits.
+
+Grammars that passed are remembered, by their hash. Knows no requests, and no messages.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from common.native_faults import shortened
+from quire.errors import FailedPreconditionError
+from scheduler_svc.text import grammar_program
+from scheduler_svc.text.limited_process import IdleProcesses, LimitedProcess, ProcessEndedError
+
+_WALL_S = 4 * (grammar_program.READING_CPU_S + grammar_program.MAX_CPU_S)  # on a machine however busy
+_MOST_IDLE = 1  # processes, each with a whole vocabulary
+_MOST_REMEMBERED = 4096
+_MOST_ANSWER_BYTES = 65_536
+_PROGRAM = Path(grammar_program.__file__)
+
+
+class GrammarRefusedError(Exception):
+    """The grammar cannot be compiled; the message says why, or which limit it exceeds."""
+
+
+class GrammarTrial:
+    """Tries grammars for one vocabulary, one at a time on a thread of its own."""
+
+    def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: list[int]) -> None:
+        self._vocabulary = grammar_program.vocabulary_message(tokenizer_json, vocab_size, eos_token_ids)
+        self._idle = IdleProcesses(_MOST_IDLE)
+        self._thread = ThreadPoolExecutor(1, "grammar-trial")
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+
+    async def check(self, grammar: str) -> None:
+        """Raises GrammarRefusedError, or FailedPreconditionError if no grammar works with the model's tokenizer."""
+        digest = hashlib.sha256(grammar.encode()).digest()
+        if digest not in self._passed:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar)
+            self._passed[digest] = None
+            if len(self._passed) > _MOST_REMEMBERED:
+                self._passed.popitem(last=False)
+
+    def _try(self, grammar: str) -> None:
+        try:
+            process = self._idle.take() or LimitedProcess(_PROGRAM, self._vocabulary)
+            kind, said = process.ask(grammar.encode(), wall_s=_WALL_S, most_bytes=_MOST_ANSWER_BYTES)
+        except ProcessEndedError:
+            raise GrammarRefusedError(
+                f"it takes more than {grammar_program.MAX_CPU_S} s or {grammar_program.MAX_MEMORY_BYTES >> 30} GiB to "
+                "compile, or nests too deep: simplify it"
+            ) from None
+        self._idle.put_back(process)
+        reason = shortened(Exception(" ".join(said.decode().split())))
+        if kind == grammar_program.NO_TOKENIZER:
+            raise FailedPreconditionError(f"structured outputs do not work with the model's tokenizer: {reason}")
+        if kind == grammar_program.REFUSED:
+            raise GrammarRefusedError(reason)

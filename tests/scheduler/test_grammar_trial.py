@@ -1,0 +1,69 @@
+"""Grammars are compiled in a process with limits first: whatever it does with one, the others go on."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from quire.errors import FailedPreconditionError
+from scheduler_svc.text.grammar_trial import GrammarRefusedError, GrammarTrial
+from tests.services import DEMO_MODEL
+
+GOOD = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
+
+
+def lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def chain(length: int) -> str:
+    return "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(length)) + f'\nr{length}: "a"\n'
+
+
+@pytest.fixture
+def trial() -> GrammarTrial:
+    return GrammarTrial((DEMO_MODEL / "tokenizer.json").read_bytes(), 2048, [0])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (lark("start: nothing"), "unknown name"),
+        (lark("start: /(a/"), "unclosed group"),
+        (json.dumps({"grammars": [{"json_schema": {"not": {}}}]}), "Unimplemented keys"),
+        (json.dumps({"grammars": [{"json_schema": {"$ref": "https://example.com/a"}}]}), "not present in a registry"),
+        ("[", "expecting rule"),
+        (lark("start: /(a{1000}){1000}/"), "takes more than 0.5 s"),
+        (lark(chain(4000)), "nests too deep"),
+    ],
+    ids=["name", "expression", "keyword", "reference", "no grammar", "long", "deep"],
+)
+async def test_a_grammar_that_cannot_be_used_is_refused_and_the_next_is_not(
+    trial: GrammarTrial, grammar: str, reason: str
+) -> None:
+    with pytest.raises(GrammarRefusedError, match=reason):
+        await trial.check(grammar)
+    await trial.check(GOOD)
+
+
+async def test_a_grammar_that_passed_is_not_compiled_again(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    try_one: Callable[[str], None] = trial._try
+
+    def try_and_note(grammar: str) -> None:
+        tried.append(grammar)
+        try_one(grammar)
+
+    monkeypatch.setattr(trial, "_try", try_and_note)
+    for grammar in (GOOD, lark('start: "a"'), GOOD, GOOD):
+        await trial.check(grammar)
+    assert tried == [GOOD, lark('start: "a"')]
+
+
+async def test_a_tokenizer_that_grammars_do_not_work_with_is_named() -> None:
+    word_level = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
+    trial = GrammarTrial(json.dumps(word_level).encode(), 2, [0])
+    with pytest.raises(FailedPreconditionError, match="do not work with the model's tokenizer"):
+        await trial.check(GOOD)
