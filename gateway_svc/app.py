@@ -16,6 +16,8 @@ from gateway_svc.openai.chat import ChatRequest, Chats
 from gateway_svc.openai.completions import CompletionRequest, Completions
 from gateway_svc.openai.errors import error_response
 from gateway_svc.openai.models import model_object
+from gateway_svc.prefixes import prefixes_router
+from gateway_svc.requests import requests_router
 from gateway_svc.served_model import ServedModel
 from gateway_svc.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from gateway_svc.vocabulary import Vocabulary
@@ -34,6 +36,8 @@ def create_app(client: quire.AsyncClient, *, max_body_bytes: int) -> FastAPI:
     model = ServedModel(client, vocabulary)
     _add_openai(app, client, model, vocabulary)
     _add_tokens(app, Tokens(client, model))
+    app.include_router(requests_router(client))
+    app.include_router(prefixes_router(client))
     _add_health(app, client)
     return app
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 import quire
 from gateway_svc.api_error import invalid
-from gateway_svc.openai.chat import ChatMessage
+from gateway_svc.openai.chat import ChatMessage, turns_of
 from gateway_svc.openai.fields import ApiModel
 from gateway_svc.served_model import ServedModel
 
@@ -42,7 +42,7 @@ class Tokens:
             raise invalid("prompt", "give either this or messages")
         text: Any = body.prompt
         if body.messages is not None:
-            text = [quire.ChatMessage(each.role, each.text) for each in body.messages]
+            text = turns_of(body.messages)
         found = await self._client.tokenize(text, add_special_tokens=body.add_special_tokens)
         model = await self._model.get()
         strings = list(found.tokens) if body.return_token_strs else None

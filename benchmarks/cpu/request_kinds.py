@@ -1,4 +1,4 @@
-"""Speed of requests of all kinds beside plain greedy ones: the cost of sampling, penalties, log-probabilities, beams.
+"""Speed of requests of all kinds beside plain greedy ones: the cost of sampling, log-probabilities, grammars, beams.
 
     python -m benchmarks.cpu.request_kinds [--model 206m] [--kinds top-p beams] [--requests 384] [--rounds 3]
 
@@ -42,6 +42,22 @@ GREEDY = "greedy"
 NUM_BEAMS = 4
 _NUM_SPECIAL_TOKENS = 3
 _BIASED = dict.fromkeys(range(10, 42), 1.5)
+# Longer than any output here: an output that ended by itself would have fewer tokens than the others.
+_RECORDS = {
+    "type": "array",
+    "minItems": 5000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "kind": {"enum": ["animal", "vegetable", "mineral"]},
+            "amount": {"type": "integer"},
+            "is_new": {"type": "boolean"},
+        },
+        "required": ["name", "kind", "amount", "is_new"],
+        "additionalProperties": False,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +88,7 @@ KINDS = (
     Kind(name="bias", least=0.95, params={"temperature": 0.0, "logit_bias": _BIASED}),
     Kind(name="stop-strings", least=0.95, params={"temperature": 0.0, "stop": ["\n\nThe end.", "</answer>"]}),
     Kind(name="logprobs", least=0.93, params={"temperature": 0.0, "logprobs": 5}),
+    Kind(name="json-schema", least=0.95, params={"temperature": 0.0, "json_schema": _RECORDS, "ignore_eos": False}),
     Kind(name="beams", least=0.5, params={"beam_width": NUM_BEAMS, "n": NUM_BEAMS}),
 )
 
@@ -94,7 +111,8 @@ async def measure(client: AsyncClient, kind: Kind, lengths: Sequence[Lengths], v
 
     async def run(each: Lengths) -> int:
         prompt = [generator.randrange(_NUM_SPECIAL_TOKENS, vocab_size) for _ in range(each.num_input)]
-        done = await client.generate(prompt, max_tokens=each.num_output, ignore_eos=True, seed=7, **kind.params)
+        params = {"max_tokens": each.num_output, "ignore_eos": True, "seed": 7, **kind.params}
+        done = await client.generate(prompt, **params)
         num_tokens = sum(len(sample.token_ids) for sample in done.samples)
         if num_tokens != each.num_output * kind.num_sequences:
             raise RuntimeError(f"{kind.name}: {num_tokens} tokens came, not {each.num_output} for each sequence")
@@ -212,8 +230,14 @@ def section_of(document: Document) -> Section:
 
 
 def _words_of(params: dict[str, Any]) -> str:
-    short = {name: f"{len(value)} ids" if isinstance(value, dict) else value for name, value in params.items()}
+    short = {name: _short(value) for name, value in params.items()}
     return ", ".join(f"{name} {value}" for name, value in short.items())
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return "of records" if "type" in value else f"{len(value)} ids"
 
 
 SECTION = PageSection(

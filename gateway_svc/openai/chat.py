@@ -149,7 +149,7 @@ class Chats:
         name = await self._model.check(body.model)
         call = _Call(body, name, new_request_id("chatcmpl", idempotency_key, body.tenant), self._vocabulary)
         try:
-            stream = self._client.stream_chat(_turns(body.messages), **body.keywords(call.request_id))
+            stream = self._client.stream_chat(turns_of(body.messages), **body.keywords(call.request_id))
         except quire.QuireError as error:
             raise from_quire(error, call.names) from error
         except (TypeError, ValueError) as error:
@@ -158,7 +158,8 @@ class Chats:
         return await answer(generation, call, streamed=bool(body.stream))
 
 
-def _turns(messages: Sequence[ChatMessage]) -> list[quire.ChatMessage]:
+def turns_of(messages: Sequence[ChatMessage]) -> list[quire.ChatMessage]:
+    """Messages for the SDK."""
     return [quire.ChatMessage("system" if each.role in _SYSTEM_ROLES else each.role, each.text) for each in messages]
 
 

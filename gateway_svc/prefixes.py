@@ -1,0 +1,51 @@
+"""`/prefixes`: prefixes of prompts that are computed once and kept. Quire's own API."""
+
+import dataclasses
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+import quire
+from gateway_svc.api_error import invalid
+from gateway_svc.openai.chat import ChatMessage, turns_of
+from gateway_svc.openai.fields import ApiModel
+
+
+class PinRequest(ApiModel):
+    """A prefix as text, token ids or messages; exactly one of them."""
+
+    prompt: str | list[int] | None = None
+    messages: list[ChatMessage] | None = None
+    tenant: str | None = None
+    cache_salt: str | None = None
+
+    @property
+    def prefix(self) -> Any:
+        """The prefix for the SDK. Raises ApiError."""
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "give either this or messages")
+        return self.prompt if self.messages is None else turns_of(self.messages)
+
+
+def prefixes_router(client: quire.AsyncClient) -> APIRouter:
+    """Routes that answer by calls to the client; its errors are the application's."""
+    router = APIRouter(prefix="/prefixes")
+
+    @router.get("")
+    async def list_prefixes(tenant: str | None = None) -> dict[str, Any]:
+        """The pinned prefixes of a tenant, by name."""
+        return {"data": [dataclasses.asdict(each) for each in await client.list_prefixes(tenant=tenant)]}
+
+    @router.put("/{name}", response_model=None)
+    async def pin(name: str, body: PinRequest) -> Response:
+        """201 for a new pin, 200 for the same one again, 409 if the name has another prefix."""
+        pinned = await client.pin_prefix(name, body.prefix, tenant=body.tenant, cache_salt=body.cache_salt)
+        return JSONResponse(dataclasses.asdict(pinned), status_code=201 if pinned.created else 200)
+
+    @router.delete("/{name}", status_code=204, response_model=None)
+    async def unpin(name: str, tenant: str | None = None) -> Response:
+        await client.unpin_prefix(name, tenant=tenant)
+        return Response(status_code=204)
+
+    return router
