@@ -10,7 +10,7 @@
 #   TEST_PROCESSES  number of processes of `make test`. Default: 3, also for two cores, since tests wait half of the time.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SECONDS      duration of `make endurance`. Default: 1800.
-#   SEED         seed of the inputs of `make endurance` and `make fuzz`. Default: 1.
+#   SEED         seed of the inputs of `make endurance`, `make fuzz` and `make structured`. Default: 1.
 #   FUZZ_SHARE   part of all inputs that `make fuzz` sends. Default: 1.0.
 #   FUZZ_ARGS    more arguments of `make fuzz`, such as --record, which keeps the result. Default: empty.
 #   MUTANTS_ARGS arguments of `make mutants`, such as --num 40 --seed 2 --jobs 2. Default: empty, 400 faults.
@@ -34,7 +34,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz endurance simulate mutants compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz endurance structured simulate mutants compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -138,6 +138,10 @@ endurance: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/scheduler/test_hostile_answers.py tests/worker/test_damaged_folders.py
 	$(BIN)/python -m tests.fuzz --share $(FUZZ_SHARE) --seed $(SEED) $(FUZZ_ARGS)
+
+# Random JSON schemas, expressions and choices, drawn with SEED: each output checked, a third again under kills.
+structured: $(VENV)/.dev
+	$(BIN)/python -m tests.structured --seed $(SEED)
 
 # Scheduler, journal and workers in one loop with virtual time and injected faults, seed after seed.
 simulate: $(VENV)/.dev

@@ -1,0 +1,1 @@
+"""Structured outputs by the thousand: random constraints, each answer checked, also after faults."""
