@@ -41,6 +41,7 @@ SECTIONS: tuple[PageSection, ...] = (
     faults.FAULTS,
     faults.SIMULATION,
     faults.HOSTILE_INPUT,
+    faults.STRUCTURED_OUTPUTS,
     kv_utilisation.SECTION,
     memory_saving.SECTION,
     prefix_reuse.SECTION,

@@ -133,6 +133,28 @@ def hostile_input(document: Document) -> Section:
     )
 
 
+def structured_outputs(document: Document) -> Section:
+    kinds = ", ".join(f"{name}: {times:,}" for name, times in document["kinds"].items())
+    return Section(
+        done=(
+            f"{document['num_requests']:,} constraints drawn with seed {document['seed']}, on the demonstration's "
+            "model, greedy, sampled, with penalties, several samples and beams. Each output is parsed and checked by "
+            f"another library. Then {document['num_again']:,} of them again, where every step preempts a request "
+            f"({document['num_preempted']:,} were preempted) and the scheduler and two workers are killed in turn "
+            f"({document['num_kills']} kills): the outputs must be the same. A fault is an output that does not meet "
+            "its constraint, does not end by itself, or differs."
+        ),
+        headlines=[
+            Headline(
+                f"{document['num_outputs']:,} outputs: {document['num_faults'] or 'no'} faults",
+                [Target("none", document["num_faults"] == 0)],
+            )
+        ],
+        blocks=[f"Kinds: {kinds}. Refused as not supported: {document['num_refused']}."],
+        versions=("grpcio", "torch"),
+    )
+
+
 FAULTS = PageSection(
     kinds=("chaos",),
     title="Faults",
@@ -161,4 +183,14 @@ HOSTILE_INPUT = PageSection(
     measures=(*SERVICES, "tests/fuzz", "tests/hostile", "tests/chaos_input"),
     target="no fault",
     render=hostile_input,
+)
+
+STRUCTURED_OUTPUTS = PageSection(
+    kinds=("structured",),
+    title="Structured outputs",
+    question="Does every output meet its constraint, and stay the same whatever is preempted or dies?",
+    command="python -m tests.structured --record",
+    measures=(*SERVICES, "tests/structured"),
+    target="no fault",
+    render=structured_outputs,
 )

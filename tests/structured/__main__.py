@@ -143,7 +143,7 @@ def main() -> None:
     print(f"{len(asks)} requests in {time.monotonic() - began_s:.0f} s, {len(faults)} faults", flush=True)  # noqa: T201
     third = list(range(0, len(asks), 3))
     with ExitStack() as stack:
-        deployment = Deployment(stack, "--preempt-every", "3")
+        deployment = Deployment(stack, "--preempt-every", "1")
         disturbed = asyncio.run(run_disturbed(deployment, [asks[i] for i in third]))
         num_kills = deployment.num_kills
     completed = [each for each in disturbed if isinstance(each, quire.Completion)]
