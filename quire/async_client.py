@@ -75,14 +75,33 @@ class AsyncClient:
         """Submits a prompt now and streams its output; chunks of several samples alternate."""
         return self._submit(prompt, params)
 
-    async def chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Completion:
-        """Answers a conversation by the model's chat template."""
-        async with self.stream_chat(messages, **params) as stream:
+    async def chat(
+        self, messages: Messages, *, continue_final_message: bool = False, **params: Unpack[GenerateParams]
+    ) -> Completion:
+        """Answers a conversation by the model's chat template; see `stream_chat`."""
+        async with self.stream_chat(messages, continue_final_message=continue_final_message, **params) as stream:
             return await stream.completion()
 
-    def stream_chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> CompletionStream:
-        """Submits a conversation now and streams the answer."""
-        return self._submit(chat_to_pb(messages), params)
+    def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        **params: Unpack[GenerateParams],
+    ) -> CompletionStream:
+        """Submits a conversation now and streams the answer.
+
+        Args:
+            messages: the conversation.
+            add_generation_prompt: open the assistant's turn at the end; None: unless the last message is continued.
+            continue_final_message: continue the content of the last message instead of answering it.
+            params: parameters of the request.
+        """
+        chat = chat_to_pb(
+            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+        )
+        return self._submit(chat, params)
 
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> CompletionStream:
         """Reads a request that was submitted before, here or elsewhere, from a position of its output onwards.
@@ -149,10 +168,24 @@ class AsyncClient:
         request = list_requests_to_pb(tenant, state, page_size, page_token)
         return request_page_from_pb(await connection.call(connection.inference.ListRequests, request))
 
-    async def tokenize(self, text: str | Messages, *, add_special_tokens: bool = True) -> Tokens:
-        """Token ids of a text or a conversation, as the model would see it in a prompt."""
+    async def tokenize(
+        self,
+        text: str | Messages,
+        *,
+        add_special_tokens: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> Tokens:
+        """Token ids of a text or a conversation, as the model would see it in a prompt; see `stream_chat`."""
+        prompt: str | pb.ChatPrompt
+        if isinstance(text, str):
+            prompt = text
+        else:
+            prompt = chat_to_pb(
+                text, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+            )
         connection = self._connect()
-        answer = await connection.call(connection.inference.Tokenize, tokenize_to_pb(text, add_special_tokens))
+        answer = await connection.call(connection.inference.Tokenize, tokenize_to_pb(prompt, add_special_tokens))
         return Tokens(tuple(answer.token_ids), tuple(answer.tokens))
 
     async def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:

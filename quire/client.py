@@ -156,13 +156,29 @@ class Client:
         """Submits a prompt now and streams its output; chunks of several samples alternate."""
         return self._open(lambda: self._client.stream(prompt, **params))
 
-    def chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Completion:
-        """Answers a conversation by the model's chat template."""
-        return self._thread.run(self._client.chat(messages, **params))
+    def chat(
+        self, messages: Messages, *, continue_final_message: bool = False, **params: Unpack[GenerateParams]
+    ) -> Completion:
+        """Answers a conversation by the model's chat template; see `AsyncClient.stream_chat`."""
+        return self._thread.run(self._client.chat(messages, continue_final_message=continue_final_message, **params))
 
-    def stream_chat(self, messages: Messages, **params: Unpack[GenerateParams]) -> Stream:
-        """Submits a conversation now and streams the answer."""
-        return self._open(lambda: self._client.stream_chat(messages, **params))
+    def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        **params: Unpack[GenerateParams],
+    ) -> Stream:
+        """Submits a conversation now and streams the answer; see `AsyncClient.stream_chat`."""
+        return self._open(
+            lambda: self._client.stream_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **params,
+            )
+        )
 
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> Stream:
         """Reads a request that was submitted before, here or elsewhere; see `AsyncClient.attach` for positions."""
@@ -196,9 +212,22 @@ class Client:
         listing = self._client.list_requests(tenant=tenant, state=state, page_size=page_size, page_token=page_token)
         return self._thread.run(listing)
 
-    def tokenize(self, text: str | Messages, *, add_special_tokens: bool = True) -> Tokens:
-        """Token ids of a text or a conversation, as the model would see it in a prompt."""
-        return self._thread.run(self._client.tokenize(text, add_special_tokens=add_special_tokens))
+    def tokenize(
+        self,
+        text: str | Messages,
+        *,
+        add_special_tokens: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> Tokens:
+        """Token ids of a text or a conversation, as the model would see it in a prompt; see `stream_chat`."""
+        tokens = self._client.tokenize(
+            text,
+            add_special_tokens=add_special_tokens,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self._thread.run(tokens)
 
     def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:
         """The text of token ids."""

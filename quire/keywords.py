@@ -7,7 +7,7 @@ import re
 
 from quire.errors import InvalidRequestError
 
-_GROUPS = re.compile(r"^(submit\.)?((sampling|stopping|output|beam|structured_output)\.)?")
+_GROUPS = re.compile(r"^(submit\.)?((sampling|stopping|output|beam|structured_output)\.|chat\.(?!messages\b))?")
 _PROMPTS = re.compile(r"^(text|token_ids\.ids|chat\.messages|chat|prompt|prefix)(?=\[|\.|$)")
 _KEYWORDS = {"timeout_ms": "timeout_s", "from_positions": "from_position"}  # fields whose keyword has another name
 

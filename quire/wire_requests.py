@@ -67,9 +67,13 @@ def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: Request
     return message
 
 
-def chat_to_pb(messages: Messages, add_generation_prompt: bool | None = None) -> pb.ChatPrompt:
+def chat_to_pb(
+    messages: Messages, *, add_generation_prompt: bool | None = None, continue_final_message: bool = False
+) -> pb.ChatPrompt:
     """Encodes a conversation."""
-    prompt = pb.ChatPrompt(add_generation_prompt=add_generation_prompt)
+    prompt = encode(
+        pb.ChatPrompt, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+    )
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise TypeError("messages must be a list of messages, each with a role and its content")
     for index, each in enumerate(messages):
@@ -80,13 +84,13 @@ def chat_to_pb(messages: Messages, add_generation_prompt: bool | None = None) ->
     return prompt
 
 
-def tokenize_to_pb(text: str | Messages, add_special_tokens: bool) -> pb.TokenizeRequest:
+def tokenize_to_pb(text: "str | pb.ChatPrompt", add_special_tokens: bool) -> pb.TokenizeRequest:
     """Encodes a text or conversation to tokenise."""
     message = pb.TokenizeRequest(add_special_tokens=add_special_tokens)
     if isinstance(text, str):
         _set(message, "", "text", text)
     else:
-        message.chat.CopyFrom(chat_to_pb(text))
+        message.chat.CopyFrom(text)
     return message
 
 

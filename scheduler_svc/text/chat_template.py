@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.native_faults import shortened
 from common.violations import refusal_of
@@ -44,8 +44,14 @@ class ChatTemplate:
         self._resting: tuple[_Size, ...] = ()  # what is not tried now
         self._rests_until_s = 0.0
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """Text of the conversation, special tokens included.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Text of the conversation, special tokens included; it may end behind the content of the final message.
 
         Raises:
             InvalidRequestError: The template refused the messages; its own message is passed on.
@@ -55,7 +61,11 @@ class ChatTemplate:
         if time.monotonic() < self._rests_until_s and any(size.covers(each) for each in self._resting):
             raise _beyond_limits()
         try:
-            kind, rest = self._ask(messages, add_generation_prompt=add_generation_prompt)
+            kind, rest = self._ask(
+                messages=[dict(each) for each in messages],
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
         except ProcessEndedError:
             self._note_excess(size)
             raise _beyond_limits() from None
@@ -72,9 +82,8 @@ class ChatTemplate:
             )
         raise refusal_of("chat.messages", f"the model's chat template refuses them: {shortened(Exception(said))}")
 
-    def _ask(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> tuple[bytes, bytes]:
+    def _ask(self, **chat: Any) -> tuple[bytes, bytes]:
         """Kind of the answer, one of those of `template_program`, and its content. Raises ProcessEndedError."""
-        chat = {"messages": [dict(each) for each in messages], "add_generation_prompt": add_generation_prompt}
         process = self._idle.take() or LimitedProcess(_PROGRAM, self._template)
         answer = process.ask(json.dumps(chat).encode(), wall_s=MAX_WALL_S, most_bytes=_MAX_ANSWER_BYTES)
         self._idle.put_back(process)

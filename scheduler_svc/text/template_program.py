@@ -28,6 +28,7 @@ MAX_CPU_S = 2  # of one conversation
 MAX_MEMORY_BYTES = 768 << 20  # of the whole process, its libraries included
 MAX_OUTPUT_CHARS = 16 << 20
 _MAX_REASON_CHARS = 2000
+_END_OF_CONTENT = "END_OF_FINAL_CONTENT "  # a template that trims contents takes its last space
 
 
 class TooLongError(Exception):
@@ -43,8 +44,20 @@ class CompiledTemplate:
         self._special_tokens = dict(special_tokens)
         self._template = _environment(now).from_string(source)
 
-    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
-        """Text of the conversation. Raises TooLongError, and any error of the template."""
+    def render(
+        self, messages: list[dict[str, str]], *, add_generation_prompt: bool, continue_final_message: bool = False
+    ) -> str:
+        """Text of the conversation. Raises TooLongError, and any error of the template.
+
+        With `continue_final_message` the text ends behind the content of the final message, as in `transformers`.
+        """
+        if not continue_final_message:
+            return self._render(messages, add_generation_prompt)
+        *earlier, final = messages
+        marked = final | {"content": final["content"] + _END_OF_CONTENT}
+        return _continued(self._render([*earlier, marked], add_generation_prompt), final["content"])
+
+    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         pieces, num_chars = [], 0
         for piece in self._template.generate(
             **self._special_tokens,
@@ -58,6 +71,14 @@ class CompiledTemplate:
                 raise TooLongError
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _continued(text: str, content: str) -> str:
+    """The text up to the end of the final content, which is marked. Raises ValueError if the template changed it."""
+    end = text.rfind(_END_OF_CONTENT.strip())
+    if end < 0 or content.strip() not in text:
+        raise ValueError("the final message cannot be continued: the template changes or omits its content")
+    return text[:end] if text.startswith(_END_OF_CONTENT, end) else text[:end].rstrip()
 
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:

@@ -61,14 +61,18 @@ class ModelTokenizer:
         """
         return self._encode("text", text, add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool, continue_final_message: bool = False
+    ) -> list[int]:
         """Token ids of a rendered conversation; special tokens are those that the template wrote.
 
         Raises FailedPreconditionError without a usable template, InvalidRequestError where it refuses a message.
         """
         if self._chat_template is None:
             raise FailedPreconditionError("the model has no chat template: send the prompt as text")
-        text = self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        text = self._chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+        )
         return self._encode("chat", text, False)
 
     def decode(self, token_ids: Sequence[int], keep_special_tokens: bool) -> str:

@@ -112,6 +112,28 @@ def test_chats_look_as_transformers_renders_them(template: str, chat: str, add_g
     assert "le chat" in rendered
 
 
+@pytest.mark.parametrize("content", ["Sous la", " Sous la table. ", "Le chat est", "", "  \n"])
+@pytest.mark.parametrize("template", ["chat_ml", "llama_2_like", "llama_3_like", "mistral_like"])
+def test_a_final_message_is_continued_where_transformers_continues_it(template: str, content: str) -> None:
+    source, messages = TEMPLATES[template], [USER, ANSWER, USER, {"role": "assistant", "content": content}]
+    expected = theirs(byte_level_json(), source).apply_chat_template(
+        messages, continue_final_message=True, tokenize=False
+    )
+    rendered = ChatTemplate(source, SPECIAL_TOKENS).render(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert rendered == expected
+    assert rendered.rstrip().endswith(content.strip())
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0].content }}", "{{ messages[-1].content | upper }}", "{{ messages[-1].content[:3] }}"]
+)
+def test_a_final_message_that_the_template_changes_cannot_be_continued(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="the template changes or omits its content"):
+        ChatTemplate(source, {}).render([USER, ANSWER], add_generation_prompt=False, continue_final_message=True)
+
+
 @pytest.mark.parametrize(
     ("source", "messages", "said"),
     [

@@ -34,7 +34,9 @@ class GatedTokenizer(ModelTokenizer):
         self._pass(len(text))
         return super().encode(text[:10], add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[Any], add_generation_prompt: bool) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Any], add_generation_prompt: bool, continue_final_message: bool = False
+    ) -> list[int]:
         self._pass(sum(len(each["content"]) for each in messages))
         return [1]
 

@@ -205,6 +205,14 @@ def test_sampling_on_the_edge_of_its_range_is_taken(sampling: dict[str, Any]) ->
         ("timeout_ms", {"timeout_ms": -5}),
         ("on_disconnect", {"on_disconnect": 7}),
         ("chat.messages", {"chat": pb.ChatPrompt()}),
+        (
+            "chat.continue_final_message",
+            {
+                "chat": pb.ChatPrompt(
+                    messages=chat_of("user").messages, add_generation_prompt=True, continue_final_message=True
+                )
+            },
+        ),
         ("chat.messages[1].role", {"chat": chat_of("user", "", "user")}),
         ("token_ids.ids", {"token_ids": pb.TokenIds()}),
         ("token_ids.ids", {"token_ids": pb.TokenIds(ids=[1] * 256)}),

@@ -91,6 +91,8 @@ def test_the_answer_of_a_chat_is_opened_unless_the_chat_says_otherwise(tokenizer
     assert encode_chat(tokenizer, chat) == tokenizer.encode_chat(MESSAGES, True)
     chat.add_generation_prompt = False
     assert encode_chat(tokenizer, chat) == tokenizer.encode_chat(MESSAGES, False)
+    continued = pb.ChatPrompt(messages=chat.messages, continue_final_message=True)
+    assert encode_chat(tokenizer, continued) == tokenizer.encode_chat(MESSAGES, False, True)
 
 
 def test_a_model_without_chat_template_refuses_chats() -> None:

@@ -48,7 +48,7 @@ def check_prompt(
     if kind == "text":
         _check_text("text", len(request.text), limits, violations)
     elif kind == "chat":
-        _check_chat(request.chat.messages, limits, violations)
+        _check_chat(request.chat, limits, violations)
     elif kind == "token_ids":
         _check_prompt_ids(request.token_ids.ids, limits, violations)
 
@@ -60,7 +60,7 @@ def check_tokenize(request: pb.TokenizeRequest, limits: ModelLimits) -> None:
     if kind == "text":
         _check_text("text", len(request.text), limits, violations)
     elif kind == "chat":
-        _check_chat(request.chat.messages, limits, violations)
+        _check_chat(request.chat, limits, violations)
     else:
         violations.add("input", "is missing: give text or chat")
     violations.raise_if_any()
@@ -87,7 +87,10 @@ def check_prompt_logprobs(num_tokens: int, num_top: int) -> None:
         )
 
 
-def _check_chat(messages: Sequence[pb.ChatMessage], limits: ModelLimits, violations: Violations) -> None:
+def _check_chat(chat: pb.ChatPrompt, limits: ModelLimits, violations: Violations) -> None:
+    if chat.continue_final_message and chat.add_generation_prompt:
+        violations.add("chat.continue_final_message", "excludes add_generation_prompt: set one of them")
+    messages = chat.messages
     if not messages:
         violations.add("chat.messages", "is empty: give at least one message")
     elif len(messages) > limits.max_model_len:

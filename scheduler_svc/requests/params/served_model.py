@@ -109,5 +109,7 @@ def _check_same(description: worker_pb2.DescribeResponse, known: ServedModel) ->
 def encode_chat(tokenizer: ModelTokenizer, chat: pb.ChatPrompt) -> list[int]:
     """Token ids of a conversation. Raises the errors of `ModelTokenizer.encode_chat`."""
     messages = [{"role": message.role, "content": message.content} for message in chat.messages]
-    opens_answer = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-    return tokenizer.encode_chat(messages, opens_answer)
+    opens_answer = not chat.continue_final_message
+    if chat.HasField("add_generation_prompt"):
+        opens_answer = chat.add_generation_prompt
+    return tokenizer.encode_chat(messages, opens_answer, chat.continue_final_message)
