@@ -3,8 +3,10 @@
 Knows statuses, fields and codes, which are OpenAI's, and no shape of an answer.
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from quire.errors import (
@@ -38,7 +40,10 @@ _TYPES = frozenset({"bool", "float", "int", "str"})  # alternatives of a union, 
 
 
 class ApiError(Exception):
-    """A refusal with its HTTP status; `param` is the field of the body that is wrong."""
+    """A refusal with its HTTP status.
+
+    `param` is the field of the body that is wrong, `request_id` the id of a request that was submitted.
+    """
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        request_id: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -57,6 +63,12 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.request_id = request_id
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer in every API."""
+        return {} if self.retry_after_s is None else {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
 
 
 def invalid(param: str, reason: str) -> ApiError:
@@ -64,12 +76,13 @@ def invalid(param: str, reason: str) -> ApiError:
     return ApiError(400, f"{param}: {reason}", param=param, code="invalid_value")
 
 
-def from_quire(error: QuireError, names: Mapping[str, str]) -> ApiError:
+def from_quire(error: QuireError, names: Mapping[str, str], request_id: str | None = None) -> ApiError:
     """The error of a call to the SDK.
 
     Args:
         error: the error.
         names: names of the body's fields by the SDK's keywords, where they differ.
+        request_id: id of the request, if it was submitted.
     """
     param = None
     if isinstance(error, InvalidRequestError):
@@ -77,7 +90,20 @@ def from_quire(error: QuireError, names: Mapping[str, str]) -> ApiError:
         param = error.violations[0].field if error.violations else None
     _, status, kind, code = next(each for each in _STATUSES if isinstance(error, each[0]))
     retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else None
-    return ApiError(status, error.message, kind=kind, param=param, code=code, retry_after_s=retry_after_s)
+    return ApiError(
+        status, error.message, kind=kind, param=param, code=code, retry_after_s=retry_after_s, request_id=request_id
+    )
+
+
+@contextmanager
+def sdk_refusals(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise ApiError for what the SDK refuses; `names` as in `from_quire`."""
+    try:
+        yield
+    except QuireError as error:
+        raise from_quire(error, names) from error
+    except (TypeError, ValueError) as error:
+        raise ApiError(400, str(error), code="invalid_value") from error
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:

@@ -9,13 +9,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import quire
+from gateway_svc.anthropic import models as anthropic_models
+from gateway_svc.anthropic.fields import Conversation, MessageRequest
+from gateway_svc.anthropic.messages import Messages
 from gateway_svc.api_error import ApiError, from_quire, from_validation
 from gateway_svc.body_limit import BodyLimit
 from gateway_svc.departure import unless_departed
+from gateway_svc.error_answer import error_answer
+from gateway_svc.openai import models as openai_models
 from gateway_svc.openai.chat import ChatRequest, Chats
 from gateway_svc.openai.completions import CompletionRequest, Completions
-from gateway_svc.openai.errors import error_response
-from gateway_svc.openai.models import model_object
 from gateway_svc.prefixes import prefixes_router
 from gateway_svc.requests import requests_router
 from gateway_svc.served_model import ServedModel
@@ -25,16 +28,19 @@ from gateway_svc.vocabulary import Vocabulary
 _CLIENT_CLOSED_REQUEST = 499  # as proxies log it
 
 IdempotencyKey = Annotated[str | None, Header(max_length=256)]
+AnthropicVersion = Annotated[str | None, Header()]
 
 
 def create_app(client: quire.AsyncClient, *, max_body_bytes: int) -> FastAPI:
     """The application, which answers by calls to the client."""
     app = FastAPI(title="Quire", docs_url=None, redoc_url=None)
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_response)
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_answer)
     _add_error_handlers(app)
     vocabulary = Vocabulary(client)
     model = ServedModel(client, vocabulary)
     _add_openai(app, client, model, vocabulary)
+    _add_anthropic(app, client, model)
+    _add_models(app, model)
     _add_tokens(app, Tokens(client, model))
     app.include_router(requests_router(client))
     app.include_router(prefixes_router(client))
@@ -54,14 +60,32 @@ def _add_openai(app: FastAPI, client: quire.AsyncClient, model: ServedModel, voc
     async def chat(body: ChatRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
         return await _answered(request, chats.answer(body, idempotency_key))
 
+
+def _add_anthropic(app: FastAPI, client: quire.AsyncClient, model: ServedModel) -> None:
+    messages = Messages(client, model)
+
+    @app.post("/v1/messages", response_model=None)
+    async def message(body: MessageRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+        return await _answered(request, messages.answer(body, idempotency_key))
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(body: Conversation) -> dict[str, int]:
+        return await messages.count_tokens(body)
+
+
+def _add_models(app: FastAPI, model: ServedModel) -> None:
+    """Models of both APIs, whose clients differ in a header."""
+
     @app.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_object(await model.get())]}
+    async def list_models(anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
+        form = openai_models.model_list if anthropic_version is None else anthropic_models.model_list
+        return form(await model.get())
 
     @app.get("/v1/models/{name:path}")
-    async def get_model(name: str) -> dict[str, Any]:
+    async def get_model(name: str, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
         await model.check(name)
-        return model_object(await model.get())
+        form = openai_models.model_object if anthropic_version is None else anthropic_models.model_object
+        return form(await model.get())
 
 
 async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -99,18 +123,18 @@ def _add_health(app: FastAPI, client: quire.AsyncClient) -> None:
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> Response:
-        return error_response(error)
+        return error_answer(request.scope, error)
 
     @app.exception_handler(quire.QuireError)
     async def failed(request: Request, error: quire.QuireError) -> Response:
-        return error_response(from_quire(error, {}))
+        return error_answer(request.scope, from_quire(error, {}))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return error_response(from_validation(error.errors()))
+        return error_answer(request.scope, from_validation(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         message = f"{error.detail}: {request.method} {request.url.path}"
         code = "not_found" if error.status_code == 404 else None
-        return error_response(ApiError(error.status_code, message, code=code))
+        return error_answer(request.scope, ApiError(error.status_code, message, code=code))

@@ -11,7 +11,7 @@ from gateway_svc.api_error import ApiError
 class BodyLimit:
     """Middleware that answers 413 to a body that is too large; it reads no more of it than the bound."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, respond: Callable[[ApiError], Response]) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, respond: Callable[[Scope, ApiError], Response]) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._respond = respond
@@ -23,7 +23,7 @@ class BodyLimit:
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         num_bytes = int(declared) if declared.isdigit() else 0
         if num_bytes > self._max_bytes:
-            await self._respond(self._refusal())(scope, receive, send)
+            await self._respond(scope, self._refusal())(scope, receive, send)
             return
         num_bytes = 0
 
@@ -41,7 +41,7 @@ class BodyLimit:
 
         await self._app(scope, bounded, unless_too_large)
         if num_bytes > self._max_bytes:  # what the application made of the error is replaced
-            await self._respond(self._refusal())(scope, receive, send)
+            await self._respond(scope, self._refusal())(scope, receive, send)
 
     def _refusal(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._max_bytes:,} bytes", code="body_too_large")

@@ -20,6 +20,11 @@ def data_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: str, data: bytes) -> bytes:
+    """One event of a type."""
+    return b"event: " + name.encode() + b"\n" + data_event(data)
+
+
 class EventStream(Response):
     """Sends the events of a generator, and closes it when the client disconnects."""
 

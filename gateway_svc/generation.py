@@ -30,10 +30,12 @@ class Generation:
         self._num_outputs = num_outputs
         self._detaches = detaches
 
-    async def accepted(self) -> None:
-        """Wait until all requests are durable. Raises the error of the first that is refused."""
-        for stream in self._streams:
-            await stream.accepted()
+    async def accepted(self) -> int:
+        """Wait until all requests are durable. Returns the number of their prompts' tokens.
+
+        Raises the error of the first that is refused.
+        """
+        return sum([(await stream.accepted()).num_prompt_tokens for stream in self._streams])
 
     async def completions(self) -> list["quire.Completion"]:
         """The whole outputs, by prompt. Raises as `CompletionStream`."""
@@ -89,8 +91,8 @@ class Generation:
 
 
 def new_request_id(prefix: str, idempotency_key: str | None, tenant: str | None) -> str:
-    """An id for a call; the same key of a tenant gives the same one, so that a retry attaches to what runs."""
+    """An id for a call, behind the prefix; the same key of a tenant gives the same one, so that a retry attaches."""
     if idempotency_key is None:
-        return f"{prefix}-{uuid.uuid4().hex}"
+        return f"{prefix}{uuid.uuid4().hex}"
     owned = f"{tenant or ''}\n{idempotency_key}"
-    return f"{prefix}-{hashlib.sha256(owned.encode()).hexdigest()[:32]}"
+    return f"{prefix}{hashlib.sha256(owned.encode()).hexdigest()[:32]}"

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 import quire
 from gateway_svc.api_error import invalid
 from gateway_svc.openai.chat import ChatMessage, turns_of
-from gateway_svc.openai.fields import ApiModel
+from gateway_svc.request_fields import ApiModel
 
 
 class PinRequest(ApiModel):

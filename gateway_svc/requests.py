@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 import quire
-from gateway_svc.openai.fields import ApiModel
+from gateway_svc.request_fields import ApiModel
 from quire.params import PauseKeep
 
 _MAX_PAGE = 1000

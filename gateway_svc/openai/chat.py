@@ -1,17 +1,19 @@
 """`/v1/chat/completions`: conversations, answered whole or as events."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.responses import Response
 
 import quire
-from gateway_svc.api_error import ApiError, from_quire, invalid
+from gateway_svc.answering import answer
+from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.generation import Generation, new_request_id
-from gateway_svc.openai.answering import Call, answer
-from gateway_svc.openai.fields import FIELD_NAMES, MAX_LOGPROBS, ApiModel, GenerationFields, Ignored, Unsupported
+from gateway_svc.openai.completion_call import CompletionCall
+from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
 from gateway_svc.openai.logprobs import chat_logprobs
+from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, Unsupported
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.params import GenerateParams
@@ -90,6 +92,8 @@ class ChatRequest(GenerationFields):
     best_of: int | None = None
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
+    add_generation_prompt: bool | None = Field(None, description="Default: unless continue_final_message is true.")
+    continue_final_message: bool | None = Field(None, description="Continue the last message's content.")
     metadata: Ignored
     store: Ignored
     service_tier: Ignored
@@ -147,13 +151,14 @@ class Chats:
         if body.top_logprobs is not None and not body.logprobs:
             raise invalid("top_logprobs", "give logprobs as well")
         name = await self._model.check(body.model)
-        call = _Call(body, name, new_request_id("chatcmpl", idempotency_key, body.tenant), self._vocabulary)
-        try:
-            stream = self._client.stream_chat(turns_of(body.messages), **body.keywords(call.request_id))
-        except quire.QuireError as error:
-            raise from_quire(error, call.names) from error
-        except (TypeError, ValueError) as error:
-            raise ApiError(400, str(error), code="invalid_value") from error
+        call = _Call(body, name, new_request_id("chatcmpl-", idempotency_key, body.tenant), self._vocabulary)
+        with sdk_refusals(call.names):
+            stream = self._client.stream_chat(
+                turns_of(body.messages),
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=bool(body.continue_final_message),
+                **body.keywords(call.request_id),
+            )
         generation = Generation([stream], body.num_outputs, detaches=idempotency_key is not None)
         return await answer(generation, call, streamed=bool(body.stream))
 
@@ -163,7 +168,7 @@ def turns_of(messages: Sequence[ChatMessage]) -> list[quire.ChatMessage]:
     return [quire.ChatMessage("system" if each.role in _SYSTEM_ROLES else each.role, each.text) for each in messages]
 
 
-class _Call(Call):
+class _Call(CompletionCall):
     """One request for a chat completion: makes its objects of the output."""
 
     def __init__(self, body: ChatRequest, model: str, request_id: str, vocabulary: Vocabulary) -> None:
@@ -186,7 +191,7 @@ class _Call(Call):
             choices.append(choice)
         return self.to_json(choices, usage)
 
-    def first_events(self) -> list[bytes]:
+    def first_events(self, num_prompt_tokens: int) -> Iterable[bytes]:
         """An event for each output, which says who speaks."""
         return [
             self._event(output, {"role": "assistant", "content": "", "refusal": None}, None, None)

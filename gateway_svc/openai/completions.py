@@ -7,11 +7,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 import quire
-from gateway_svc.api_error import ApiError, from_quire, invalid
+from gateway_svc.answering import answer
+from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.generation import Generation, new_request_id
-from gateway_svc.openai.answering import Call, answer
-from gateway_svc.openai.fields import FIELD_NAMES, MAX_LOGPROBS, GenerationFields, Unsupported
+from gateway_svc.openai.completion_call import CompletionCall
+from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
 from gateway_svc.openai.logprobs import CompletionLogprobs, joined
+from gateway_svc.request_fields import FIELD_NAMES, Unsupported
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.params import GenerateParams
@@ -66,18 +68,14 @@ class Completions:
         if body.max_tokens == 0 and not body.echo:
             raise invalid("max_tokens", "give at least 1, or 0 together with echo")
         name = await self._model.check(body.model)
-        call = _Call(body, name, new_request_id("cmpl", idempotency_key, body.tenant), self._vocabulary)
-        try:
+        call = _Call(body, name, new_request_id("cmpl-", idempotency_key, body.tenant), self._vocabulary)
+        with sdk_refusals(FIELD_NAMES):
             prompts = await self._prompts(body)
             call.prompts = prompts
             streams = [
                 self._client.stream(text if ids is None else ids, **body.keywords(call.id_of(number)))
                 for number, (text, ids) in enumerate(prompts)
             ]
-        except quire.QuireError as error:
-            raise from_quire(error, FIELD_NAMES) from error
-        except (TypeError, ValueError) as error:
-            raise ApiError(400, str(error), code="invalid_value") from error
         generation = Generation(streams, body.num_outputs, detaches=idempotency_key is not None)
         return await answer(generation, call, streamed=bool(body.stream))
 
@@ -94,7 +92,7 @@ class Completions:
         return found
 
 
-class _Call(Call):
+class _Call(CompletionCall):
     """One request for completions: makes its objects of the output."""
 
     def __init__(self, body: CompletionRequest, model: str, request_id: str, vocabulary: Vocabulary) -> None:

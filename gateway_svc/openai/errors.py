@@ -1,12 +1,13 @@
 """Errors in the shape of OpenAI's API."""
 
-import math
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 
 from gateway_svc.api_error import ApiError
+
+ID_HEADER = "x-request-id"
 
 
 def error_object(error: ApiError) -> dict[str, Any]:
@@ -16,6 +17,5 @@ def error_object(error: ApiError) -> dict[str, Any]:
 
 def error_response(error: ApiError) -> Response:
     """The answer that says so."""
-    wait_s = error.retry_after_s
-    headers = {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
+    headers = error.headers | ({} if error.request_id is None else {ID_HEADER: error.request_id})
     return Response(orjson.dumps(error_object(error)), error.status, headers, media_type="application/json")

@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model that is served."""
+"""`/v1/models` for clients of OpenAI's API: the one model that is served."""
 
 import time
 from typing import Any
@@ -18,3 +18,8 @@ def model_object(model: quire.Model) -> dict[str, Any]:
         "root": model.name,
         "max_model_len": model.max_model_len,
     }
+
+
+def model_list(model: quire.Model) -> dict[str, Any]:
+    """The list of the one model."""
+    return {"object": "list", "data": [model_object(model)]}

@@ -103,3 +103,15 @@ def test_parts_of_text_are_lines_and_developers_are_the_system(api: openai.OpenA
     )
     answer = api.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_completion_tokens=12)
     assert answer.choices[0].message.content == expected.text
+
+
+def test_a_final_message_is_continued_as_vllms_fields_ask(api: openai.OpenAI, sdk: quire.Client) -> None:
+    whole = sdk.chat(QUESTION, temperature=0, max_tokens=40).text
+    begin, rest = whole[: whole.index(" ", 6)], whole[whole.index(" ", 6) :]
+    prefilled: list[Any] = [*QUESTION, {"role": "assistant", "content": begin}]
+    fields: dict[str, Any] = {"model": MODEL, "messages": prefilled, "temperature": 0, "max_completion_tokens": 40}
+    continued = {"add_generation_prompt": False, "continue_final_message": True}
+    answer = api.chat.completions.create(**fields, extra_body=continued)
+    assert answer.choices[0].message.content == rest
+    with pytest.raises(openai.BadRequestError, match="continue_final_message: excludes add_generation_prompt"):
+        api.chat.completions.create(**fields, extra_body=continued | {"add_generation_prompt": True})

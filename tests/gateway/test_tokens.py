@@ -45,3 +45,11 @@ def test_models(api: openai.OpenAI, http: httpx2.Client) -> None:
 def test_health_and_readiness(http: httpx2.Client) -> None:
     assert http.get("/health").status_code == 200
     assert http.get("/ready").status_code == 200
+
+
+def test_a_conversation_may_end_behind_its_last_message(http: httpx2.Client, sdk: quire.Client) -> None:
+    messages = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "I am"}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    answer = http.post("/tokenize", json=body).json()
+    assert answer["tokens"] == list(sdk.tokenize(messages, continue_final_message=True).token_ids)
+    assert sdk.detokenize(answer["tokens"]).endswith("I am")

@@ -1,0 +1,50 @@
+"""The form of an answer that completions and chat completions share: objects with choices, whole or as events."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+import quire
+from gateway_svc.answering import Call
+from gateway_svc.api_error import ApiError
+from gateway_svc.event_stream import DONE, data_event
+from gateway_svc.openai.errors import ID_HEADER, error_object
+from gateway_svc.openai.fields import GenerationFields
+from gateway_svc.openai.usage import usage_of
+
+
+class CompletionCall(Call):
+    """One call for completions of either kind."""
+
+    id_header = ID_HEADER
+    end = DONE
+
+    def __init__(self, fields: GenerationFields, kind: str, model: str, request_id: str) -> None:
+        super().__init__(request_id, fields.names)
+        self._head = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
+        self._has_usage_event = fields.has_usage_event
+
+    def first_events(self, num_prompt_tokens: int) -> Iterable[bytes]:
+        """Events before any output: none."""
+        return ()
+
+    def choice_event(self, choice: dict[str, Any]) -> bytes:
+        """The event of one choice; the usage comes with the last event, if asked for."""
+        usage = {"usage": None} if self._has_usage_event else {}
+        return data_event(orjson.dumps({**self._head, "choices": [choice], **usage}))
+
+    def last_event(self, usage: quire.Usage) -> bytes:
+        """The event with the usage, after all outputs; empty if it was not asked for."""
+        if not self._has_usage_event:
+            return b""
+        return data_event(self.to_json([], usage))
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The event that ends an answer which failed."""
+        return data_event(orjson.dumps(error_object(error)))
+
+    def to_json(self, choices: Sequence[dict[str, Any]], usage: quire.Usage) -> bytes:
+        """JSON of choices with the usage."""
+        return orjson.dumps({**self._head, "choices": choices, "usage": usage_of(usage)})

@@ -1,0 +1,165 @@
+"""Fields of a request that all APIs share, and their meaning for the SDK.
+
+Names are vLLM's where it has the field; the others are ours. Numbers of the SDK's sampling parameters are fields of the
+same name. Values are checked by the scheduler, types here. A field that an API has and this server does not support is
+refused by name unless it is null.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.functional_validators import AfterValidator
+from pydantic_core import PydanticCustomError
+
+import quire
+from quire.params import GenerateParams
+
+_ALL_TOKENS = (1 << 31) - 1  # as top_k
+_SEED_MASK = (1 << 64) - 1
+
+# Keywords of the SDK whose fields have other names here.
+FIELD_NAMES = {
+    "include_stop": "include_stop_str_in_output",
+    "keep_special_tokens": "skip_special_tokens",
+    "structured_output": "structured_outputs",
+    "json_schema": "structured_outputs.json",
+    "json_object": "structured_outputs.json_object",
+    "regex": "structured_outputs.regex",
+    "choice": "structured_outputs.choice",
+    "lark": "structured_outputs.grammar",
+}
+
+
+def _refuse(value: Any) -> Any:
+    if value is not None:
+        raise PydanticCustomError("unsupported", "this server does not support it; leave it out")
+    return value
+
+
+Unsupported = Annotated[Any, AfterValidator(_refuse), Field(None, description="Not supported; null is accepted.")]
+Ignored = Annotated[Any, Field(None, description="Accepted, and without effect.")]
+
+
+class ApiModel(BaseModel):
+    """A JSON object with known fields of exact types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class StructuredOutputs(ApiModel):
+    """A constraint on the text of outputs, of exactly one kind; the names are vLLM's."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="JSON Schema.")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(None, description="Grammar in Lark's syntax.")
+    json_whitespace: Literal["compact", "flexible"] | None = Field(None, description="Default: compact.")
+
+    def keywords(self) -> GenerateParams:
+        """Keywords for the SDK."""
+        given = quire.StructuredOutput(
+            json_schema=self.json_,
+            json_object=self.json_object,
+            regex=self.regex,
+            choice=self.choice,
+            lark=self.grammar,
+            json_whitespace=self.json_whitespace,
+        )
+        return {"structured_output": given}
+
+
+class _DeclaredFields(ApiModel):
+    """Fields of every request but those that are numbers of the SDK's sampling parameters."""
+
+    model: str | None = Field(None, description="Name of the served model, if given.")
+    stream: bool | None = Field(None, description="Answer with server-sent events.")
+    logit_bias: dict[str, float] | None = Field(None, description="Bias by token id.")
+    seed: int | None = None
+    top_k: int | None = Field(None, description="0 and -1: all tokens.")
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: int | None = Field(None, description="Class from -1000 to 1000; lower is served first.")
+    cache_salt: str | None = Field(None, description="Only requests with equal salts share cached prefixes.")
+
+    beam_width: int | None = Field(None, description="Beam search, whose best hypotheses come back.")
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    timeout_s: float | None = Field(None, description="Ends the request after this time with an error.")
+    tenant: str | None = None
+    on_disconnect: Literal["cancel", "continue"] | None = Field(
+        None, description="What becomes of the request when its connection is lost; default: cancel."
+    )
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Names of fields by the SDK's keywords, where they differ."""
+        return FIELD_NAMES
+
+    def params(self, request_id: str) -> GenerateParams:
+        """Keywords for the SDK."""
+        given: Any = {"request_id": request_id} | {
+            name: getattr(self, name) for name in _SAME_NAMES if getattr(self, name) is not None
+        }
+        if self.top_k is not None:
+            given["top_k"] = self.top_k if self.top_k not in (0, -1) else _ALL_TOKENS
+        if self.seed is not None:
+            given["seed"] = self.seed & _SEED_MASK
+        if self.logit_bias:
+            given["logit_bias"] = token_biases(self.logit_bias)
+        if self.include_stop_str_in_output is not None:
+            given["include_stop"] = self.include_stop_str_in_output
+        if self.skip_special_tokens is not None:
+            given["keep_special_tokens"] = not self.skip_special_tokens
+        if self.on_disconnect is not None:
+            given["on_disconnect"] = quire.OnDisconnect(self.on_disconnect)
+        keywords: GenerateParams = given
+        if self.structured_outputs is not None:
+            keywords.update(self.structured_outputs.keywords())
+        return keywords
+
+
+# Scalars of the SDK's sampling parameters with the same name here, so that a new one needs no line in this file.
+_SAMPLING_FIELDS: dict[str, Any] = {
+    each.name: (each.type, None)
+    for each in dataclasses.fields(quire.SamplingParams)
+    if each.type in (float | None, int | None) and each.name not in (*_DeclaredFields.model_fields, "n", "best_of")
+}
+_SAME_NAMES = (
+    *_SAMPLING_FIELDS,
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "allowed_token_ids",
+    "priority",
+    "cache_salt",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+    "timeout_s",
+    "tenant",
+)
+
+if TYPE_CHECKING:
+    RequestFields = _DeclaredFields
+else:
+    RequestFields = create_model("RequestFields", __base__=_DeclaredFields, **_SAMPLING_FIELDS)
+    RequestFields.__doc__ = "Fields of every request."
+
+
+def token_biases(given: Mapping[str, float]) -> dict[int, float]:
+    """Biases by token id. Raises InvalidRequestError for a key that is no token id."""
+    biases = {}
+    for key, bias in given.items():
+        if not key.isascii() or not key.isdigit():
+            violation = quire.FieldViolation("logit_bias", f"has the key {key!r:.40}: give token ids")
+            raise quire.InvalidRequestError.of([violation])
+        biases[int(key)] = bias
+    return biases
