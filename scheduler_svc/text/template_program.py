@@ -41,7 +41,7 @@ class CompiledTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], *, now: Callable[[], datetime] = datetime.now
     ) -> None:
-        self._special_tokens = dict(special_tokens)
+        self._special_tokens: dict[str, Any] = dict(special_tokens)
         self._template = _environment(now).from_string(source)
 
     def render(
@@ -59,13 +59,13 @@ class CompiledTemplate:
 
     def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         pieces, num_chars = [], 0
-        for piece in self._template.generate(
-            **self._special_tokens,
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-        ):
+        variables = self._special_tokens | {  # a model may call a token by any name
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        for piece in self._template.generate(variables):
             num_chars += len(piece)
             if num_chars > MAX_OUTPUT_CHARS:
                 raise TooLongError

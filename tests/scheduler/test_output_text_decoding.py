@@ -9,11 +9,14 @@ from tokenizers import Tokenizer, decoders, models
 
 from scheduler_svc.text.output_text import OutputText
 from scheduler_svc.text.tokenizer import ModelTokenizer
-from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json, ours
+from tests.scheduler.text_tokenizers import ALL_KINDS, MIXED_TEXT, byte_fallback_json, byte_level_json, ours, theirs
 
 BYTE_LEVEL = ours(byte_level_json())
 BYTE_FALLBACK = ours(byte_fallback_json())
 TOKENIZERS = {"byte_level": BYTE_LEVEL, "byte_fallback": BYTE_FALLBACK}
+OURS = {kind: ours(content) for kind, content in ALL_KINDS.items()}
+THEIRS = {kind: theirs(content) for kind, content in ALL_KINDS.items()}
+NUM_TOKENS = min(map(len, THEIRS.values()))
 NUM_BYTE_LEVEL_IDS = Tokenizer.from_buffer(byte_level_json()).get_vocab_size()
 NUM_BYTE_FALLBACK_IDS = Tokenizer.from_buffer(byte_fallback_json()).get_vocab_size()
 PLAIN_TEXT = st.text(
@@ -72,6 +75,23 @@ def test_text_continues_the_prompt_as_if_both_were_decoded_at_once(
         if whole.startswith(before) and not before.endswith("\ufffd"):
             output = pushed(output_text(tokenizer, token_ids[:cut], keep), token_ids[cut:])
             assert before + output.text == whole
+
+
+@fast
+@given(
+    text=MIXED_TEXT,
+    others=st.lists(st.integers(0, NUM_TOKENS - 1), max_size=6),
+    kind=st.sampled_from(sorted(ALL_KINDS)),
+    keep=st.booleans(),
+)
+def test_text_is_what_transformers_decodes_at_once(text: str, others: list[int], kind: str, keep: bool) -> None:
+    tokenizer, reference = OURS[kind], THEIRS[kind]
+    spelled = [
+        each for each in others if "<0x" not in reference.convert_ids_to_tokens(each)
+    ]  # runs of byte tokens: see IncrementalDecoder
+    token_ids = [*tokenizer.encode(text, True), *spelled]
+    output = pushed(output_text(tokenizer, (), keep), token_ids)
+    assert output.text == reference.decode(token_ids, skip_special_tokens=not keep)
 
 
 @fast

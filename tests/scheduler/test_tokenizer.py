@@ -1,4 +1,4 @@
-"""ModelTokenizer against transformers, on a byte-level vocabulary and on one with byte fallback."""
+"""ModelTokenizer against transformers, on vocabularies of all kinds and with added tokens of all flags."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.served_model import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
-from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json, ours, theirs
+from tests.scheduler.text_tokenizers import ALL_KINDS, MIXED_TEXT, byte_fallback_json, byte_level_json, ours, theirs
 
 KINDS = {"byte_level": byte_level_json(), "byte_fallback": byte_fallback_json()}
 TEXTS = [
@@ -46,18 +46,25 @@ def test_text_is_encoded_as_transformers_does(tokenizer_json: bytes, text: str, 
     assert ours(tokenizer_json).encode(text, add_special_tokens) == expected
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(text=st.text(max_size=40), kind=st.sampled_from(sorted(KINDS)), keep_special_tokens=st.booleans())
-def test_any_text_makes_the_round_trip_that_transformers_makes(text: str, kind: str, keep_special_tokens: bool) -> None:
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    text=st.one_of(st.text(max_size=40), MIXED_TEXT),
+    kind=st.sampled_from(sorted(ALL_KINDS)),
+    add_special_tokens=st.booleans(),
+    keep_special_tokens=st.booleans(),
+)
+def test_any_text_makes_the_round_trip_that_transformers_makes(
+    text: str, kind: str, add_special_tokens: bool, keep_special_tokens: bool
+) -> None:
     tokenizer, reference = OURS[kind], THEIRS[kind]
-    token_ids = tokenizer.encode(text, True)
-    assert token_ids == reference.encode(text)
+    token_ids = tokenizer.encode(text, add_special_tokens)
+    assert token_ids == reference.encode(text, add_special_tokens=add_special_tokens)
     decoded = tokenizer.decode(token_ids, keep_special_tokens)
     assert decoded == reference.decode(token_ids, skip_special_tokens=not keep_special_tokens)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans())
+@given(st.data(), st.sampled_from(sorted(ALL_KINDS)), st.booleans())
 def test_any_token_ids_are_decoded_as_transformers_does(
     data: st.DataObject, kind: str, keep_special_tokens: bool
 ) -> None:
@@ -93,6 +100,20 @@ def test_the_answer_of_a_chat_is_opened_unless_the_chat_says_otherwise(tokenizer
     assert encode_chat(tokenizer, chat) == tokenizer.encode_chat(MESSAGES, False)
     continued = pb.ChatPrompt(messages=chat.messages, continue_final_message=True)
     assert encode_chat(tokenizer, continued) == tokenizer.encode_chat(MESSAGES, False, True)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    contents=st.lists(MIXED_TEXT, min_size=1, max_size=3),
+    kind=st.sampled_from(sorted(ALL_KINDS)),
+    continue_final_message=st.booleans(),
+)
+def test_any_chat_is_encoded_as_transformers_does(contents: list[str], kind: str, continue_final_message: bool) -> None:
+    messages = [{"role": "user", "content": each} for each in contents]
+    expected = THEIRS[kind].apply_chat_template(
+        messages, chat_template=CHAT, continue_final_message=continue_final_message, return_dict=False
+    )
+    assert OURS[kind].encode_chat(messages, False, continue_final_message) == expected
 
 
 def test_a_model_without_chat_template_refuses_chats() -> None:
@@ -149,5 +170,5 @@ def test_threads_share_a_tokenizer(tokenizer_json: bytes) -> None:
         assert list(executor.map(lambda text: tokenizer.encode(text, True), texts)) == expected
 
 
-OURS = {kind: ours(content) for kind, content in KINDS.items()}
-THEIRS = {kind: theirs(content) for kind, content in KINDS.items()}
+OURS = {kind: ours(content, CHAT) for kind, content in ALL_KINDS.items()}
+THEIRS = {kind: theirs(content) for kind, content in ALL_KINDS.items()}

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 from transformers.utils import sentencepiece_model_pb2_new
 
-from tests.scheduler.text_tokenizers import byte_level_json
+from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.tokenizer_files import check_tokenizer, read_tokenizer_files
 
@@ -18,6 +18,7 @@ TEXTS = (
     "  two spaces, <extra>and<more> tokens <|tool|> here </s>",
     "<s>the<extra> dog</s><|im_end|>",
     "你好 <image> é",
+    " a space, and </s> another spaced  one",
     "",
 )
 EXTRA = {"content": "<extra>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
@@ -71,15 +72,49 @@ def compare(folder: Path) -> None:
             assert ours.decode(ids, skip_special_tokens=special) == theirs.decode(
                 ids, skip_special_tokens=special, clean_up_tokenization_spaces=False
             )
-    roles = {role: getattr(theirs, role) for role in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    given = {role: token for role, token in roles.items() if token is not None}
-    assert {role: files.special_tokens.get(role) for role in given} == given
+    assert files.special_tokens == theirs.special_tokens_map
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_tokens_of_all_files_count_as_they_do_for_transformers(name: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(byte_level_json())
     compare(write(tmp_path, FOLDERS[name]))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("llama", {}),
+        ("llama", {"legacy": True}),
+        ("llama", {"legacy": False, "add_prefix_space": None}),
+        ("llama", {"add_prefix_space": False}),
+        ("llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("mistral", {"legacy": False}),
+    ],
+)
+def test_a_folder_of_llamas_class_has_the_stages_of_that_class(
+    model_type: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_buffer(byte_fallback_json())
+    tokenizer.add_tokens([AddedToken("<more>", lstrip=True), AddedToken(" spaced ", normalized=True)])
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "LlamaTokenizer", **roles, **settings}
+    compare(write(tmp_path, {"config": {"model_type": model_type}, "tokenizer_config": config}))
+
+
+def test_a_file_that_llamas_class_cannot_have_made_keeps_its_stages(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(byte_level_json())
+    config = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    compare(write(tmp_path, {"config": {"model_type": "llama"}, "tokenizer_config": config}))
+
+
+def test_a_flag_of_llamas_class_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(byte_fallback_json())
+    config = {"tokenizer_class": "LlamaTokenizer", "legacy": "no"}
+    folder = write(tmp_path, {"config": {"model_type": "llama"}, "tokenizer_config": config})
+    with pytest.raises(CheckpointError, match=r"legacy is .* must be true or false"):
+        check_tokenizer(folder)
 
 
 def sentencepiece_model() -> bytes:

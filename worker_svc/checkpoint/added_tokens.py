@@ -23,7 +23,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 class SpecialTokens:
     """Tokens in the files beside tokenizer.json. Added tokens get their ids in this order."""
 
-    by_role: dict[str, str]
+    by_role: dict[str, str]  # the usual roles and a model's own: variables of its chat template
     listed: tuple[AddedToken, ...]  # they replace those of tokenizer.json
     named: tuple[AddedToken, ...]  # by a role, or as an extra one; added if tokenizer.json lacks them
 
@@ -42,7 +42,7 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     for token in listed:
         token.special = token.special or token.content in {each.content for each in roles.values()}
     return SpecialTokens(
-        by_role={role: token.content for role, token in roles.items() if role in ROLES},
+        by_role={role: token.content for role, token in roles.items()},
         listed=tuple(listed),
         named=tuple(dict.fromkeys([*(named[each.content] for each in roles.values()), *named.values()])),
     )

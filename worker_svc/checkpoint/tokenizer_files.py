@@ -15,6 +15,7 @@ from worker_svc.checkpoint.added_tokens import SpecialTokens, complete_tokenizer
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.folder_files import find_file, read_file, read_text
 from worker_svc.checkpoint.json_file import MOST_BYTES, read_optional_table, shown
+from worker_svc.checkpoint.llama_tokenizer import with_llama_stages
 from worker_svc.checkpoint.model_folder import MOST_TOKENIZER_BYTES
 from worker_svc.checkpoint.older_tokenizers import convert_tokenizer
 
@@ -70,11 +71,14 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def _completed(folder: Path, tokenizer_json: bytes, tokens: SpecialTokens) -> bytes:
-    """Add the tokens of other files to a tokenizer.json."""
+    """Add the tokens of other files to a tokenizer.json, and give it the stages of its class."""
     try:
         tokenizer = _parse(folder, tokenizer_json)
+        staged_json = with_llama_stages(folder, tokenizer_json)
+        if staged_json is not tokenizer_json:
+            tokenizer = _parse(folder, staged_json)
         if not complete_tokenizer(tokenizer, tokens):
-            return tokenizer_json
+            return staged_json
         return str(tokenizer.to_str()).encode()
     except (CheckpointError, KeyboardInterrupt):
         raise
