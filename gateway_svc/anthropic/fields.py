@@ -9,11 +9,13 @@ from pydantic.functional_validators import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 import quire
+from gateway_svc.api_error import invalid
 from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, RequestFields, Unsupported
 from quire.params import GenerateParams
 
 # Names of fields by the SDK's keywords, where they differ.
 NAMES = {**FIELD_NAMES, "prompt": "messages", "stop": "stop_sequences"}
+_FORMAT_NAMES = {"structured_output": "output_config.format", "json_schema": "output_config.format.schema"}
 
 
 def _text_alone(kind: Any) -> Any:
@@ -52,6 +54,20 @@ class NoThinking(ApiModel):
     type: Literal["disabled"]
 
 
+class OutputFormat(ApiModel):
+    """The format of the text: JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(ApiModel):
+    """Demands on the output."""
+
+    effort: Ignored
+    format: OutputFormat | None = None
+
+
 class Conversation(ApiModel):
     """The input of a message, whose tokens can be counted."""
 
@@ -59,11 +75,11 @@ class Conversation(ApiModel):
     messages: Annotated[list[InputMessage], Field(min_length=1)]
     system: Content | None = None
     thinking: NoThinking | None = None
+    output_config: OutputConfig | None = None
     cache_control: Ignored
     speed: Ignored
     context_management: Unsupported
     mcp_servers: Unsupported
-    output_config: Unsupported
     output_format: Unsupported
     tool_choice: Unsupported
     tools: Unsupported
@@ -98,13 +114,21 @@ class MessageRequest(RequestFields, Conversation):
     @property
     def names(self) -> Mapping[str, str]:
         """See RequestFields."""
-        return NAMES
+        return NAMES if self._format is None else {**NAMES, **_FORMAT_NAMES}
 
     def keywords(self, request_id: str) -> GenerateParams:
-        """Keywords for the SDK."""
+        """Keywords for the SDK. Raises ApiError for fields that contradict each other."""
         given = self.params(request_id)
         given["max_tokens"] = self.max_tokens
         given["token_ids"] = False
         if self.stop_sequences:
             given["stop"] = self.stop_sequences
+        if self._format is not None:
+            if self.structured_outputs is not None:
+                raise invalid("structured_outputs", "leave it out where output_config has a format")
+            given["json_schema"] = self._format.schema_
         return given
+
+    @property
+    def _format(self) -> OutputFormat | None:
+        return self.output_config.format if self.output_config is not None else None

@@ -46,6 +46,15 @@ def error_of(answer: httpx2.Response) -> tuple[int, str, str]:
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "wrong"}}}}, "output_config.format"),
+        (
+            {
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+                "structured_outputs": {"choice": ["x"]},
+            },
+            "structured_outputs",
+        ),
         ({"tools": []}, "tools"),
         ({"tool_choice": {"type": "auto"}}, "tool_choice"),
         ({"n": 2}, "n"),

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx2
 import pytest
+from pydantic import BaseModel
 
 import quire
 from tests.gateway.conftest import MODEL
@@ -174,6 +175,19 @@ def test_the_model_has_anthropics_form_for_its_clients(claude: anthropic.Anthrop
     [model] = claude.models.list()
     assert model == claude.models.retrieve(MODEL)
     assert (model.type, model.id, model.max_input_tokens) == ("model", MODEL, sdk.model().max_model_len)
+
+
+class Cat(BaseModel):
+    """Answer of a test; Anthropic's client sends no bounds of lengths and numbers."""
+
+    colour: Literal["black", "white"]
+    is_old: bool
+
+
+def test_a_format_is_a_schema_that_the_text_follows(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.parse(messages=QUESTION, output_format=Cat, model=MODEL, max_tokens=200)
+    assert message.stop_reason == "end_turn"
+    assert isinstance(message.parsed_output, Cat)
 
 
 def test_extensions_are_fields_of_the_body(claude: anthropic.Anthropic, sdk: quire.Client) -> None:
