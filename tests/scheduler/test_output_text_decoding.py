@@ -26,7 +26,8 @@ PLAIN_TEXT = st.text(
     ),
     max_size=30,
 )
-KIND = st.sampled_from(sorted(TOKENIZERS))
+ANY_TEXT = st.one_of(PLAIN_TEXT, MIXED_TEXT)
+ANY_KIND = st.sampled_from(sorted(ALL_KINDS))
 fast = settings(max_examples=300, deadline=None, derandomize=True)
 
 
@@ -61,13 +62,13 @@ def pushed(output: OutputText, token_ids: Sequence[int]) -> OutputText:
 
 
 @fast
-@given(prompt=PLAIN_TEXT, text=PLAIN_TEXT, kind=KIND, keep=st.booleans())
+@given(prompt=ANY_TEXT, text=ANY_TEXT, kind=ANY_KIND, keep=st.booleans())
 @example(prompt="the dog", text=" sleeps", kind="byte_fallback", keep=False)
 @example(prompt="", text="sleeps", kind="byte_fallback", keep=True)
 def test_text_continues_the_prompt_as_if_both_were_decoded_at_once(
     prompt: str, text: str, kind: str, keep: bool
 ) -> None:
-    tokenizer = TOKENIZERS[kind]
+    tokenizer = OURS[kind]
     token_ids = tokenizer.encode(prompt + text, True)
     whole = tokenizer.decode(token_ids, keep)
     for cut in range(1, len(token_ids) + 1):
@@ -81,7 +82,7 @@ def test_text_continues_the_prompt_as_if_both_were_decoded_at_once(
 @given(
     text=MIXED_TEXT,
     others=st.lists(st.integers(0, NUM_TOKENS - 1), max_size=6),
-    kind=st.sampled_from(sorted(ALL_KINDS)),
+    kind=ANY_KIND,
     keep=st.booleans(),
 )
 def test_text_is_what_transformers_decodes_at_once(text: str, others: list[int], kind: str, keep: bool) -> None:
