@@ -101,7 +101,7 @@ async def run(address: str, asks: Sequence[Ask]) -> list[quire.Completion | quir
 
 
 def faults_of(ask: Ask, found: quire.Completion | quire.QuireError) -> list[str]:
-    """What is wrong with an answer, in words."""
+    """Faults of an answer, in words."""
     if isinstance(found, quire.QuireError):
         return [f"{ask.number} {ask.params}: {found}"]
     wrong = [
