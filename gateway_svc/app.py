@@ -16,6 +16,8 @@ from gateway_svc.api_error import ApiError, from_quire, from_validation
 from gateway_svc.body_limit import BodyLimit
 from gateway_svc.departure import unless_departed
 from gateway_svc.error_answer import error_answer
+from gateway_svc.http_figures import HttpFigures, MeasuredCalls
+from gateway_svc.metrics import Metrics
 from gateway_svc.openai import models as openai_models
 from gateway_svc.openai.chat import ChatRequest, Chats
 from gateway_svc.openai.completions import CompletionRequest, Completions
@@ -34,7 +36,9 @@ AnthropicVersion = Annotated[str | None, Header()]
 def create_app(client: quire.AsyncClient, *, max_body_bytes: int) -> FastAPI:
     """The application, which answers by calls to the client."""
     app = FastAPI(title="Quire", docs_url=None, redoc_url=None)
+    figures = HttpFigures()
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_answer)
+    app.add_middleware(MeasuredCalls, figures=figures)
     _add_error_handlers(app)
     vocabulary = Vocabulary(client)
     model = ServedModel(client, vocabulary)
@@ -45,6 +49,7 @@ def create_app(client: quire.AsyncClient, *, max_body_bytes: int) -> FastAPI:
     app.include_router(requests_router(client))
     app.include_router(prefixes_router(client))
     _add_health(app, client)
+    _add_metrics(app, Metrics(client, figures))
     return app
 
 
@@ -118,6 +123,13 @@ def _add_health(app: FastAPI, client: quire.AsyncClient) -> None:
         except quire.QuireError:
             is_serving = False
         return Response(status_code=200 if is_serving else 503)
+
+
+def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
+    @app.get("/metrics", response_model=None)
+    async def scrape() -> Response:
+        """Figures for Prometheus, in its text format."""
+        return await metrics.answer()
 
 
 def _add_error_handlers(app: FastAPI) -> None:

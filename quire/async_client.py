@@ -44,8 +44,8 @@ from quire.wire_results import (
     record_from_pb,
     request_page_from_pb,
     state_from_pb,
-    stats_from_pb,
 )
+from quire.wire_stats import stats_from_pb
 
 READY_POLL_S = 0.1
 PIN_TIMEOUT_S = 120.0  # a prefix is computed as a prompt is, behind what is before it

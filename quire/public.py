@@ -47,7 +47,18 @@ from quire.results import (
     Tokens,
     Usage,
 )
-from quire.stats import BlockStats, JournalStats, LatencyStats, SlotSplit, Stats, WorkerStats
+from quire.stats import (
+    BlockStats,
+    Distributions,
+    EndCounts,
+    Histogram,
+    JournalStats,
+    LatencyStats,
+    SlotSplit,
+    Stats,
+    WorkerStats,
+    WorkTotals,
+)
 from quire.stream import CompletionStream
 
 __all__ = [
@@ -62,11 +73,14 @@ __all__ = [
     "ClientOptions",
     "Completion",
     "CompletionStream",
+    "Distributions",
+    "EndCounts",
     "FailedPreconditionError",
     "FieldViolation",
     "Finish",
     "FinishReason",
     "Health",
+    "Histogram",
     "InvalidRequestError",
     "JournalStats",
     "LatencyStats",
@@ -101,6 +115,7 @@ __all__ = [
     "Tokens",
     "UnavailableError",
     "Usage",
+    "WorkTotals",
     "WorkerStats",
 ]
 

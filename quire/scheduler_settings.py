@@ -136,6 +136,11 @@ class SchedulerSettings(LimitSettings):
         "of another model register; then they fail. Also how long the served model is kept when its last worker has "
         "gone and no request waits for it, before a worker of another model is accepted",
     )
+    metrics_listen: str | None = Field(
+        None,
+        description="address of an HTTP listener for Prometheus, host:port, which answers with this process's figures; "
+        "port 0 takes any free one; absent: none. The gateway's /metrics has the figures of the deployment anyway",
+    )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may continue after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
     log_format: Literal["auto", "console", "json"] = Field(
@@ -151,10 +156,10 @@ class SchedulerSettings(LimitSettings):
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
     print_config: bool = Field(False, description="print the settings in force as TOML and exit")
 
-    @field_validator("listen")
+    @field_validator("listen", "metrics_listen")
     @classmethod
-    def _listen_address(cls, value: str) -> str:
-        return check_listen_address(value)
+    def _listen_address(cls, value: str | None) -> str | None:
+        return None if value is None else check_listen_address(value)
 
     @field_validator("advertise")
     @classmethod

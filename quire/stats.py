@@ -125,6 +125,64 @@ class LatencyStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkTotals:
+    """Counts over all workers, those that have left included."""
+
+    num_preemptions: int = 0  # of whole groups
+    num_swaps: int = 0  # of them, those that moved the group's blocks to the host; the others are recomputed
+    recomputed_tokens: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    copied_blocks: int = 0  # by copy-on-write
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndCounts:
+    """Numbers of requests that ended, by reason."""
+
+    stop: int = 0
+    length: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """A distribution of values. A value that equals a bound is in its bucket."""
+
+    bounds: tuple[float, ...] = ()  # upper ones, ascending
+    counts: tuple[int, ...] = (0,)  # by bucket, and last of the values above all bounds
+    sum: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distributions:
+    """Distributions of requests, steps and journal writes; `inference.proto` says when each counts."""
+
+    first_token_s: Histogram = Histogram()
+    token_s: Histogram = Histogram()
+    mean_token_s: Histogram = Histogram()
+    total_s: Histogram = Histogram()
+    queue_s: Histogram = Histogram()
+    prefill_s: Histogram = Histogram()
+    decode_s: Histogram = Histogram()
+    inference_s: Histogram = Histogram()
+    prompt_tokens: Histogram = Histogram()
+    computed_prompt_tokens: Histogram = Histogram()
+    output_tokens: Histogram = Histogram()
+    longest_output_tokens: Histogram = Histogram()
+    num_samples: Histogram = Histogram()
+    max_tokens: Histogram = Histogram()
+    step_tokens: Histogram = Histogram()
+    step_s: Histogram = Histogram()
+    step_overhead_s: Histogram = Histogram()
+    journal_write_s: Histogram = Histogram()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """A snapshot of the scheduler; counts are since its start."""
 
@@ -141,6 +199,12 @@ class Stats:
     epoch: int
     journal: JournalStats
     latency: LatencyStats = LatencyStats()
+    model_name: str = ""  # empty: no worker has registered yet
+    num_swapped: int = 0  # of those that wait: their blocks are in a host pool
+    work: WorkTotals = WorkTotals()
+    ends: EndCounts = EndCounts()
+    distributions: Distributions = Distributions()
+    prefix_cache: bool = True
 
     @property
     def blocks(self) -> BlockStats:

@@ -26,7 +26,6 @@ from quire.results import (
     TokenLogprobs,
     Usage,
 )
-from quire.stats import BlockStats, JournalStats, LatencyStats, Stats, WorkerStats
 from quire.v1 import inference_pb2 as pb
 
 Number = TypeVar("Number", bound=int)
@@ -40,7 +39,7 @@ _LIVE_STATES = {pb.LiveState.Value(f"LIVE_STATE_{each.name}"): each for each in 
 
 def accepted_from_pb(message: pb.Accepted) -> Accepted:
     """Decodes an acceptance."""
-    return _plain(Accepted, message)
+    return plain(Accepted, message)
 
 
 def chunk_from_pb(message: pb.Chunk) -> Chunk:
@@ -59,7 +58,7 @@ def chunk_from_pb(message: pb.Chunk) -> Chunk:
 
 def outcome_from_pb(message: pb.Finished) -> Outcome:
     """Decodes a terminal state."""
-    return _plain(Outcome, message, state=state_from_pb(message.state), **_accounts(message))
+    return plain(Outcome, message, state=state_from_pb(message.state), **_accounts(message))
 
 
 def error_from_pb(message: pb.Error) -> QuireError:
@@ -90,7 +89,7 @@ def state_from_pb(state: pb.RequestState.ValueType) -> RequestState:
 
 def record_from_pb(message: pb.GetRequestResponse) -> RequestRecord:
     """Decodes a request's record."""
-    return _plain(
+    return plain(
         RequestRecord,
         message,
         state=state_from_pb(message.state),
@@ -110,7 +109,7 @@ def request_page_from_pb(message: pb.ListRequestsResponse) -> RequestPage:
 
 
 def _request_summary(message: pb.RequestSummary) -> RequestSummary:
-    return _plain(
+    return plain(
         RequestSummary,
         message,
         state=_known(_LIVE_STATES, message.state, "state"),
@@ -123,52 +122,18 @@ def _request_summary(message: pb.RequestSummary) -> RequestSummary:
 
 def prefix_from_pb(message: pb.PinnedPrefix, *, created: bool = False) -> PinnedPrefix:
     """Decodes a pin."""
-    return _plain(PinnedPrefix, message, worker_ids=tuple(message.worker_ids), created=created)
+    return plain(PinnedPrefix, message, worker_ids=tuple(message.worker_ids), created=created)
 
 
 def model_from_pb(message: pb.GetModelResponse) -> Model:
     """Decodes a model's description."""
     defaults = {field.name: value for field, value in message.sampling_defaults.ListFields()}
-    return _plain(
+    return plain(
         Model, message, eos_token_ids=tuple(message.eos_token_ids), sampling_defaults=SamplingParams(**defaults)
     )
 
 
-def stats_from_pb(message: pb.GetStatsResponse) -> Stats:
-    """Decodes a snapshot of the scheduler."""
-    return _plain(
-        Stats,
-        message,
-        workers=tuple(_worker(each) for each in message.workers),
-        uptime_s=message.uptime_ms / 1e3,
-        journal=_plain(JournalStats, message.journal, write_s=message.journal.write_ns / 1e9),
-        latency=_latency(message.latency),
-    )
-
-
-def _worker(message: pb.WorkerStats) -> WorkerStats:
-    return _plain(
-        WorkerStats,
-        message,
-        blocks=_plain(BlockStats, message.blocks),
-        step_s=message.step_ns / 1e9,
-        overhead_s=message.overhead_ns / 1e9,
-        swap_blocks_per_s=message.swap_blocks_per_s or None,
-        prefill_tokens_per_s=message.prefill_tokens_per_s or None,
-    )
-
-
-def _latency(message: pb.LatencyStats) -> LatencyStats:
-    return LatencyStats(
-        num_requests=message.num_requests,
-        first_token_p50_s=_seconds(message.first_token_p50_ns),
-        first_token_p99_s=_seconds(message.first_token_p99_ns),
-        token_p50_s=_seconds(message.token_p50_ns),
-        token_p99_s=_seconds(message.token_p99_ns),
-    )
-
-
-def _plain(kind: type[Plain], message: Message, **converted: Any) -> Plain:
+def plain(kind: type[Plain], message: Message, **converted: Any) -> Plain:
     """Decodes into a dataclass: `converted` has the fields that differ, the others are copied from the message."""
     copied = {name: getattr(message, name) for name in kind.__annotations__ if name not in converted}
     return kind(**copied, **converted)
@@ -196,22 +161,23 @@ def _sample(index: int, message: pb.SampleOutput) -> SampleOutput:
 def _accounts(message: pb.Finished | pb.GetRequestResponse) -> dict[str, Any]:
     """Fields for the tokens, times and memory of a request."""
     return {
-        "usage": _plain(Usage, message.usage),
+        "usage": plain(Usage, message.usage),
         "timings": _timings(message.timings),
-        "memory": _plain(RequestMemory, message.memory),
+        "memory": plain(RequestMemory, message.memory),
     }
 
 
 def _timings(message: pb.Timings) -> Timings:
     return Timings(
         accepted_s=message.accepted_ns / 1e9,
-        first_scheduled_s=_seconds(message.first_scheduled_ns),
-        first_token_s=_seconds(message.first_token_ns),
-        finished_s=_seconds(message.finished_ns),
+        first_scheduled_s=seconds_or_none(message.first_scheduled_ns),
+        first_token_s=seconds_or_none(message.first_token_ns),
+        finished_s=seconds_or_none(message.finished_ns),
     )
 
 
-def _seconds(nanoseconds: int) -> float | None:
+def seconds_or_none(nanoseconds: int) -> float | None:
+    """Seconds of a time that the wire gives in nanoseconds; None for 0, which is no time."""
     return nanoseconds / 1e9 if nanoseconds else None
 
 

@@ -117,6 +117,11 @@ class WorkerSettings(Settings):
         le=4096,
         description="number of compute threads; absent: the number of processors, within a container's quota",
     )
+    metrics_listen: str | None = Field(
+        None,
+        description="address of an HTTP listener for Prometheus, host:port, which answers with this process's figures; "
+        "port 0 takes any free one; absent: none. The gateway's /metrics has the figures of the deployment anyway",
+    )
     drain_timeout_s: float = Field(
         20.0, ge=0, description="after SIGTERM: how long running sequences may take to move to other workers, or to end"
     )
@@ -139,10 +144,10 @@ class WorkerSettings(Settings):
     )
     print_config: bool = Field(False, description="print the settings in force as TOML and exit")
 
-    @field_validator("listen")
+    @field_validator("listen", "metrics_listen")
     @classmethod
-    def _listen_address(cls, value: str) -> str:
-        return check_listen_address(value)
+    def _listen_address(cls, value: str | None) -> str | None:
+        return None if value is None else check_listen_address(value)
 
     @field_validator("scheduler")
     @classmethod

@@ -15,6 +15,7 @@ import structlog
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 from common.address import advertised_address
 from common.log import set_up_service_logging
+from common.metrics_listener import listen_for_scrapes
 from common.process import end_after, run_service, stop_event, unless_failed
 from common.refusal import refuse_to_start
 from common.rpc import Keepalive
@@ -30,6 +31,7 @@ from quire.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2
 from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
 from scheduler_svc.api.leader_gate import LeaderGate
+from scheduler_svc.api.metrics import SchedulerMetrics
 from scheduler_svc.api.readiness import Readiness
 from scheduler_svc.api.stats import StatsReporter
 from scheduler_svc.core.scheduler import Scheduler
@@ -126,6 +128,7 @@ class Parts:
     taking_over: TakeOver
     hot: HotJournal | None
     gc_gate: GcGate
+    metrics: SchedulerMetrics
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +158,9 @@ def compose(store: Store, leases: Leases, settings: SchedulerSettings) -> Parts:
     )
     server.grpc.add_generic_rpc_handlers((gate,))
     address = server.bind(settings.listen)
+    metrics = SchedulerMetrics()
+    if settings.metrics_listen is not None:
+        log.info("metrics", address=listen_for_scrapes(settings.metrics_listen, metrics.read))
     me = Lease(f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", advertised_address(address, settings.advertise))
     hot = standby = None
     if settings.standby:
@@ -180,6 +186,7 @@ def compose(store: Store, leases: Leases, settings: SchedulerSettings) -> Parts:
         taking_over=taking_over,
         hot=hot,
         gc_gate=GcGate(),
+        metrics=metrics,
     )
 
 
@@ -224,7 +231,15 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
         longer=leading.lease.longer,
     )
-    stats = StatsReporter(engine, admission, workers, store_kind=store.kind, delivery=settings.delivery)
+    stats = StatsReporter(
+        engine,
+        admission,
+        workers,
+        store_kind=store.kind,
+        delivery=settings.delivery,
+        prefix_cache=settings.prefix_cache,
+    )
+    parts.metrics.snapshot = stats
     inference = InferenceServicer(admission, control, prefixes, RequestList(engine, admission), stats)
     inference_pb2_grpc.add_InferenceServicer_to_server(inference, parts.gate.services)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers), parts.gate.services)

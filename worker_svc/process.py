@@ -35,6 +35,7 @@ def run(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> N
         worker_id=settings.worker_id,
         parent_pipe_fd=settings.parent_pipe_fd,
         drain_timeout_s=settings.drain_timeout_s,
+        metrics_listen=settings.metrics_listen,
     )
     try:
         run_service(serve(options, lambda: load_model(settings, status)))

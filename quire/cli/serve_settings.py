@@ -43,7 +43,7 @@ RESERVED: dict[type[Settings], dict[str, str]] = {
     WorkerSettings: {"model": "MODEL", "scheduler": "--listen", "worker_id": "--workers, which numbers them"},
 }
 # Settings that differ in meaning between the services: they stand in the service's own table only.
-_APART = {"advertise"}
+_APART = {"advertise", "metrics_listen"}
 _SCHEDULER_ALONE = {"drain_timeout_s"}
 _KNOWN_VARIABLES = {"QUIRE_CONFIG", "QUIRE_ADDRESS", "QUIRE_CACHE_DIR", "QUIRE_NATIVE"}
 _HINTS = {

@@ -2384,6 +2384,12 @@ class GetStatsResponse(_message.Message):
     JOURNAL_FIELD_NUMBER: _builtins.int
     NUM_PAUSED_FIELD_NUMBER: _builtins.int
     LATENCY_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    NUM_SWAPPED_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
     """num_waiting requests, including preempted ones."""
     num_running: _builtins.int
@@ -2404,6 +2410,12 @@ class GetStatsResponse(_message.Message):
     """epoch of the scheduler in its journal."""
     num_paused: _builtins.int
     """num_paused requests."""
+    model_name: _builtins.str
+    """model_name of the served model. Empty before the first worker has registered."""
+    num_swapped: _builtins.int
+    """num_swapped requests, among those that wait: their blocks are in the host pool of a worker."""
+    prefix_cache: _builtins.bool
+    """prefix_cache is true if equal prefixes share blocks."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStats]:
         """workers that are connected."""
@@ -2415,6 +2427,18 @@ class GetStatsResponse(_message.Message):
     @_builtins.property
     def latency(self) -> Global___LatencyStats:
         """latency of requests that ended recently."""
+
+    @_builtins.property
+    def work(self) -> Global___WorkTotals:
+        """work of all workers since the scheduler started, those that have left included."""
+
+    @_builtins.property
+    def ends(self) -> Global___EndCounts:
+        """ends of requests since the scheduler started."""
+
+    @_builtins.property
+    def distributions(self) -> Global___Distributions:
+        """distributions since the scheduler started."""
 
     def __init__(
         self,
@@ -2432,14 +2456,270 @@ class GetStatsResponse(_message.Message):
         journal: Global___JournalStats | None = ...,
         num_paused: _builtins.int = ...,
         latency: Global___LatencyStats | None = ...,
+        model_name: _builtins.str = ...,
+        num_swapped: _builtins.int = ...,
+        work: Global___WorkTotals | None = ...,
+        ends: Global___EndCounts | None = ...,
+        distributions: Global___Distributions | None = ...,
+        prefix_cache: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["journal", b"journal", "latency", b"latency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "ends", b"ends", "journal", b"journal", "latency", b"latency", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "journal", b"journal", "latency", b"latency", "num_admitted", b"num_admitted", "num_finished", b"num_finished", "num_paused", b"num_paused", "num_refused", b"num_refused", "num_running", b"num_running", "num_waiting", b"num_waiting", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "uptime_ms", b"uptime_ms", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "ends", b"ends", "epoch", b"epoch", "journal", b"journal", "latency", b"latency", "model_name", b"model_name", "num_admitted", b"num_admitted", "num_finished", b"num_finished", "num_paused", b"num_paused", "num_refused", b"num_refused", "num_running", b"num_running", "num_swapped", b"num_swapped", "num_waiting", b"num_waiting", "output_tokens", b"output_tokens", "prefix_cache", b"prefix_cache", "prompt_tokens", b"prompt_tokens", "uptime_ms", b"uptime_ms", "work", b"work", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
+
+@_typing.final
+class WorkTotals(_message.Message):
+    """WorkTotals are counts over all workers, which never decrease while the scheduler lives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    NUM_SWAPS_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _builtins.int
+    COPIED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PREFIX_QUERY_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    num_preemptions: _builtins.int
+    """num_preemptions of whole groups."""
+    num_swaps: _builtins.int
+    """num_swaps, of these: the group's blocks were moved to the host. The KV of the others is recomputed."""
+    recomputed_tokens: _builtins.int
+    """recomputed_tokens because of preemptions and losses."""
+    swapped_out_blocks: _builtins.int
+    """swapped_out_blocks to host pools."""
+    swapped_in_blocks: _builtins.int
+    """swapped_in_blocks from there."""
+    copied_blocks: _builtins.int
+    """copied_blocks by copy-on-write."""
+    prefix_query_tokens: _builtins.int
+    """prefix_query_tokens looked up in the prefix cache."""
+    prefix_hit_tokens: _builtins.int
+    """prefix_hit_tokens found there."""
+    def __init__(
+        self,
+        *,
+        num_preemptions: _builtins.int = ...,
+        num_swaps: _builtins.int = ...,
+        recomputed_tokens: _builtins.int = ...,
+        swapped_out_blocks: _builtins.int = ...,
+        swapped_in_blocks: _builtins.int = ...,
+        copied_blocks: _builtins.int = ...,
+        prefix_query_tokens: _builtins.int = ...,
+        prefix_hit_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_blocks", b"copied_blocks", "num_preemptions", b"num_preemptions", "num_swaps", b"num_swaps", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "recomputed_tokens", b"recomputed_tokens", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkTotals: _TypeAlias = WorkTotals  # noqa: Y015
+
+@_typing.final
+class EndCounts(_message.Message):
+    """EndCounts are numbers of requests that ended, by reason. Their sum is num_finished."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STOP_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    stop: _builtins.int
+    """stop: every sample ended at a stop token or stop string."""
+    length: _builtins.int
+    """length: a sample reached its bound of tokens."""
+    cancelled: _builtins.int
+    """cancelled by a call, or since no reader was left."""
+    expired: _builtins.int
+    """expired: the deadline passed."""
+    failed: _builtins.int
+    """failed by an error."""
+    def __init__(
+        self,
+        *,
+        stop: _builtins.int = ...,
+        length: _builtins.int = ...,
+        cancelled: _builtins.int = ...,
+        expired: _builtins.int = ...,
+        failed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "expired", b"expired", "failed", b"failed", "length", b"length", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndCounts: _TypeAlias = EndCounts  # noqa: Y015
+
+@_typing.final
+class Distributions(_message.Message):
+    """Distributions of what the scheduler has seen. Times of a request count from its arrival at this scheduler, unless they
+    say otherwise; a request counts when its end is durable, and only where it has the time.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    MEAN_TOKEN_S_FIELD_NUMBER: _builtins.int
+    TOTAL_S_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    INFERENCE_S_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    LONGEST_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    STEP_OVERHEAD_S_FIELD_NUMBER: _builtins.int
+    JOURNAL_WRITE_S_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def first_token_s(self) -> Global___Histogram:
+        """first_token_s: from arrival to the delivery of the first token. Counts when that is delivered."""
+
+    @_builtins.property
+    def token_s(self) -> Global___Histogram:
+        """token_s: from the delivery of one token to that of the next; tokens that are delivered together share their time."""
+
+    @_builtins.property
+    def mean_token_s(self) -> Global___Histogram:
+        """mean_token_s: the mean of the same within one request."""
+
+    @_builtins.property
+    def total_s(self) -> Global___Histogram:
+        """total_s: from arrival to end."""
+
+    @_builtins.property
+    def queue_s(self) -> Global___Histogram:
+        """queue_s: from arrival to the first step."""
+
+    @_builtins.property
+    def prefill_s(self) -> Global___Histogram:
+        """prefill_s: from the first step to the first token."""
+
+    @_builtins.property
+    def decode_s(self) -> Global___Histogram:
+        """decode_s: from the first token to the end."""
+
+    @_builtins.property
+    def inference_s(self) -> Global___Histogram:
+        """inference_s: from the first step to the end."""
+
+    @_builtins.property
+    def prompt_tokens(self) -> Global___Histogram:
+        """prompt_tokens of a request."""
+
+    @_builtins.property
+    def computed_prompt_tokens(self) -> Global___Histogram:
+        """computed_prompt_tokens: those that were not in the prefix cache."""
+
+    @_builtins.property
+    def output_tokens(self) -> Global___Histogram:
+        """output_tokens of a request, all samples that came back together."""
+
+    @_builtins.property
+    def longest_output_tokens(self) -> Global___Histogram:
+        """longest_output_tokens: of the longest sample of a request."""
+
+    @_builtins.property
+    def num_samples(self) -> Global___Histogram:
+        """num_samples that a request asked for."""
+
+    @_builtins.property
+    def max_tokens(self) -> Global___Histogram:
+        """max_tokens that a request asked for, or that the server set."""
+
+    @_builtins.property
+    def step_tokens(self) -> Global___Histogram:
+        """step_tokens computed in one step of a worker."""
+
+    @_builtins.property
+    def step_s(self) -> Global___Histogram:
+        """step_s: the execution of a step."""
+
+    @_builtins.property
+    def step_overhead_s(self) -> Global___Histogram:
+        """step_overhead_s: the part of an iteration in which the worker did not execute."""
+
+    @_builtins.property
+    def journal_write_s(self) -> Global___Histogram:
+        """journal_write_s: from sending an entry of the journal to its acknowledgement."""
+
+    def __init__(
+        self,
+        *,
+        first_token_s: Global___Histogram | None = ...,
+        token_s: Global___Histogram | None = ...,
+        mean_token_s: Global___Histogram | None = ...,
+        total_s: Global___Histogram | None = ...,
+        queue_s: Global___Histogram | None = ...,
+        prefill_s: Global___Histogram | None = ...,
+        decode_s: Global___Histogram | None = ...,
+        inference_s: Global___Histogram | None = ...,
+        prompt_tokens: Global___Histogram | None = ...,
+        computed_prompt_tokens: Global___Histogram | None = ...,
+        output_tokens: Global___Histogram | None = ...,
+        longest_output_tokens: Global___Histogram | None = ...,
+        num_samples: Global___Histogram | None = ...,
+        max_tokens: Global___Histogram | None = ...,
+        step_tokens: Global___Histogram | None = ...,
+        step_s: Global___Histogram | None = ...,
+        step_overhead_s: Global___Histogram | None = ...,
+        journal_write_s: Global___Histogram | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computed_prompt_tokens", b"computed_prompt_tokens", "decode_s", b"decode_s", "first_token_s", b"first_token_s", "inference_s", b"inference_s", "journal_write_s", b"journal_write_s", "longest_output_tokens", b"longest_output_tokens", "max_tokens", b"max_tokens", "mean_token_s", b"mean_token_s", "num_samples", b"num_samples", "output_tokens", b"output_tokens", "prefill_s", b"prefill_s", "prompt_tokens", b"prompt_tokens", "queue_s", b"queue_s", "step_overhead_s", b"step_overhead_s", "step_s", b"step_s", "step_tokens", b"step_tokens", "token_s", b"token_s", "total_s", b"total_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_prompt_tokens", b"computed_prompt_tokens", "decode_s", b"decode_s", "first_token_s", b"first_token_s", "inference_s", b"inference_s", "journal_write_s", b"journal_write_s", "longest_output_tokens", b"longest_output_tokens", "max_tokens", b"max_tokens", "mean_token_s", b"mean_token_s", "num_samples", b"num_samples", "output_tokens", b"output_tokens", "prefill_s", b"prefill_s", "prompt_tokens", b"prompt_tokens", "queue_s", b"queue_s", "step_overhead_s", b"step_overhead_s", "step_s", b"step_s", "step_tokens", b"step_tokens", "token_s", b"token_s", "total_s", b"total_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Distributions: _TypeAlias = Distributions  # noqa: Y015
+
+@_typing.final
+class Histogram(_message.Message):
+    """Histogram is a distribution of values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUNDS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    sum: _builtins.float
+    """sum of the values."""
+    @_builtins.property
+    def bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """bounds are the upper bounds of the buckets, ascending; a value that equals one is in its bucket."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """counts of the values in each bucket, and last of those above all bounds: one more than there are bounds."""
+
+    def __init__(
+        self,
+        *,
+        bounds: _abc.Iterable[_builtins.float] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        sum: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bounds", b"bounds", "counts", b"counts", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Histogram: _TypeAlias = Histogram  # noqa: Y015
 
 @_typing.final
 class LatencyStats(_message.Message):

@@ -3,7 +3,7 @@
 import time
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.core.scheduler_stats import WorkerCounters
+from scheduler_svc.core.scheduler_stats import TotalCounters, WorkerCounters
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.publisher import Delivery
@@ -21,12 +21,14 @@ class StatsReporter:
         *,
         store_kind: str,
         delivery: Delivery = "durable",
+        prefix_cache: bool = True,
     ) -> None:
         self._engine = engine
         self._admission = admission
         self._workers = workers
         self._store_kind = store_kind
         self._delivery = delivery
+        self._prefix_cache = prefix_cache
         self._started_ns = time.monotonic_ns()
 
     def __call__(self) -> pb.GetStatsResponse:
@@ -61,7 +63,33 @@ class StatsReporter:
                 delivery=self._delivery,
             ),
             latency=pb.LatencyStats(**engine.latency.summary(time.monotonic())._asdict()),
+            model_name=self._admission.model.name if self._admission.model is not None else "",
+            num_swapped=scheduler.num_swapped_groups,
+            work=_work_totals(scheduler.work),
+            ends=pb.EndCounts(**vars(engine.ends)),
+            distributions=_distributions(engine),
+            prefix_cache=self._prefix_cache,
         )
+
+
+def _work_totals(work: TotalCounters) -> pb.WorkTotals:
+    return pb.WorkTotals(
+        num_preemptions=work.num_preemptions,
+        num_swaps=work.num_swaps,
+        recomputed_tokens=work.num_recomputed_tokens,
+        swapped_out_blocks=work.num_swapped_out_blocks,
+        swapped_in_blocks=work.num_swapped_in_blocks,
+        copied_blocks=work.num_copied_blocks,
+        prefix_query_tokens=work.num_prefix_query_tokens,
+        prefix_hit_tokens=work.num_prefix_hit_tokens,
+    )
+
+
+def _distributions(engine: Engine) -> pb.Distributions:
+    known = {**vars(engine.distributions), "journal_write_s": engine.journal.write_s}
+    return pb.Distributions(
+        **{name: pb.Histogram(bounds=each.bounds, counts=each.counts, sum=each.sum) for name, each in known.items()}
+    )
 
 
 def _worker_stats(member: Member, stats: WorkerCounters) -> pb.WorkerStats:

@@ -4,9 +4,9 @@ Reads a worker's state; the arithmetic of shared and half-filled blocks is here.
 sequences, not with their blocks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from scheduler_svc.core.scheduler_stats import WorkerCounters
+from scheduler_svc.core.scheduler_stats import TotalCounters, WorkerCounters
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.worker_state import WorkerState, blocks_held
 
@@ -66,6 +66,11 @@ def worker_stats(worker: WorkerState) -> WorkerCounters:
         num_in_flight_steps=len(worker.in_flight),
         is_draining=worker.is_draining,
     )
+
+
+def work_of(worker: WorkerState) -> TotalCounters:
+    """Return the counters of one worker since it came."""
+    return TotalCounters(**{each.name: getattr(worker, each.name) for each in fields(TotalCounters)})
 
 
 def _sequence_blocks(worker: WorkerState) -> tuple[int, int]:

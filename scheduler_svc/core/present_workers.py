@@ -8,10 +8,12 @@ from collections.abc import Sequence as Seq
 from scheduler_svc.core import pins, placement
 from scheduler_svc.core.draining import leaving_groups, serving_workers
 from scheduler_svc.core.group_places import GroupPlaces
+from scheduler_svc.core.memory_use import work_of
 from scheduler_svc.core.pausing import unbind_paused
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.core.scheduler_stats import TotalCounters
 from scheduler_svc.core.seat_use import SeatUse, seat_use
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.swapping import drop_host_copy
@@ -27,6 +29,7 @@ class PresentWorkers:
         self._places = places
         self._workers = places.workers
         self._absent: WorkerState | None = None  # like the last that left when no other was here
+        self.departed = TotalCounters()  # of all workers that have left
 
     def add_worker(
         self,
@@ -79,6 +82,7 @@ class PresentWorkers:
     def remove_worker(self, worker_id: str) -> list[Sequence]:
         """Remove a worker that is gone, with its KV and the tokens in flight. Return what ran there; it waits again."""
         worker = self._workers.pop(worker_id)
+        self.departed += work_of(worker)
         if not self._workers:
             self._absent = worker.empty_copy()
         for step in worker.in_flight:

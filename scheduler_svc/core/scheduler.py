@@ -13,7 +13,7 @@ from scheduler_svc.core.admitting import is_too_late
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.isolation import Isolation, Verdict
-from scheduler_svc.core.memory_use import worker_stats
+from scheduler_svc.core.memory_use import work_of, worker_stats
 from scheduler_svc.core.ordering import running_rank
 from scheduler_svc.core.pausing import bind_paused, stop_for_pause, unbind_paused
 from scheduler_svc.core.placement import WorkerLimits
@@ -271,7 +271,9 @@ class Scheduler:
         return SchedulerStats(
             num_waiting=self.waiting.num_sequences + sum(len(group.live) for group in bound),
             num_waiting_groups=self.waiting.num_groups + len(bound),
+            num_swapped_groups=sum(len(worker.swapped) for worker in workers),
             num_paused_groups=len(self._places.paused),
+            work=sum(map(work_of, workers), self.workers.departed),
             workers=tuple(worker_stats(worker) for worker in workers),
         )
 

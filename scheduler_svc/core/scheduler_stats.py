@@ -1,6 +1,6 @@
 """Statistics of the scheduler: a frozen snapshot, for metrics and people."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,31 @@ class WorkerCounters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TotalCounters:
+    """Counters over all workers since the start, those that have left included; named as in `WorkerCounters`."""
+
+    num_preemptions: int = 0
+    num_swaps: int = 0
+    num_recomputed_tokens: int = 0
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    num_copied_blocks: int = 0
+    num_prefix_query_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+
+    def __add__(self, other: "TotalCounters") -> "TotalCounters":
+        return TotalCounters(
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
     """Statistics of all workers, and of the queue they share."""
 
     num_waiting: int  # sequences, preempted ones included
     num_waiting_groups: int
+    num_swapped_groups: int  # of the waiting ones
     num_paused_groups: int  # not among those that wait
+    work: TotalCounters
     workers: tuple[WorkerCounters, ...]

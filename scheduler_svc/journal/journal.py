@@ -16,6 +16,7 @@ from types import MappingProxyType
 import structlog
 
 from common.native_faults import CONTROL_FLOW
+from common.running_histogram import RunningHistogram
 from common.waits import is_set_within
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_counters import JournalCounters
@@ -120,6 +121,11 @@ class Journal:
             oldest_needed=self._needed.oldest,
             num_restated=self._needed.num_restated,
         )
+
+    @property
+    def write_s(self) -> RunningHistogram:
+        """Times from sending an entry to its acknowledgement, in seconds."""
+        return self._writer.write_s
 
     @property
     def health(self) -> JournalHealth:

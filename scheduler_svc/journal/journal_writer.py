@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import structlog
 
+from common.running_histogram import RunningHistogram, decades
 from common.waits import is_set_within
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
@@ -33,6 +34,7 @@ _OPEN_ATTEMPTS = 8
 _MIN_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 _WRITE_NS_WEIGHT = 0.1  # of the newest write in the moving average
+_WRITE_S = decades((1, 2.5, 5), -5, 1)  # buckets
 _PAGE = 8  # entries; one may have a megabyte
 _LOOK_S = 0.1
 UNREADY_S = 5.0
@@ -76,6 +78,7 @@ class JournalWriter:
         self.num_commands = 0
         self.num_recreated = 0
         self.write_ns = 0  # moving average
+        self.write_s = RunningHistogram(_WRITE_S)
         self.is_ready = False  # it has served
         self.health = JournalHealth(late_s)
         self._store = store
@@ -309,6 +312,7 @@ class JournalWriter:
     def _record_written(self, entry_id: EntryId, elapsed_ns: int) -> None:
         self.last_id = entry_id
         self.num_entries += 1
+        self.write_s.observe(elapsed_ns / 1e9)
         if self.write_ns == 0:
             self.write_ns = elapsed_ns
         else:

@@ -16,13 +16,13 @@ class StepTimes:
     exec_ns: float = 0.0
     overhead_ns: float = 0.0  # of an iteration, the part in which the worker did not execute
 
-    def add(self, exec_ns: int, iteration_ns: int | None) -> None:
-        """Add a step; `iteration_ns`: time since the result before it, None if the worker had been idle."""
+    def add(self, exec_ns: int, overhead_ns: int | None) -> None:
+        """Add a step; `overhead_ns`: None if the worker had been idle before it."""
         self.num_steps += 1
         weight = max(AVERAGE_WEIGHT, 1 / self.num_steps)
         self.exec_ns += (exec_ns - self.exec_ns) * weight
-        if iteration_ns is not None:
-            self.overhead_ns += (max(0, iteration_ns - exec_ns) - self.overhead_ns) * weight
+        if overhead_ns is not None:
+            self.overhead_ns += (overhead_ns - self.overhead_ns) * weight
 
 
 def bound_times(result: StepResult, waited_ns: int) -> None:

@@ -237,8 +237,11 @@ class WorkerLoop:
 
     def _learn(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
         """Learn times and costs of steps from a result that was taken."""
-        iteration_ns = None if self._last_result_ns is None else now_ns - self._last_result_ns
-        self.times.add(result.exec_ns, iteration_ns)
+        overhead_ns = None
+        if self._last_result_ns is not None:
+            overhead_ns = max(0, now_ns - self._last_result_ns - result.exec_ns)
+        self.times.add(result.exec_ns, overhead_ns)
+        self._engine.distributions.record_step(plan, result.exec_ns, overhead_ns)
         self._last_result_ns = now_ns
         self._expectations.learn(plan, result.exec_ns / 1e9)
         if self._decision_time is not None:

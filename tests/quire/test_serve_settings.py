@@ -25,8 +25,8 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 # What both services have, each with a meaning of its own, is said in their own tables.
 TOLD_APART: dict[type[Settings], set[str]] = {
     GatewaySettings: set(),
-    SchedulerSettings: {"advertise"},
-    WorkerSettings: {"advertise", "listen", "drain_timeout_s"},
+    SchedulerSettings: {"advertise", "metrics_listen"},
+    WorkerSettings: {"advertise", "listen", "metrics_listen", "drain_timeout_s"},
 }
 
 

@@ -79,7 +79,13 @@ async def test_what_is_held_back_is_due_after_the_limit_and_somebody_is_woken_on
 def test_settling_nothing_delivers_nothing_and_writes_nothing() -> None:
     nothing: Any = None  # nobody is called
     publisher = Publisher(
-        nothing, nothing, push_text=nothing, on_durable=nothing, on_closed=nothing, delivery="durable"
+        nothing,
+        nothing,
+        push_text=nothing,
+        on_durable=nothing,
+        on_closed=nothing,
+        delivery="durable",
+        distributions=nothing,
     )
     assert publisher.settle() == 0
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 import structlog
 
 from common.address import advertised_address
+from common.metrics_listener import listen_for_scrapes
 from common.process import stop_event
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
@@ -20,6 +21,7 @@ from worker_svc.description import WorkerDescription
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.service.registration import Registration, WorkerIdentity
 from worker_svc.service.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_to_server
+from worker_svc.service.worker_figures import WorkerFigures
 from worker_svc.steps.executor import StepExecutor
 from worker_svc.steps.task_thread import TaskThread
 
@@ -39,6 +41,7 @@ class ServiceOptions:
     worker_id: str | None
     parent_pipe_fd: int | None
     drain_timeout_s: float
+    metrics_listen: str | None = None  # None: no listener for scrapes
 
 
 async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> None:
@@ -55,6 +58,9 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
     add_to_server(servicer, server.grpc)
     await server.start()
     log.info("listening", address=bound, worker_id=worker_id)
+    figures = WorkerFigures()
+    if options.metrics_listen is not None:
+        log.info("metrics", address=listen_for_scrapes(options.metrics_listen, figures.read))
     thread = TaskThread("execution")
     thread.submit(restore_slice)  # it and the threads that it starts compute, and mostly do not wait
     try:
@@ -63,7 +69,8 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
             return
         gc.collect()
         gc.freeze()  # loaded objects stay until the end: a full collection, 0.1 s, need not visit them
-        executor = StepExecutor(engine.runner, thread, _exit_at_once)
+        executor = StepExecutor(engine.runner, thread, _exit_at_once, figures.record_step)
+        figures.description = engine.description
         servicer.serve(LoadedWorker(engine.description, executor))
         await _set_serving(server, True)
         _log_ready(engine)

@@ -25,10 +25,24 @@ class StepExecutor:
     were already launched behind it are answered with NEED_SNAPSHOT.
     """
 
-    def __init__(self, runner: StepRunner, thread: TaskThread, on_device_lost: Callable[[], None]) -> None:
-        """`on_device_lost` is called, on any thread, when the runner's device is lost."""
+    def __init__(
+        self,
+        runner: StepRunner,
+        thread: TaskThread,
+        on_device_lost: Callable[[], None],
+        on_answer: Callable[[StepResult], None] = lambda result: None,
+    ) -> None:
+        """Take a runner.
+
+        Args:
+            runner: executes the steps.
+            thread: the thread that it is called on.
+            on_device_lost: called, on any thread, when the runner's device is lost.
+            on_answer: called with each answer, on the loop.
+        """
         self._runner = runner
         self._thread = thread
+        self._on_answer = on_answer
         self._on_device_lost = on_device_lost
         # An answer wakes the loop, which takes the interpreter's lock from a step that is being prepared. A runner that
         # announces when it no longer needs the lock has the answer of the step before sent then.
@@ -55,6 +69,7 @@ class StepExecutor:
         def delivered(result: StepResult) -> None:
             self._room.release()
             result.total_ns = time.perf_counter_ns() - received_ns
+            self._on_answer(result)
             deliver(result)
 
         self._thread.submit(lambda: self._execute(step, received_ns, may_repeat, delivered))

@@ -23,6 +23,7 @@ from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
 from scheduler_svc.requests.live.computations import Computations
+from scheduler_svc.requests.live.distributions import DistributionRecorder, EndCounter
 from scheduler_svc.requests.live.end_report import first_token_ns, mean_token_ns, report_end
 from scheduler_svc.requests.live.fault_verdicts import FaultVerdicts
 from scheduler_svc.requests.live.hopeless_requests import HopelessRequests
@@ -72,6 +73,8 @@ class Engine:
         self.num_finished = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
+        self.ends = EndCounter()
+        self.distributions = DistributionRecorder()
         self._publisher = Publisher(
             journal,
             records,
@@ -79,6 +82,7 @@ class Engine:
             on_durable=self._wake_held_back,
             on_closed=self._on_closed,
             delivery=delivery,
+            distributions=self.distributions,
         )
         self._pace = SettlePace(stream_interval_s, self.wake_workers)
         self.computations = Computations(scheduler, self.sampling_of, self.wake_workers)
@@ -424,6 +428,8 @@ class Engine:
         if request.closed is not None:
             request.closed.set()
         self.latency.record_end(time.monotonic(), first_token_ns(request), mean_token_ns(request))
+        self.ends.record_end(request.ended_state, [each.finish.reason for each in request.samples if each.finish])
+        self.distributions.record_end(request)
         report_end(request)
         self.scheduler.forget_group(request.group)
 

@@ -32,6 +32,7 @@ class LiveSample:
     is_end_settled: bool = False
     num_durable: int = 0  # settled tokens that the journal has acknowledged
     is_end_durable: bool = False
+    released_ns: int | None = None  # when tokens were last released, by the monotonic clock; None: not here
     pending_logprobs: tuple[pb.TokenLogprobs, ...] = ()  # of tokens not yet settled
 
     @property

@@ -13,6 +13,7 @@ from typing import Literal
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.records import Records
+from scheduler_svc.requests.live.distributions import DistributionRecorder
 from scheduler_svc.requests.live.live_request import OWN_ENDS, LiveRequest
 from scheduler_svc.requests.live.live_sample import LiveSample
 from scheduler_svc.requests.live.request_record import record_of
@@ -48,6 +49,7 @@ class Publisher:
         on_durable: Callable[[], None],
         on_closed: Callable[[LiveRequest], None],
         delivery: Delivery,
+        distributions: DistributionRecorder,
     ) -> None:
         self._journal = journal
         self._records = records
@@ -55,6 +57,7 @@ class Publisher:
         self._on_durable = on_durable
         self._on_closed = on_closed
         self._is_relaxed = delivery == "relaxed"
+        self._distributions = distributions
         self._unsettled: dict[LiveSample, LiveRequest] = {}
         self._ended: list[LiveRequest] = []
 
@@ -129,7 +132,7 @@ class Publisher:
             on_durable=partial(self._release, news),
         )
         if self._is_relaxed:
-            _show_tokens(news)
+            self._show_tokens(news)
         return len(news.num_tokens)
 
     def _each_unsettled(self) -> Iterator[tuple[LiveSample, LiveRequest]]:
@@ -148,7 +151,7 @@ class Publisher:
             sample.stream.close(sample.finish)
         for request, _ in news.ended:
             request.stream.samples.extend(request.choose_samples()[len(request.stream.samples) :])
-        _show_tokens(news)
+        self._show_tokens(news)
         for request, _ in news.ended:
             self._close(request)
 
@@ -166,15 +169,32 @@ class Publisher:
         )
         self._on_closed(request)
 
+    def _show_tokens(self, news: _News) -> None:
+        now_ns = time.monotonic_ns()
+        silent = [request for request in news.requests if not _has_output(request)]
+        for sample, num_tokens in news.num_tokens.items():
+            self._release_tokens(sample, num_tokens, now_ns)
+        for request in silent:
+            if _has_output(request):
+                self._distributions.first_token_s.observe((now_ns - request.times.arrived_ns) / 1e9)
+        for request in news.requests:
+            if request.times.first_token_ns is None and _has_output(request):
+                request.times.first_token_ns = now_ns
+            request.stream.notify()
 
-def _show_tokens(news: _News) -> None:
-    now_ns = time.monotonic_ns()
-    for sample, num_tokens in news.num_tokens.items():
-        sample.stream.num_released = max(num_tokens, sample.stream.num_released)
-    for request in news.requests:
-        if request.times.first_token_ns is None and any(each.num_released for each in request.stream.samples):
-            request.times.first_token_ns = now_ns
-        request.stream.notify()
+    def _release_tokens(self, sample: LiveSample, num_tokens: int, now_ns: int) -> None:
+        num_new = num_tokens - sample.stream.num_released
+        if num_new <= 0:
+            return
+        if sample.released_ns is not None:
+            self._distributions.token_s.observe((now_ns - sample.released_ns) / 1e9 / num_new, num_new)
+        sample.released_ns = now_ns
+        sample.stream.num_released = num_tokens
+
+
+def _has_output(request: LiveRequest) -> bool:
+    """True if a reader may have seen a token."""
+    return any(each.num_released for each in request.stream.samples)
 
 
 def _record_durable(news: _News) -> None:
