@@ -13,10 +13,12 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from common.connection_watch import ConnectionWatch
+from common.key_check import KeyInterceptor
 from common.limits import LimitsInterceptor, limit_options
 from common.peer_limits import EdgeLimits
 from common.rpc import QUICK_KEEPALIVE, EdgeInterceptor, Keepalive, server_options
 from common.waits import end_tasks
+from quire.api_keys import AcceptedKeys
 
 
 class ListenError(OSError):
@@ -27,7 +29,8 @@ class GrpcServer:
     """A server on one port, with health for `services` by their full names, all NOT_SERVING until set.
 
     For `slow_reader_timeout_s` see `EdgeInterceptor`; the default `keepalive` suits a port that only our services dial.
-    `limits`: limits on calls of peers; None where all peers are ours.
+    `limits`: limits on calls of peers; None where all peers are ours. `keys`: API keys of which each caller must have
+    one; None: every caller is served. `credentials`: the certificate; None: no encryption.
     """
 
     def __init__(
@@ -38,8 +41,12 @@ class GrpcServer:
         slow_reader_timeout_s: float | None = None,
         keepalive: Keepalive = QUICK_KEEPALIVE,
         limits: EdgeLimits | None = None,
+        keys: AcceptedKeys | None = None,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         interceptors: list[grpc.aio.ServerInterceptor] = [EdgeInterceptor(slow_reader_timeout_s)]
+        if keys is not None:
+            interceptors.append(KeyInterceptor(keys))
         options = server_options(max_message_bytes, keepalive)
         self._watch: ConnectionWatch | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -49,6 +56,7 @@ class GrpcServer:
             options += limit_options(limits)
         self.grpc = grpc.aio.server(interceptors=interceptors, options=options)
         self._services = services
+        self._credentials = credentials
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
@@ -58,10 +66,15 @@ class GrpcServer:
         """Binds host:port and returns the address bound. Raises ListenError."""
         try:
             _probe(listen)  # gRPC would fail as well, but report it on standard error and without the reason
-            port = self.grpc.add_insecure_port(listen)
+            port = self._add_port(listen)
         except (OSError, RuntimeError, ValueError) as error:
             raise ListenError(f"cannot listen on {listen}: {error}; choose another with --listen host:port") from error
         return f"{listen.rsplit(':', 1)[0]}:{port}"
+
+    def _add_port(self, listen: str) -> int:
+        if self._credentials is None:
+            return self.grpc.add_insecure_port(listen)
+        return self.grpc.add_secure_port(listen, self._credentials)
 
     async def start(self) -> None:
         """Begins to serve, with nothing healthy yet: not the services, and not the process itself ("")."""

@@ -5,8 +5,10 @@ import socket
 import sys
 
 import structlog
+from fastapi import FastAPI
 
 import quire
+from common.access import AccessError, accepted_keys, key_to_send
 from common.log import set_up_service_logging
 from common.process import end_after, run_service, stop_event
 from common.refusal import refuse_to_start
@@ -32,19 +34,25 @@ def main() -> None:
     names = names_given(GatewaySettings, sys.argv[1:])
     set_up_service_logging(SERVICE, settings, Status(settings.status_fd), names)
     try:
+        keys = accepted_keys(settings)
+        client = quire.AsyncClient(settings.scheduler, api_key=key_to_send(settings))
         sock = listening_socket(settings.listen, shares_port=settings.shares_port)
-    except ListenError as error:
+    except (AccessError, ListenError, ValueError) as error:
         refuse_to_start(SERVICE, str(error), names)
-    run_service(serve(settings, sock))
+    app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys)
+    run_service(serve(settings, sock, client, app))
 
 
-async def serve(settings: GatewaySettings, sock: socket.socket) -> None:
+async def serve(settings: GatewaySettings, sock: socket.socket, client: quire.AsyncClient, app: FastAPI) -> None:
     """Serve on the socket until SIGTERM, SIGINT or the supervisor's end."""
     end = stop_event(settings.parent_pipe_fd)
-    async with quire.AsyncClient(settings.scheduler) as client:
-        app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20)
+    async with client:
         server = HttpServer(
-            app, max_connections=settings.max_http_connections, drain_timeout_s=settings.drain_timeout_s
+            app,
+            max_connections=settings.max_http_connections,
+            drain_timeout_s=settings.drain_timeout_s,
+            tls_cert=settings.tls_cert,
+            tls_key=settings.tls_key,
         )
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         host, port = sock.getsockname()[:2]

@@ -19,8 +19,11 @@ from quire.errors import (
     RequestCancelledError,
     RequestExpiredError,
     RetryableError,
+    UnauthenticatedError,
     UnavailableError,
 )
+
+_KEY_REFUSED = "the scheduler refuses the API key of this gateway: its operator has to give both the same keys"
 
 _STATUSES: tuple[tuple[type[QuireError], int, str, str], ...] = (  # the first match counts
     (InvalidRequestError, 400, "invalid_request_error", "invalid_value"),
@@ -85,6 +88,8 @@ def from_quire(error: QuireError, names: Mapping[str, str], request_id: str | No
         request_id: id of the request, if it was submitted.
     """
     param = None
+    if isinstance(error, UnauthenticatedError):  # the caller's own key was accepted
+        error = QuireError(_KEY_REFUSED)
     if isinstance(error, InvalidRequestError):
         error = error.renamed(lambda path: _NAME.sub(lambda found: names.get(found[0], found[0]), path, count=1))
         param = error.violations[0].field if error.violations else None

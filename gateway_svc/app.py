@@ -17,6 +17,7 @@ from gateway_svc.body_limit import BodyLimit
 from gateway_svc.departure import unless_departed
 from gateway_svc.error_answer import error_answer
 from gateway_svc.http_figures import HttpFigures, MeasuredCalls
+from gateway_svc.key_check import KeyCheck
 from gateway_svc.metrics import Metrics
 from gateway_svc.openai import models as openai_models
 from gateway_svc.openai.chat import ChatRequest, Chats
@@ -26,6 +27,7 @@ from gateway_svc.requests import requests_router
 from gateway_svc.served_model import ServedModel
 from gateway_svc.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from gateway_svc.vocabulary import Vocabulary
+from quire.api_keys import AcceptedKeys
 
 _CLIENT_CLOSED_REQUEST = 499  # as proxies log it
 
@@ -33,11 +35,13 @@ IdempotencyKey = Annotated[str | None, Header(max_length=256)]
 AnthropicVersion = Annotated[str | None, Header()]
 
 
-def create_app(client: quire.AsyncClient, *, max_body_bytes: int) -> FastAPI:
-    """The application, which answers by calls to the client."""
+def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None) -> FastAPI:
+    """The application, which answers by calls to the client; without `keys` to everybody."""
     app = FastAPI(title="Quire", docs_url=None, redoc_url=None)
     figures = HttpFigures()
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_answer)
+    if keys is not None:
+        app.add_middleware(KeyCheck, keys=keys, respond=error_answer)
     app.add_middleware(MeasuredCalls, figures=figures)
     _add_error_handlers(app)
     vocabulary = Vocabulary(client)

@@ -9,6 +9,7 @@ from typing import Unpack
 
 from quire.address import check_address
 from quire.connection import INFERENCE_SERVICE, Connection
+from quire.credentials import Credentials
 from quire.errors import InvalidRequestError, NotFoundError, UnavailableError
 from quire.keywords import in_keywords
 from quire.open_request import OpenRequest
@@ -63,6 +64,11 @@ class AsyncClient:
     def __init__(self, address: str = DEFAULT_ADDRESS, **options: Unpack[ClientKeywords]) -> None:
         self.address = check_address(address)
         self._options = client_options(options)
+        self._credentials = Credentials(
+            api_key=self._options.api_key,
+            tls_root=self._options.tls_root,
+            tls_server_name=self._options.tls_server_name,
+        )
         self._connection: Connection | None = None
         self._is_closed = False
 
@@ -292,7 +298,7 @@ class AsyncClient:
         if self._is_closed:
             raise RuntimeError("the client is closed; make a new one")
         if self._connection is None:
-            self._connection = Connection(self.address, self._options)
+            self._connection = Connection(self.address, self._options, self._credentials)
         return self._connection
 
     def _submit(self, prompt: "str | Sequence[int] | pb.ChatPrompt", keywords: GenerateParams) -> CompletionStream:

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quire.credentials import Credentials
 from quire.errors import (
     NotFoundError,
     NotLeaderError,
@@ -39,10 +40,10 @@ Response = TypeVar("Response")
 class Connection:
     """Channel, stubs and session of one client. Belongs to the event loop it was made in."""
 
-    def __init__(self, address: str, options: ClientOptions) -> None:
+    def __init__(self, address: str, options: ClientOptions, credentials: Credentials) -> None:
         self._address = address
         self._options = options
-        self._servers = Servers(address)
+        self._servers = Servers(address, credentials)
         channel = self._servers.channel
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)

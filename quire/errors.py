@@ -83,6 +83,13 @@ class AlreadyExistsError(QuireError):
     reason = "REQUEST_ID_IN_USE"
 
 
+class UnauthenticatedError(QuireError):
+    """The server asks for an API key, and the caller sent none that it knows."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
 class FailedPreconditionError(QuireError):
     """The system is not in the state that the call needs, and repeating the call will not help."""
 
@@ -163,6 +170,7 @@ _BY_CODE: dict[int, type[QuireError]] = {
         NotFoundError,
         AlreadyExistsError,
         FailedPreconditionError,
+        UnauthenticatedError,
         OverloadedError,
         UnavailableError,
         DataLossError,

@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from quire.access_settings import AccessSettings
 from quire.address import check_address, check_listen_address
 from quire.params import DEFAULT_ADDRESS
-from quire.settings import Settings
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(AccessSettings):
     """The gateway of Quire: the HTTP APIs, for clients of OpenAI's. Keeps nothing: any number of them may run."""
 
     section: ClassVar[str] = "gateway"

@@ -215,7 +215,7 @@ Messages = Sequence[ChatMessage | Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Timeouts, retries and buffers of a client."""
+    """Timeouts, retries and buffers of a client, and how it and its server know each other."""
 
     timeout_s: float | None = None  # of requests without a timeout of their own; None: no bound
     connect_timeout_s: float = 3.0  # to reach a server that this client has not reached yet
@@ -223,6 +223,9 @@ class ClientOptions:
     call_timeout_s: float = 10.0  # of calls other than requests: for each answer, and for a refusal to pass
     retries: int = 4  # of a submission or call refused as overloaded or unavailable
     buffer_tokens: int = 4096  # unread tokens held for each request
+    api_key: str | None = dataclasses.field(default=None, repr=False)  # None: the first of QUIRE_API_KEY
+    tls_root: str | None = None  # PEM file of root certificates, or "public"; None: QUIRE_TLS_ROOT, else no encryption
+    tls_server_name: str | None = None  # in the server's certificate; None: QUIRE_TLS_SERVER_NAME, else the host
 
 
 class ClientKeywords(TypedDict, total=False):
@@ -234,6 +237,9 @@ class ClientKeywords(TypedDict, total=False):
     call_timeout_s: float
     retries: int
     buffer_tokens: int
+    api_key: str | None
+    tls_root: str | None
+    tls_server_name: str | None
 
 
 def client_options(keywords: ClientKeywords) -> ClientOptions:
@@ -250,6 +256,8 @@ def client_options(keywords: ClientKeywords) -> ClientOptions:
     _check_seconds("call_timeout_s", options.call_timeout_s)
     _check_count("retries", options.retries, 0)
     _check_count("buffer_tokens", options.buffer_tokens, 1)
+    for name in ("api_key", "tls_root", "tls_server_name"):
+        _check_text(name, getattr(options, name))
     return options
 
 
@@ -261,6 +269,11 @@ def _check_seconds(name: str, value: object, *, may_be_zero: bool = False) -> No
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
     if not (0 < value < _MOST_SECONDS or (may_be_zero and value == 0)):
         raise ValueError(f"{name} must be {'at least' if may_be_zero else 'above'} 0 and below 1e9 s, not {value!r}")
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str | None):
+        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -14,6 +14,7 @@ from quire.errors import (
     RequestExpiredError,
     RequestFailedError,
     RetryableError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from quire.params import (
@@ -113,6 +114,7 @@ __all__ = [
     "Timings",
     "TokenLogprobs",
     "Tokens",
+    "UnauthenticatedError",
     "UnavailableError",
     "Usage",
     "WorkTotals",

@@ -6,11 +6,12 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from quire.access_settings import AccessSettings
 from quire.address import check_host, check_listen_address
 from quire.limit_settings import LimitSettings
 
 
-class SchedulerSettings(LimitSettings):
+class SchedulerSettings(LimitSettings, AccessSettings):
     """The scheduler of Quire: queues, block tables, journal, and the API that clients call."""
 
     section: ClassVar[str] = "scheduler"

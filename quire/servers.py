@@ -10,6 +10,7 @@ from typing import Any, cast
 import grpc
 
 from quire.address import LOOPBACK, SCHEMES, resolve, split_addresses
+from quire.credentials import Credentials, Metadata
 from quire.errors import NotLeaderError, QuireError
 from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 
@@ -22,8 +23,9 @@ _RESOLVE_S = 1.0  # between two lookups of the names, while no server leads
 class Servers:
     """The addresses of one client and a channel to each that was tried. Belongs to one event loop."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials) -> None:
         """Take one address, or several with commas between; a host name stands for all of its addresses."""
+        self._credentials = credentials
         self._given = [address] if address.startswith(SCHEMES) else split_addresses(address)
         self._known: Sequence[str] = self._given  # the given ones, resolved
         self._current = self._given[0]
@@ -37,7 +39,12 @@ class Servers:
     @property
     def channel(self) -> grpc.aio.Channel:
         """Channel for stubs: each call goes to the server that is current when it is made."""
-        return cast(grpc.aio.Channel, _CurrentChannel(lambda: self.current_channel))
+        return cast(grpc.aio.Channel, _CurrentChannel(lambda: self.current_channel, self.metadata))
+
+    @property
+    def metadata(self) -> Metadata:
+        """Metadata to send with each call."""
+        return self._credentials.metadata
 
     @property
     def current_channel(self) -> grpc.aio.Channel:
@@ -136,24 +143,28 @@ class Servers:
                 args.append(("grpc.enable_http_proxy", 0))
             if address in self._renewed:  # or gRPC would share the connection that was given up
                 args.append(("grpc.use_local_subchannel_pool", 1))
-            self._channels[address] = grpc.aio.insecure_channel(address, options=args)
+            self._channels[address] = self._credentials.open_channel(address, args)
         return self._channels[address]
 
 
 class _CurrentChannel:
     """The part of a channel's interface that stubs use."""
 
-    def __init__(self, current: Callable[[], grpc.aio.Channel]) -> None:
+    def __init__(self, current: Callable[[], grpc.aio.Channel], metadata: Metadata) -> None:
         self._current = current
+        self._metadata = metadata
 
     def unary_unary(self, *method: Any, **how: Any) -> Callable[..., Any]:
-        return lambda *request, **options: self._current().unary_unary(*method, **how)(*request, **options)
+        return lambda *request, **given: self._current().unary_unary(*method, **how)(*request, **self._with(given))
 
     def unary_stream(self, *method: Any, **how: Any) -> Callable[..., Any]:
-        return lambda *request, **options: self._current().unary_stream(*method, **how)(*request, **options)
+        return lambda *request, **given: self._current().unary_stream(*method, **how)(*request, **self._with(given))
 
     def stream_stream(self, *method: Any, **how: Any) -> Callable[..., Any]:
-        return lambda *request, **options: self._current().stream_stream(*method, **how)(*request, **options)
+        return lambda *request, **given: self._current().stream_stream(*method, **how)(*request, **self._with(given))
+
+    def _with(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {"metadata": self._metadata, **given}
 
 
 async def _is_ready(channel: grpc.aio.Channel) -> bool:

@@ -176,7 +176,7 @@ class Session:
         for entry in list(self._entries.values()):
             if not entry.retries_later:
                 self._submit_or_attach(entry)
-        call = open_session(channel, _until_none(outgoing))
+        call = open_session(channel, _until_none(outgoing), self._servers.metadata)
         reader = ResponseReader()
         error: grpc.aio.AioRpcError | None = None
         data: Any

@@ -7,6 +7,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from quire.checksum import has_seal, is_intact, sealed, tag_of
+from quire.credentials import Metadata
 from quire.errors import DataLossError
 from quire.v1 import inference_pb2 as pb
 
@@ -17,10 +18,10 @@ _RESPONSE_TAG = tag_of(pb.SessionResponse.DESCRIPTOR)
 
 
 def open_session(
-    channel: grpc.aio.Channel, requests: AsyncIterator[pb.SessionRequest]
+    channel: grpc.aio.Channel, requests: AsyncIterator[pb.SessionRequest], metadata: Metadata
 ) -> "grpc.aio.StreamStreamCall[pb.SessionRequest, bytes]":
     """Open a stream of numbered and sealed requests. Its answers come as bytes, for a `ResponseReader`."""
-    return channel.stream_stream(SESSION, request_serializer=_seal_request)(_numbered(requests))
+    return channel.stream_stream(SESSION, request_serializer=_seal_request)(_numbered(requests), metadata=metadata)
 
 
 class ResponseReader:

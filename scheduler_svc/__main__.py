@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import structlog
 
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
+from common.access import AccessError, accepted_keys, server_credentials
 from common.address import advertised_address
 from common.log import set_up_service_logging
 from common.metrics_listener import listen_for_scrapes
@@ -83,12 +84,15 @@ def main() -> None:
     except (SupersededError, FencedError) as error:
         log.error("scheduler ends", reason=str(error))
         raise SystemExit(1) from None
-    except (ListenError, StoreError) as error:
+    except (AccessError, ListenError, StoreError) as error:
         refuse_to_start("scheduler", str(error), names)
 
 
 async def serve(settings: SchedulerSettings) -> None:
-    """Serve until SIGTERM. Raises ListenError, StoreError, and SupersededError if a newer scheduler took over."""
+    """Serve until SIGTERM.
+
+    Raises AccessError, ListenError, StoreError, and SupersededError if a newer scheduler took over.
+    """
     if settings.standby:
         open_tail(settings.store, deployment=settings.deployment)  # says so at once if there can be none
     end = stop_event(settings.parent_pipe_fd)
@@ -147,7 +151,7 @@ class LeaderParts:
 
 
 def compose(store: Store, leases: Leases, settings: SchedulerSettings) -> Parts:
-    """Build the server, bound but not started, and the way to leadership. Raises ListenError."""
+    """Build the server, bound but not started, and the way to leadership. Raises ListenError, AccessError."""
     gate = LeaderGate((INFERENCE, CLUSTER))
     server = GrpcServer(
         (INFERENCE, CLUSTER),
@@ -155,6 +159,8 @@ def compose(store: Store, leases: Leases, settings: SchedulerSettings) -> Parts:
         slow_reader_timeout_s=settings.slow_reader_timeout_s,
         keepalive=Keepalive(time_s=settings.keepalive_time_s, timeout_s=settings.keepalive_timeout_s),
         limits=edge_limits(settings),
+        keys=accepted_keys(settings),
+        credentials=server_credentials(settings),
     )
     server.grpc.add_generic_rpc_handlers((gate,))
     address = server.bind(settings.listen)

@@ -131,9 +131,9 @@ def start_worker(scheduler: str, *arguments: str, model: Path = DEMO_MODEL) -> S
     return Service("worker_svc", "--model", str(model), "--scheduler", scheduler, *arguments, may_fork=True)
 
 
-def start_gateway(scheduler: str, *arguments: str) -> tuple[Service, str]:
+def start_gateway(scheduler: str, *arguments: str, env: Mapping[str, str] | None = None) -> tuple[Service, str]:
     """A gateway that listens, and its URL."""
-    service = Service("gateway_svc", "--listen", "127.0.0.1:0", "--scheduler", scheduler, *arguments)
+    service = Service("gateway_svc", "--listen", "127.0.0.1:0", "--scheduler", scheduler, *arguments, env=env)
     try:
         return service, f"http://{service.wait_for('listening')['address']}"
     except BaseException:

@@ -10,6 +10,7 @@ from common.process import run_service
 from common.refusal import refuse_to_start
 from common.serving import ListenError
 from common.status import Status
+from quire.credentials import Credentials
 from quire.time_slice import shorten_slice
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
@@ -26,6 +27,10 @@ _SWITCH_INTERVAL_S = 0.0005
 def run(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> None:
     """Serves until told to end, and reports the progress of the start; `names`: names of the settings in errors."""
     set_up_service_logging(SERVICE, settings, status, names)
+    try:
+        credentials = Credentials()
+    except ValueError as error:
+        refuse_to_start(SERVICE, str(error), names)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     shorten_slice()
     options = ServiceOptions(
@@ -36,6 +41,7 @@ def run(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> N
         parent_pipe_fd=settings.parent_pipe_fd,
         drain_timeout_s=settings.drain_timeout_s,
         metrics_listen=settings.metrics_listen,
+        credentials=credentials,
     )
     try:
         run_service(serve(options, lambda: load_model(settings, status)))

@@ -21,7 +21,8 @@ from quire.cli.supervisor.announcer import Announcer
 from quire.cli.supervisor.child import StartFailedError
 from quire.cli.supervisor.data_folder import DataFolder, FolderError
 from quire.cli.supervisor.embedded_store import StoreFailedError
-from quire.cli.supervisor.listen_addresses import AddressError
+from quire.cli.supervisor.listen_addresses import AddressError, dial_address
+from quire.cli.supervisor.shared_access import share_access
 from quire.cli.supervisor.stop_signals import set_on_stop_signals
 from quire.cli.supervisor.supervisor import Supervisor
 from quire.params import DEFAULT_ADDRESS
@@ -30,9 +31,9 @@ from quire.settings import CONFIG_VARIABLE
 from quire.typed_names import as_typed
 
 NEEDS = {
-    "scheduler": ("tokenizers", "redis", "uvloop"),
-    "worker": ("torch", "safetensors", "numpy"),
-    "gateway": ("fastapi", "httptools", "orjson", "uvicorn"),
+    "scheduler": ("tokenizers", "redis", "uvloop", "prometheus_client"),
+    "worker": ("torch", "safetensors", "numpy", "prometheus_client"),
+    "gateway": ("fastapi", "httptools", "orjson", "uvicorn", "prometheus_client"),
 }
 
 
@@ -64,6 +65,7 @@ def serve(
         sys.stdout.write(settled.toml())
         return
     _check_extras(settled)
+    _share_access(settled)
     try:
         folder = DataFolder(data_dir)
     except FolderError as error:
@@ -76,6 +78,14 @@ def serve(
     finally:
         folder.close()
     raise typer.Exit(code)
+
+
+def _share_access(settled: Settled) -> None:
+    host = dial_address(settled.serve.listen).rpartition(":")[0].strip("[]")
+    try:
+        share_access(settled.scheduler, host)
+    except ValueError as error:
+        fail(as_typed(str(error), settled.names), EXIT_USAGE)
 
 
 def _check_extras(settled: Settled) -> None:

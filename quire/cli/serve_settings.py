@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from quire.access_variables import API_KEY, TLS_ROOT, TLS_SERVER_NAME
 from quire.address import check_listen_address
 from quire.gateway_settings import GatewaySettings
 from quire.machine import num_processors
@@ -45,7 +46,15 @@ RESERVED: dict[type[Settings], dict[str, str]] = {
 # Settings that differ in meaning between the services: they stand in the service's own table only.
 _APART = {"advertise", "metrics_listen"}
 _SCHEDULER_ALONE = {"drain_timeout_s"}
-_KNOWN_VARIABLES = {"QUIRE_CONFIG", "QUIRE_ADDRESS", "QUIRE_CACHE_DIR", "QUIRE_NATIVE"}
+_KNOWN_VARIABLES = {
+    "QUIRE_CONFIG",
+    "QUIRE_ADDRESS",
+    API_KEY,
+    TLS_ROOT,
+    TLS_SERVER_NAME,
+    "QUIRE_CACHE_DIR",
+    "QUIRE_NATIVE",
+}
 _HINTS = {
     "http": "write host:port, with a port of at most 65535, such as 127.0.0.1:8000",
     "listen": "write host:port, with a port of at most 65535, such as 127.0.0.1:7847",

@@ -15,6 +15,8 @@ Conventions of every message here:
     Beyond a limit the answer is RESOURCE_EXHAUSTED, with the limit in its message. The server closes a connection
     that opens or cancels calls much faster than permitted (1,000 and 100 a second), or has more than 64 MiB of
     unfinished messages.
+  - A server with API keys answers every call without one of them with UNAUTHENTICATED: send the metadata
+    "authorization: Bearer KEY". Health and reflection need none.
   - An error is a gRPC status with google.rpc details: BadRequest (INVALID_ARGUMENT) names each field by its path in
     the request, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) has the delay before a retry, and ErrorInfo (domain
     "quire") has a stable reason. Their sources are beside this one: google/rpc/status.proto and

@@ -16,6 +16,7 @@ from common.metrics_listener import listen_for_scrapes
 from common.process import stop_event
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
+from quire.credentials import Credentials
 from quire.time_slice import restore_slice
 from worker_svc.description import WorkerDescription
 from worker_svc.loaded_model import LoadedModel
@@ -42,6 +43,7 @@ class ServiceOptions:
     parent_pipe_fd: int | None
     drain_timeout_s: float
     metrics_listen: str | None = None  # None: no listener for scrapes
+    credentials: Credentials | None = None  # for the schedulers; None: those of the variables
 
 
 async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> None:
@@ -83,7 +85,9 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
         )
         registration = None
         if options.scheduler is not None:
-            registration = Registration(options.scheduler, identity, executor.follow_epoch)
+            registration = Registration(
+                options.scheduler, identity, executor.follow_epoch, credentials=options.credentials
+            )
             servicer.on_current_stream_end = registration.register_now
         await _until_end(end, server, registration, options.drain_timeout_s)
         try:

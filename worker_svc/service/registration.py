@@ -15,6 +15,7 @@ import structlog
 
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from quire.address import resolve, split_addresses
+from quire.credentials import Credentials
 from quire.errors import NotLeaderError, QuireError
 from quire.rpc import channel_options, error_of
 from quire.v1 import cluster_pb2 as pb
@@ -46,9 +47,9 @@ class WorkerIdentity:
 class _Endpoint:
     """One address of a scheduler, and the task that registers there."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials) -> None:
         self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=channel_options(CLUSTER_MESSAGE_BYTES))
+        self.channel = credentials.open_channel(address, channel_options(CLUSTER_MESSAGE_BYTES))
         self.stub: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self.channel)
         self.task: asyncio.Task[None] | None = None
         self.epoch = 0  # of the leader there; 0: none
@@ -65,9 +66,14 @@ class Registration:
         on_epoch: Callable[[int], None] = lambda epoch: None,
         resolve: Callable[[Sequence[str]], Awaitable[list[str]]] = resolve,
         *,
+        credentials: Credentials | None = None,
         forget_epoch_s: float = FORGET_AFTER_S,
     ) -> None:
-        """`schedulers`: addresses separated by commas; `resolve` returns every address that they resolve to."""
+        """`schedulers`: addresses separated by commas; `resolve` returns every address that they resolve to.
+
+        `credentials`: key and certificates for the schedulers; None: those of the variables.
+        """
+        self._credentials = credentials or Credentials()
         self._configured = split_addresses(schedulers)
         self._resolve = resolve
         self._resolve_failed = False
@@ -158,7 +164,7 @@ class Registration:
         """Begins to register at each wanted address that has no task yet."""
         for address in self._wanted_addresses:
             if address not in self._endpoints:
-                endpoint = self._endpoints[address] = _Endpoint(address)
+                endpoint = self._endpoints[address] = _Endpoint(address, self._credentials)
                 endpoint.task = asyncio.create_task(self._renew_repeatedly(endpoint), name=f"register at {address}")
 
     async def _remove_endpoints(self) -> None:
@@ -212,7 +218,9 @@ class Registration:
     async def _drain(self, endpoint: _Endpoint) -> int:
         """Asks for a drain; returns how many sequences still run here."""
         request = pb.DrainWorkerRequest(worker_id=self._identity.worker_id)
-        return (await endpoint.stub.DrainWorker(request, timeout=_ATTEMPT_TIMEOUT_S)).num_running
+        metadata = self._credentials.metadata
+        answer = await endpoint.stub.DrainWorker(request, timeout=_ATTEMPT_TIMEOUT_S, metadata=metadata)
+        return answer.num_running
 
     async def _register(self, endpoint: _Endpoint) -> pb.RegisterResponse:
         identity = self._identity
@@ -225,7 +233,7 @@ class Registration:
             epoch=self._followed.epoch,
             step_key=identity.step_key,
         )
-        return await endpoint.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S)
+        return await endpoint.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S, metadata=self._credentials.metadata)
 
     def _log_change(
         self, event: str, *, scheduler: str = "", refused: str = "", epoch: int = 0, reason: str = ""

@@ -183,7 +183,8 @@ class Supervisor:
         if not self._settings.gateways:
             return None
         http = choose_listen_address(self._settings.http, option="--http")
-        self.url = f"http://{dial_address(http)}"
+        scheme = "http" if self._settled.gateway.tls_cert is None else "https"
+        self.url = f"{scheme}://{dial_address(http)}"
         return http
 
     def _start_gateways(self, listen: str) -> None:

@@ -1,0 +1,108 @@
+"""Keys and certificates of `quire serve`: what it starts reaches the scheduler, and nobody else does without a key."""
+
+import json
+import os
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import trustme
+
+import quire
+from quire.access_settings import AccessSettings
+from quire.cli.supervisor.shared_access import certificate_names, share_access
+from tests.quire.serve_processes import ServeProcesses
+
+KEY = "sk-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("QUIRE_API_KEY", "QUIRE_TLS_ROOT", "QUIRE_TLS_SERVER_NAME"):
+        monkeypatch.setenv(name, "")  # restored by monkeypatch after the command has set it
+        monkeypatch.delenv(name)
+
+
+class Certificate:
+    """A certificate, its key and its authority, as files."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        self.cert, self.key, self.root = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
+        authority = trustme.CA()
+        issued = authority.issue_cert(*names)
+        issued.private_key_pem.write_to_path(str(self.key))
+        for blob in issued.cert_chain_pems:
+            blob.write_to_path(str(self.cert), append=True)
+        authority.cert_pem.write_to_path(str(self.root))
+
+
+def test_names_of_a_certificate_are_read_from_it(tmp_path: Path) -> None:
+    made = Certificate(tmp_path, "127.0.0.1", "*.example.org", "example.org")
+    assert certificate_names(made.cert, made.key) == ["*.example.org", "example.org", "127.0.0.1"]
+
+
+@pytest.mark.parametrize(("host", "name"), [("127.0.0.1", None), ("localhost", "quire.example.org")])
+def test_our_services_expect_a_name_of_the_certificate(tmp_path: Path, host: str, name: str | None) -> None:
+    made = Certificate(tmp_path, "127.0.0.1", "*.example.org")
+    (tmp_path / "keys").write_text(KEY)
+    settings = AccessSettings(api_key_file=tmp_path / "keys", tls_cert=made.cert, tls_key=made.key)
+    share_access(settings, host)
+    assert os.environ["QUIRE_API_KEY"] == KEY
+    assert os.environ["QUIRE_TLS_ROOT"] == str(made.cert)
+    assert os.environ.get("QUIRE_TLS_SERVER_NAME") == name
+
+
+def test_a_certificate_that_cannot_be_used_is_refused_by_its_flag(tmp_path: Path) -> None:
+    made, other = Certificate(tmp_path, "localhost"), tmp_path / "other"
+    other.mkdir()
+    wrong = Certificate(other, "localhost")
+    for settings in (
+        {"tls_cert": made.cert},
+        {"tls_cert": made.cert, "tls_key": tmp_path / "none.pem"},
+        {"tls_cert": made.cert, "tls_key": wrong.key},
+        {"tls_cert": made.key, "tls_key": made.key},
+    ):
+        with pytest.raises(ValueError, match="--tls-cert"):
+            AccessSettings.model_validate(settings)
+
+
+def test_quire_serve_with_keys_and_a_certificate_for_another_name(tmp_path: Path) -> None:
+    made = Certificate(tmp_path, "llm.example.org")
+    (tmp_path / "keys").write_text(KEY)
+    (tmp_path / "keys").chmod(0o644)
+    access = ("--api-key-file", str(tmp_path / "keys"), "--tls-cert", str(made.cert), "--tls-key", str(made.key))
+    serving = ServeProcesses(tmp_path / "data", "--store", "memory", "--threads", "1", *access)
+    try:
+        serving.wait_for("(OpenAI's API)")
+        [url] = [word for word in serving.said.split() if word.startswith("https://")]
+        address = next(word for word in serving.said.split("is ready at ")[1].split())
+        root = str(made.root)
+        with quire.Client(address, api_key=KEY, tls_root=root, tls_server_name="llm.example.org") as client:
+            expected = client.generate("Once upon a time", max_tokens=8, temperature=0).text
+        assert completion(url, made.root, KEY) == expected
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            completion(url, made.root, "sk-wrong")
+        assert not any(KEY in command for command in serving.living().values())
+        logs = "".join(each.read_text() for each in (tmp_path / "data" / "logs").iterdir())
+        assert KEY not in logs + serving.said
+        assert "others on this machine can read a secret" in logs
+    finally:
+        serving.clean_up()
+
+
+def completion(url: str, root: Path, key: str) -> str:
+    """Text of 8 tokens by OpenAI's API."""
+    context = ssl.create_default_context(cafile=root)
+    context.check_hostname = False
+    model = json.loads(call(f"{url}/models", context, key))["data"][0]["id"]
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    return str(json.loads(call(f"{url}/completions", context, key, json.dumps(body).encode()))["choices"][0]["text"])
+
+
+def call(url: str, context: ssl.SSLContext, key: str, body: bytes | None = None) -> bytes:
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    request = urllib.request.Request(url, body, headers)
+    with urllib.request.urlopen(request, context=context, timeout=60) as answer:
+        return bytes(answer.read())
