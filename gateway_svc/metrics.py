@@ -15,8 +15,8 @@ from common.engine_metrics import engine_histograms, engine_numbers
 from common.metric_families import CONTENT_TYPE, gauges, text_of
 from gateway_svc.http_figures import HttpFigures
 
-_KEPT_S = 0.25
-_HISTOGRAMS_KEPT_S = 1.0
+_KEPT_S = 0.5
+_HISTOGRAMS_KEPT_S = 2.0
 
 
 class Metrics:
