@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import os
 import shutil
 import sys
 import traceback
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import quire
+from quire.access_variables import API_KEY, TLS_ROOT, TLS_SERVER_NAME
 from quire.cli.install import install_hint
 from quire.cli.output import EXIT_FAILED, EXIT_USAGE, fail
 from quire.cli.serve_options import takes_settings
@@ -142,10 +144,21 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
         *(("sampling", said) for said in _sampling_defaults(model)),
         *((about, as_typed(notice, names) + (each if about == "takes" else "")) for about, notice in view.notices()),
         ("store", supervisor.store_name),
+        *_access(settled),
         *(("warning", as_typed(warning, names)) for warning in view.warnings()),
         ("try", f"{_program()} generate{address} 'Once upon a time'"),
     ]
     announcer.print_greeting(f"[bold green]Quire is ready[/bold green] at [bold]{supervisor.address}[/bold]", lines)
+
+
+def _access(settled: Settled) -> list[tuple[str, str]]:
+    """Lines on what a caller needs besides the address."""
+    lines = []
+    if os.environ.get(API_KEY):
+        lines.append(("keys", f"callers send an API key: that of {API_KEY}"))
+    if settled.scheduler.tls_cert is not None:
+        lines.append(("tls", f"callers of gRPC set {TLS_ROOT}, and {TLS_SERVER_NAME} for another name"))
+    return lines
 
 
 def _sampling_defaults(model: "quire.Model") -> list[str]:

@@ -14,6 +14,8 @@ import trustme
 import quire
 from gateway_svc.api_error import from_quire
 from quire.api_keys import AcceptedKeys, read_api_keys
+from quire.gateway_settings import GatewaySettings
+from quire.settings import parse
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
 from tests.services import Service, start_gateway, start_scheduler
@@ -154,6 +156,13 @@ def test_no_key_is_in_a_command_line_or_a_log(services: tuple[Service, Service, 
     for service in services[:2]:
         command = Path(f"/proc/{service.process.pid}/cmdline").read_bytes().decode()
         assert not any(key in command + "".join(service.raw) for key in (KEY, OTHER_KEY))
+
+
+@pytest.mark.parametrize("arguments", [["--api-key", KEY], [f"--api-key={KEY}"]])
+def test_a_key_on_a_command_line_is_refused_without_showing_it(arguments: list[str]) -> None:
+    with pytest.raises(ValueError, match="--api-key-file or QUIRE_API_KEY") as refused:
+        parse(GatewaySettings, arguments)
+    assert KEY not in str(refused.value)
 
 
 def test_keys_of_the_variable_come_before_those_of_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_quire_serve_with_keys_and_a_certificate_for_another_name(tmp_path: Path
     access = ("--api-key-file", str(tmp_path / "keys"), "--tls-cert", str(made.cert), "--tls-key", str(made.key))
     serving = ServeProcesses(tmp_path / "data", "--store", "memory", "--threads", "1", *access)
     try:
-        serving.wait_for("(OpenAI's API)")
+        serving.wait_for("try ")
         [url] = [word for word in serving.said.split() if word.startswith("https://")]
         address = next(word for word in serving.said.split("is ready at ")[1].split())
         root = str(made.root)
@@ -87,6 +87,7 @@ def test_quire_serve_with_keys_and_a_certificate_for_another_name(tmp_path: Path
         assert not any(KEY in command for command in serving.living().values())
         logs = "".join(each.read_text() for each in (tmp_path / "data" / "logs").iterdir())
         assert KEY not in logs + serving.said
+        assert "callers send an API key" in serving.said and "QUIRE_TLS_ROOT" in serving.said
         assert "others on this machine can read a secret" in logs
     finally:
         serving.clean_up()
