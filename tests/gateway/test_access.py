@@ -133,6 +133,12 @@ def test_http_takes_a_key_in_both_forms_and_refuses_in_openais_shape(http: httpx
         assert KEY not in answer.text
 
 
+def test_a_refusal_of_anthropics_api_has_its_shape(http: httpx2.Client) -> None:
+    answer = http.post("/v1/messages", json={})
+    assert answer.status_code == 401
+    assert answer.json()["error"]["type"] == "authentication_error"
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/openapi.json", "/no/such"])
 def test_every_other_path_needs_a_key(http: httpx2.Client, path: str) -> None:
     assert http.post(path, content=b"x" * 100).status_code == 401
