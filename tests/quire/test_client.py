@@ -78,12 +78,17 @@ async def test_errors_come_through_with_their_type(server: ScriptedServer) -> No
     await asyncio.to_thread(use)
 
 
+def client_threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "quire-client"}
+
+
 def test_a_closed_client_says_so_and_leaves_no_thread() -> None:
+    others = client_threads()
     client = quire.Client("127.0.0.1:1")
-    assert any(each.name == "quire-client" for each in threading.enumerate())
+    assert len(client_threads() - others) == 1
     client.close()
     client.close()
-    assert not any(each.name == "quire-client" for each in threading.enumerate())
+    assert not client_threads() - others
     with pytest.raises(RuntimeError, match="closed"):
         client.stats()
 
@@ -98,10 +103,11 @@ class Cyclic:
 
 async def test_a_client_that_is_collected_in_its_own_thread_ends_without_waiting(server: ScriptedServer) -> None:
     def drop() -> threading.Thread:
+        others = client_threads()
         holder = Cyclic(server.address)
         holder.client.model()
         loop = holder.client._thread._loop
-        (thread,) = [each for each in threading.enumerate() if each.name == "quire-client"]
+        (thread,) = client_threads() - others
         found = weakref.ref(holder.client)
         gc.disable()
         try:
