@@ -19,6 +19,7 @@ MOST_CONSTRAINT_BYTES = 65_536  # of a schema, expression or grammar
 MOST_CHOICES = 1024
 MOST_GRAMMAR_CHARS = 4 * MOST_CONSTRAINT_BYTES  # as a worker gets it: JSON, which escapes some characters
 MOST_SEATS = 65_536  # of one worker
+MOST_ANNOTATION_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Bound:
     """Bounds of one field; None: only its type bounds it. For a list, the bounds on text hold for each item."""
 
     max_chars: int | None = None
-    max_bytes: int | None = None  # of UTF-8, of a string
+    max_bytes: int | None = None  # of a string in UTF-8, or of bytes
     max_items: int | None = None  # of a list or map
 
 
@@ -38,6 +39,7 @@ BOUNDS: dict[str, Bound] = {
     "quire.v1.GenerateRequest.text": TEXT,
     "quire.v1.GenerateRequest.tenant": NAME,
     "quire.v1.GenerateRequest.cache_salt": NAME,
+    "quire.v1.GenerateRequest.annotation": Bound(max_bytes=MOST_ANNOTATION_BYTES),
     "quire.v1.TokenIds.ids": Bound(max_items=MOST_TOKEN_IDS),
     "quire.v1.ChatPrompt.messages": Bound(max_items=MOST_MESSAGES),
     "quire.v1.ChatMessage.role": NAME,
@@ -58,6 +60,7 @@ BOUNDS: dict[str, Bound] = {
     "quire.v1.ResumeRequest.request_id": NAME,
     "quire.v1.CancelRequest.request_id": NAME,
     "quire.v1.GetRequestRequest.request_id": NAME,
+    "quire.v1.DeleteRecordRequest.request_id": NAME,
     "quire.v1.ListRequestsRequest.tenant": NAME,
     "quire.v1.ListRequestsRequest.states": Bound(max_items=16),
     "quire.v1.ListRequestsRequest.page_token": NAME,

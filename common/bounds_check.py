@@ -177,9 +177,9 @@ def _item_beyond(value: Any, found: BoundedField, path: str) -> Iterator[tuple[s
         if bound.max_chars is not None and len(value) > bound.max_chars:
             yield path, f"has {len(value):,} characters: give at most {bound.max_chars:,}"
         elif bound.max_bytes is not None and len(value) > bound.max_bytes // 4:
-            num_bytes = len(value if isinstance(value, bytes) else value.encode())
-            if num_bytes > bound.max_bytes:
-                yield path, f"has {num_bytes:,} bytes of UTF-8: give at most {bound.max_bytes:,}"
+            unit, data = ("bytes", value) if isinstance(value, bytes) else ("bytes of UTF-8", value.encode())
+            if len(data) > bound.max_bytes:
+                yield path, f"has {len(data):,} {unit}: give at most {bound.max_bytes:,}"
 
 
 def _too_many(excess: Excess) -> InvalidRequestError:

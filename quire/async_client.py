@@ -154,6 +154,15 @@ class AsyncClient:
         request = encode(pb.GetRequestRequest, request_id=request_id)
         return record_from_pb(await connection.call(connection.inference.GetRequest, request))
 
+    async def delete_record(self, request_id: str) -> None:
+        """Deletes the record of an ended request; its id stays taken until the record would have expired.
+
+        Raises NotFoundError, FailedPreconditionError if the request has not ended.
+        """
+        connection = self._connect()
+        request = encode(pb.DeleteRecordRequest, request_id=request_id)
+        await connection.call(connection.inference.DeleteRecord, request)
+
     async def list_requests(
         self,
         *,

@@ -200,6 +200,13 @@ class Client:
         """State and output so far of a request, also after its end until its record expires."""
         return self._thread.run(self._client.get(request_id))
 
+    def delete_record(self, request_id: str) -> None:
+        """Deletes the record of an ended request; its id stays taken until the record would have expired.
+
+        Raises NotFoundError, FailedPreconditionError if the request has not ended.
+        """
+        self._thread.run(self._client.delete_record(request_id))
+
     def list_requests(
         self,
         *,

@@ -73,6 +73,10 @@ class OpenRequest:
             raise QuireError(
                 f"request {self.request_id}: {len(chunk.token_ids)} token ids came as {chunk.num_tokens} tokens"
             )
+        if chunk.text_ends and len(chunk.text_ends) != chunk.num_tokens:
+            raise QuireError(
+                f"request {self.request_id}: ends of {len(chunk.text_ends)} tokens came as {chunk.num_tokens} tokens"
+            )
         if chunk.position != due:
             raise QuireError(
                 f"request {self.request_id}: of sample {chunk.index} the server sent position {chunk.position} where "

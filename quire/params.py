@@ -72,6 +72,7 @@ class OutputParams:
     logprobs: int | None = None  # 0: of the sampled token alone; k: and of the k most likely
     prompt_logprobs: int | None = None
     keep_special_tokens: bool | None = None
+    text_ends: bool | None = None  # place of each token in the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,7 @@ class RequestParams:
     cache_salt: str | None = None
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     priority: int | None = None  # from -1000 to 1000; lower is served first
+    annotation: bytes | None = None  # the client's own note, kept with the request: see `RequestRecord`
 
 
 class GenerateParams(TypedDict, total=False):
@@ -143,12 +145,14 @@ class GenerateParams(TypedDict, total=False):
     logprobs: int
     prompt_logprobs: int
     keep_special_tokens: bool
+    text_ends: bool
     request_id: str
     timeout_s: float
     tenant: str
     cache_salt: str
     on_disconnect: OnDisconnect
     priority: int
+    annotation: bytes
 
 
 def gather(keywords: GenerateParams) -> RequestParams:

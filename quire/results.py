@@ -120,6 +120,7 @@ class Accepted:
     seed: int
     attached: bool  # the server knew the request before
     num_samples: int  # that will come back; a beam search may find fewer
+    created_unix_s: float = 0.0  # time of arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,7 @@ class Chunk:
     logprobs: Sequence[TokenLogprobs] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     finish: Finish | None = None  # with the sample's last chunk
+    text_ends: Sequence[int] = ()  # characters of `text` up to each token; what is behind was held back until the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,7 @@ class RequestRecord:
     created_unix_s: float
     seed: int
     tenant: str
+    annotation: bytes = b""  # as it was submitted
     waiting_for: str | None = None  # in words for people, which may change; None: it runs or has ended
 
     @property

@@ -58,7 +58,7 @@ def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: Request
         _set_beam(message.beam, params.beam)
     if params.structured_output is not None:
         _set_structured_output(message.structured_output, params.structured_output)
-    for name in ("tenant", "cache_salt", "priority"):
+    for name in ("tenant", "cache_salt", "priority", "annotation"):
         _set(message, "", name, getattr(params, name))
     if params.timeout_s is not None:
         _set(message, "", "timeout_ms", _milliseconds(params.timeout_s))
@@ -223,7 +223,7 @@ def _set(message: Message, path: str, name: str, value: Any) -> None:
     try:
         if isinstance(value, Mapping):
             getattr(message, name).update(value)
-        elif isinstance(value, Sequence) and not isinstance(value, str):
+        elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             getattr(message, name).extend(value)
         else:
             setattr(message, name, value)

@@ -39,7 +39,7 @@ _LIVE_STATES = {pb.LiveState.Value(f"LIVE_STATE_{each.name}"): each for each in 
 
 def accepted_from_pb(message: pb.Accepted) -> Accepted:
     """Decodes an acceptance."""
-    return plain(Accepted, message)
+    return plain(Accepted, message, created_unix_s=message.created_unix_ns / 1e9)
 
 
 def chunk_from_pb(message: pb.Chunk) -> Chunk:
@@ -53,6 +53,7 @@ def chunk_from_pb(message: pb.Chunk) -> Chunk:
         logprobs=_logprobs(message.logprobs) if message.logprobs else (),
         prompt_logprobs=_logprobs(message.prompt_logprobs) if message.prompt_logprobs else (),
         finish=_finish(message.finish) if message.HasField("finish") else None,
+        text_ends=tuple(message.text_ends) if message.text_ends else (),
     )
 
 

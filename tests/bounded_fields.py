@@ -28,6 +28,8 @@ def bounded_paths(descriptor: Descriptor, above: Path = ()) -> Iterator[tuple[Pa
 def beyond(field: FieldDescriptor, *, by: int) -> Any:
     """A value that is longer than its bound by so much: of a list of text, one of its items."""
     bound = BOUNDS[field.full_name]
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return b"x" * ((bound.max_bytes or 0) + by)
     if field.is_repeated and bound.max_bytes is not None:
         return ["x" * (bound.max_bytes + by)]
     if bound.max_items is not None:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from common.bounds import BOUNDS, CHECKED_BY_HANDLER, FOREIGN
+from common.bounds import BOUNDS, CHECKED_BY_HANDLER, FOREIGN, MOST_ANNOTATION_BYTES
 from common.bounds_check import OutOfBoundsError, bounded_fields, check_of, check_of_method
 from common.quick_bounds import QuickBounds
 from common.step_wire import open_request, seal_request
@@ -226,6 +226,7 @@ def test_the_largest_parameters_within_bounds_fit_into_what_the_journal_keeps_of
             seed=2**64 - 1,
         ),
         stopping=pb.StoppingParams(stop=["x" * 256] * 16, stop_token_ids=[2**31 - 1] * 256, max_tokens=2**32 - 1),
+        annotation=bytes(MOST_ANNOTATION_BYTES),
     )
     check_of(pb.GenerateRequest.DESCRIPTOR).check(request)
-    assert request.ByteSize() < MOST_PARAMETER_BYTES // 2
+    assert request.ByteSize() < MOST_PARAMETER_BYTES * 3 // 4

@@ -315,6 +315,7 @@ class GenerateRequest(_message.Message):
     ON_DISCONNECT_FIELD_NUMBER: _builtins.int
     BEAM_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    ANNOTATION_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id names the request for its whole life: at most 128 characters of [A-Za-z0-9._:-].
@@ -342,6 +343,10 @@ class GenerateRequest(_message.Message):
     """priority is the class of the request, from -1000 to 1000: lower is served first and preempted last; within a class
     the server's order counts. A class cannot starve those behind it: of every 8 requests that start, one may be the
     first of a class that has been overtaken for longer than the server's priority_patience_s (30 s). Default: 0.
+    """
+    annotation: _builtins.bytes
+    """annotation is the client's own note on the request, at most 262,144 bytes: it is journalled with the request, and
+    GetRequest returns it. Two submissions with one request_id must have the same.
     """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
@@ -393,11 +398,12 @@ class GenerateRequest(_message.Message):
         on_disconnect: Global___OnDisconnect.ValueType = ...,
         beam: Global___BeamParams | None = ...,
         priority: _builtins.int = ...,
+        annotation: _builtins.bytes = ...,
         structured_output: Global___StructuredOutput | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "beam", b"beam", "chat", b"chat", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "beam", b"beam", "cache_salt", b"cache_salt", "chat", b"chat", "on_disconnect", b"on_disconnect", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "annotation", b"annotation", "beam", b"beam", "cache_salt", b"cache_salt", "chat", b"chat", "on_disconnect", b"on_disconnect", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stopping", b"stopping", "structured_output", b"structured_output", "tenant", b"tenant", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_ms: _TypeAlias = _typing.Literal["timeout_ms"]  # noqa: Y015
     _WhichOneofArgType__timeout_ms: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms"]  # noqa: Y015
@@ -822,6 +828,7 @@ class OutputParams(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TEXT_ENDS_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bool
     """token_ids asks for the ids of the output tokens."""
     logprobs: _builtins.int
@@ -834,6 +841,8 @@ class OutputParams(_message.Message):
     """
     keep_special_tokens: _builtins.bool
     """keep_special_tokens leaves special tokens in the text. By default they are left out."""
+    text_ends: _builtins.bool
+    """text_ends asks for the place in the text of each output token."""
     def __init__(
         self,
         *,
@@ -841,10 +850,11 @@ class OutputParams(_message.Message):
         logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
         keep_special_tokens: _builtins.bool = ...,
+        text_ends: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "text_ends", b"text_ends", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -914,6 +924,7 @@ class Accepted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     ATTACHED_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    CREATED_UNIX_NS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id of the request, from the client or from the server."""
     num_prompt_tokens: _builtins.int
@@ -926,6 +937,8 @@ class Accepted(_message.Message):
     """attached is true if the request was known before and was not started again."""
     num_samples: _builtins.int
     """num_samples that will come back, `n`."""
+    created_unix_ns: _builtins.int
+    """created_unix_ns is the time of arrival, as GetRequest has it."""
     def __init__(
         self,
         *,
@@ -935,10 +948,11 @@ class Accepted(_message.Message):
         seed: _builtins.int = ...,
         attached: _builtins.bool = ...,
         num_samples: _builtins.int = ...,
+        created_unix_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "max_tokens", b"max_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_samples", b"num_samples", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "created_unix_ns", b"created_unix_ns", "max_tokens", b"max_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_samples", b"num_samples", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -958,6 +972,7 @@ class Chunk(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    TEXT_ENDS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """index of the sample within the request."""
     position: _builtins.int
@@ -984,6 +999,13 @@ class Chunk(_message.Message):
     def finish(self) -> Global___SampleFinish:
         """finish is set on the last chunk of the sample."""
 
+    @_builtins.property
+    def text_ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """text_ends, if asked for: for each token of the chunk, the number of characters of `text` that were released up to
+        and with it. Text behind the last of them was held back until the end. However output is cut into chunks, each
+        token releases the same text.
+        """
+
     def __init__(
         self,
         *,
@@ -995,10 +1017,11 @@ class Chunk(_message.Message):
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         finish: Global___SampleFinish | None = ...,
+        text_ends: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "text", b"text", "text_ends", b"text_ends", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1703,6 +1726,7 @@ class GetRequestResponse(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
+    ANNOTATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id of the request."""
     state: Global___RequestState.ValueType
@@ -1717,6 +1741,8 @@ class GetRequestResponse(_message.Message):
     """tenant of the request."""
     waiting_for: _builtins.str
     """waiting_for describes what it waits for, as in RequestSummary. Empty while it runs, and once it has ended."""
+    annotation: _builtins.bytes
+    """annotation of the request, as it was submitted."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleOutput]:
         """samples so far, in the order of their index."""
@@ -1749,14 +1775,54 @@ class GetRequestResponse(_message.Message):
         tenant: _builtins.str = ...,
         memory: Global___RequestMemory | None = ...,
         waiting_for: _builtins.str = ...,
+        annotation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_ns", b"created_unix_ns", "error", b"error", "memory", b"memory", "request_id", b"request_id", "samples", b"samples", "seed", b"seed", "state", b"state", "tenant", b"tenant", "timings", b"timings", "usage", b"usage", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotation", b"annotation", "created_unix_ns", b"created_unix_ns", "error", b"error", "memory", b"memory", "request_id", b"request_id", "samples", b"samples", "seed", b"seed", "state", b"state", "tenant", b"tenant", "timings", b"timings", "usage", b"usage", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRecordRequest(_message.Message):
+    """DeleteRecordRequest names the request whose record is deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """request_id of the request. At most 128 characters."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRecordRequest: _TypeAlias = DeleteRecordRequest  # noqa: Y015
+
+@_typing.final
+class DeleteRecordResponse(_message.Message):
+    """DeleteRecordResponse has no fields."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRecordResponse: _TypeAlias = DeleteRecordResponse  # noqa: Y015
 
 @_typing.final
 class ListRequestsRequest(_message.Message):

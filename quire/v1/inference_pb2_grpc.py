@@ -70,6 +70,11 @@ class InferenceStub(object):
                 request_serializer=quire_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
                 _registered_method=True)
+        self.DeleteRecord = channel.unary_unary(
+                '/quire.v1.Inference/DeleteRecord',
+                request_serializer=quire_dot_v1_dot_inference__pb2.DeleteRecordRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_inference__pb2.DeleteRecordResponse.FromString,
+                _registered_method=True)
         self.ListRequests = channel.unary_unary(
                 '/quire.v1.Inference/ListRequests',
                 request_serializer=quire_dot_v1_dot_inference__pb2.ListRequestsRequest.SerializeToString,
@@ -183,6 +188,15 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRecord(self, request, context):
+        """DeleteRecord makes the record of an ended request unreadable, and answers once that is durable: from then on Attach
+        and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept.
+        NOT_FOUND if unknown, expired or deleted before; FAILED_PRECONDITION if the request has not ended: Cancel it first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRequests(self, request, context):
         """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
         GetRequest finds ended ones by their id while their record is kept. A request that ends or arrives between two
@@ -283,6 +297,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GetRequest,
                     request_deserializer=quire_dot_v1_dot_inference__pb2.GetRequestRequest.FromString,
                     response_serializer=quire_dot_v1_dot_inference__pb2.GetRequestResponse.SerializeToString,
+            ),
+            'DeleteRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRecord,
+                    request_deserializer=quire_dot_v1_dot_inference__pb2.DeleteRecordRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_inference__pb2.DeleteRecordResponse.SerializeToString,
             ),
             'ListRequests': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRequests,
@@ -515,6 +534,33 @@ class Inference(object):
             '/quire.v1.Inference/GetRequest',
             quire_dot_v1_dot_inference__pb2.GetRequestRequest.SerializeToString,
             quire_dot_v1_dot_inference__pb2.GetRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Inference/DeleteRecord',
+            quire_dot_v1_dot_inference__pb2.DeleteRecordRequest.SerializeToString,
+            quire_dot_v1_dot_inference__pb2.DeleteRecordResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -113,6 +113,11 @@ class InferenceStub:
     those of the tenant beyond its share, or, if all together are too large, of the tenant that has the most.
     NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
     """
+    DeleteRecord: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DeleteRecordRequest, _inference_pb2.DeleteRecordResponse]
+    """DeleteRecord makes the record of an ended request unreadable, and answers once that is durable: from then on Attach
+    and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept.
+    NOT_FOUND if unknown, expired or deleted before; FAILED_PRECONDITION if the request has not ended: Cancel it first.
+    """
     ListRequests: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]
     """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
     GetRequest finds ended ones by their id while their record is kept. A request that ends or arrives between two
@@ -182,6 +187,11 @@ class InferenceAsyncStub(InferenceStub):
     three quarters of it for one (max_record_share). Then the records of requests that ended first are dropped earlier:
     those of the tenant beyond its share, or, if all together are too large, of the tenant that has the most.
     NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
+    """
+    DeleteRecord: _aio.UnaryUnaryMultiCallable[_inference_pb2.DeleteRecordRequest, _inference_pb2.DeleteRecordResponse]  # type: ignore[assignment]
+    """DeleteRecord makes the record of an ended request unreadable, and answers once that is durable: from then on Attach
+    and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept.
+    NOT_FOUND if unknown, expired or deleted before; FAILED_PRECONDITION if the request has not ended: Cancel it first.
     """
     ListRequests: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]  # type: ignore[assignment]
     """ListRequests lists requests that have not ended, in the order of their arrival, by tenant and state, in pages.
@@ -291,6 +301,17 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         three quarters of it for one (max_record_share). Then the records of requests that ended first are dropped earlier:
         those of the tenant beyond its share, or, if all together are too large, of the tenant that has the most.
         NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteRecord(
+        self,
+        request: _inference_pb2.DeleteRecordRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DeleteRecordResponse, _abc.Awaitable[_inference_pb2.DeleteRecordResponse]]:
+        """DeleteRecord makes the record of an ended request unreadable, and answers once that is durable: from then on Attach
+        and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept.
+        NOT_FOUND if unknown, expired or deleted before; FAILED_PRECONDITION if the request has not ended: Cancel it first.
         """
 
     @_abc_1.abstractmethod

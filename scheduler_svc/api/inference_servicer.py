@@ -109,6 +109,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         response.waiting_for = self._requests.waiting_for(request.request_id)
         return response
 
+    async def DeleteRecord(self, request: pb.DeleteRecordRequest, context: Context) -> pb.DeleteRecordResponse:
+        """Delete the record of an ended request."""
+        await self._control.delete_record(request.request_id)
+        return pb.DeleteRecordResponse()
+
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
         """Lists requests that have not ended."""
         return await self._requests.page(request)

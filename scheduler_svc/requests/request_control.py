@@ -1,4 +1,4 @@
-"""Calls on one request by its id: find, attach, describe, cancel, pause, resume.
+"""Calls on one request by its id: find, attach, describe, cancel, pause, resume, delete.
 
 Looks in three places: live requests, requests of earlier schedulers that wait for their model, and records of ended
 ones. Knows nothing of how a request is admitted, but waits for a submission that is on its way in.
@@ -16,7 +16,7 @@ from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.live_request import LiveRequest
 from scheduler_svc.requests.live.output_stream import OutputStream
-from scheduler_svc.requests.live.request_record import stream_of_record
+from scheduler_svc.requests.live.request_record import deleted_record, stream_of_record
 from scheduler_svc.requests.queue_limits import AdmissionLimits, check_pause
 from scheduler_svc.requests.recovery.recovery import Recovery
 
@@ -100,6 +100,13 @@ class RequestControl:
         """Let a paused request go on; returns its state once that is durable. Raises the errors of `pause`."""
         return await self._in_time(self._resume(request_id))
 
+    async def delete_record(self, request_id: str) -> None:
+        """Delete the record of a request that has ended; returns once that is durable.
+
+        Raises NotFoundError, FailedPreconditionError if the request has not ended, UnavailableError.
+        """
+        await self._in_time(self._delete_record(request_id))
+
     def cancel_live(self, request_id: str) -> None:
         """End a request if it is live."""
         live = self._engine.live.get(request_id)
@@ -129,6 +136,21 @@ class RequestControl:
             await self._engine.resume(live)
             return live.state
         return (await self.response(request_id)).state
+
+    async def _delete_record(self, request_id: str) -> None:
+        if self._recovery.find(request_id) is not None or await self._live(request_id) is not None:
+            raise FailedPreconditionError(f"request {request_id!r} has not ended: cancel it first")
+        record = await self._found_record(request_id)
+        ended = record.response
+        deleted = asyncio.Event()
+        self._engine.records.put(
+            request_id,
+            deleted_record(record).SerializeToString(),
+            deleted.set,
+            tenant=ended.tenant,
+            ended_unix_ns=ended.created_unix_ns + ended.timings.finished_ns,
+        )
+        await deleted.wait()
 
     async def _in_time(self, change: Coroutine[Any, Any, T]) -> T:
         try:
@@ -160,7 +182,7 @@ class RequestControl:
         Raises NotFoundError only while we lead: requests that a successor accepted are not known here.
         """
         record = await read_record(self._engine.records, request_id)
-        if record is not None:
+        if record is not None and not record.deleted:
             return record
         await self._confirm_leading()
         raise NotFoundError(f"no request has the id {request_id!r}, or its record is not kept any more")

@@ -71,6 +71,7 @@ VALID: dict[str, Message] = {
         pb.CancelRequest(request_id="fuzz-2"),
         pb.PauseRequest(request_id="fuzz-1"),
         pb.ResumeRequest(request_id="fuzz-1"),
+        pb.DeleteRecordRequest(request_id="fuzz-1"),
         cluster_pb2.RegisterRequest(worker_id="w", address="127.0.0.1:9", incarnation="i", model_fingerprint="f"),
         cluster_pb2.DrainWorkerRequest(worker_id="fuzz-1"),
         worker_pb2.StepRequest(epoch=1, step_id=1, snapshot=True),

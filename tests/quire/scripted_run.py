@@ -4,11 +4,13 @@ Token j of sample i is id 1000 * i + j, spelled with a space before it: sample 0
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from quire.errors import QuireError
 from quire.v1 import inference_pb2 as pb
 
 ALL = 1 << 30
+CREATED_UNIX_NS = 10**18
 MEMORY = {"blocks": 6, "shared_blocks": 2, "saved_blocks": 4, "copied_blocks": 3, "swapped_out_blocks": 5}
 
 
@@ -67,6 +69,7 @@ class Run:
             seed=self.request.sampling.seed or 7,
             attached=attached,
             num_samples=self.num_asked,
+            created_unix_ns=CREATED_UNIX_NS,
         )
 
     def chunk(self, index: int, start: int) -> pb.Chunk:
@@ -76,6 +79,8 @@ class Run:
         chunk = pb.Chunk(index=index, position=start, num_tokens=end - start, text=text)
         if self.request.output.token_ids:
             chunk.token_ids.extend(token_ids)
+        if self.request.output.text_ends:
+            chunk.text_ends.extend(accumulate(len(f" {token}") for token in token_ids))
         if self.sample_has_ended(index) and end == self.released[index]:
             chunk.finish.CopyFrom(self.finish(index))
         return chunk
@@ -113,9 +118,10 @@ class Run:
             state=self.state,
             samples=samples,
             usage=finished.usage,
-            created_unix_ns=10**18,
+            created_unix_ns=CREATED_UNIX_NS,
             seed=7,
             tenant=self.request.tenant,
+            annotation=self.request.annotation,
             memory=finished.memory,
             waiting_for="" if self.has_ended else self.script.waiting_for,
         )

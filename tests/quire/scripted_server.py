@@ -207,6 +207,12 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
     async def GetRequest(self, request: pb.GetRequestRequest, context: Any) -> pb.GetRequestResponse:
         return self.find(request.request_id).record()
 
+    async def DeleteRecord(self, request: pb.DeleteRecordRequest, context: Any) -> pb.DeleteRecordResponse:
+        if not self.find(request.request_id).has_ended:
+            raise FailedPreconditionError("it has not ended: cancel it first")
+        del self.runs[request.request_id]
+        return pb.DeleteRecordResponse()
+
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Any) -> pb.ListRequestsResponse:
         """List requests that have not ended; a page token is the number already listed."""
         self.listings.append(request)

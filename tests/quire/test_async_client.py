@@ -314,9 +314,10 @@ async def test_closing_the_client_detaches_without_cancelling(server: ScriptedSe
 
 
 async def test_the_other_calls_answer_in_plain_data(server: ScriptedServer, client: quire.AsyncClient) -> None:
-    completion = await client.generate("hello", tenant="acme")
+    completion = await client.generate("hello", tenant="acme", annotation=b"\0note")
     record = await client.get(completion.request_id)
     assert (record.state, record.tenant, record.text) == (quire.RequestState.FINISHED, "acme", completion.text)
+    assert record.annotation == b"\0note"
     assert await client.cancel(completion.request_id) is quire.RequestState.FINISHED
     assert await client.tokenize("a b") == quire.Tokens((0, 1), ("a", "b"))
     assert (await client.tokenize([quire.ChatMessage("user", "x y z")])).tokens == ("x", "y", "z")
@@ -326,8 +327,23 @@ async def test_the_other_calls_answer_in_plain_data(server: ScriptedServer, clie
     assert await client.health() is quire.Health.SERVING
     with pytest.raises(quire.NotFoundError, match="nope"):
         await client.get("nope")
+    await client.delete_record(completion.request_id)
+    with pytest.raises(quire.NotFoundError):
+        await client.delete_record(completion.request_id)
     with pytest.raises(quire.NotFoundError, match="nothing"):
         await client.health("nothing")
+
+
+async def test_places_of_tokens_in_the_text_come_if_asked_for(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    server.default = Script(num_tokens=5, tokens_per_chunk=2)
+    async with client.stream("hello", text_ends=True) as stream:
+        assert (await stream.accepted()).created_unix_s == 1e9
+        ends = [chunk.text_ends async for chunk in stream]
+    assert ends == [(2, 4), (2, 4), (2,)]
+    async with client.stream("hello") as stream:
+        assert {chunk.text_ends async for chunk in stream} == {()}
 
 
 async def test_stats_derive_waste_split_saving_and_hit_rate(client: quire.AsyncClient) -> None:

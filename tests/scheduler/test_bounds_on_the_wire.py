@@ -61,6 +61,7 @@ async def test_a_name_of_15_megabytes_is_not_echoed_by_any_lookup(site: Site) ->
         "Inference/Cancel": pb.CancelRequest(request_id=name),
         "Inference/Pause": pb.PauseRequest(request_id=name),
         "Inference/Resume": pb.ResumeRequest(request_id=name),
+        "Inference/DeleteRecord": pb.DeleteRecordRequest(request_id=name),
         "Inference/UnpinPrefix": pb.UnpinPrefixRequest(name=name),
         "Inference/ListPrefixes": pb.ListPrefixesRequest(tenant=name),
         "Cluster/DrainWorker": cluster_pb2.DrainWorkerRequest(worker_id=name),

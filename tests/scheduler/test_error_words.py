@@ -11,6 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from typer.testing import CliRunner
 
 import quire
+from common.bounds import MOST_ANNOTATION_BYTES
 from quire.cli.app import app
 from quire.cli.flags import flags_of
 from quire.keywords import keyword_of
@@ -48,12 +49,14 @@ BAD: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 99},
     "prompt_logprobs": {"prompt_logprobs": 99},
     "keep_special_tokens": {"keep_special_tokens": "perhaps"},
+    "text_ends": {"text_ends": "perhaps"},
     "request_id": {"request_id": "no id"},
     "timeout_s": {"timeout_s": -1.0},
     "tenant": {"tenant": TOO_LONG},
     "cache_salt": {"cache_salt": TOO_LONG},
     "on_disconnect": {"on_disconnect": "perhaps"},
     "priority": {"priority": 1 << 40},
+    "annotation": {"annotation": bytes(MOST_ANNOTATION_BYTES + 1)},
 }
 PROMPTS: dict[str, list[Any]] = {
     "prompt": [[], [-1], "x" * 70_000, "x" * 12_000_000],

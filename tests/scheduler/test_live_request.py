@@ -58,7 +58,12 @@ def test_each_sample_has_a_sequence_of_its_own_with_the_prompt() -> None:
 def test_what_was_accepted_is_said_with_every_number() -> None:
     request = live(drawing(2, seed=123))
     assert request.stream.accepted == pb.Accepted(
-        request_id="made", num_prompt_tokens=3, max_tokens=MAX_TOKENS, seed=123, num_samples=2
+        request_id="made",
+        num_prompt_tokens=3,
+        max_tokens=MAX_TOKENS,
+        seed=123,
+        num_samples=2,
+        created_unix_ns=ARRIVED_UNIX_NS,
     )
 
 

@@ -66,6 +66,7 @@ class Reader:
         assert [each.token_id for each in chunk.logprobs] == stream.token_ids[start:end]
         assert chunk.num_tokens or chunk.HasField("finish")
         text, ends = samples[chunk.index].text.text, [0, *samples[chunk.index].text.released_ends]
+        assert list(chunk.text_ends) == [each - ends[start] for each in ends[start + 1 : end + 1]]
         assert chunk.text == text[ends[start] : len(text) if chunk.HasField("finish") else ends[end]]
         if chunk.prompt_logprobs:
             assert (chunk.index, chunk.position, len(chunk.prompt_logprobs)) == (0, 0, NUM_PROMPT_LOGPROBS)
@@ -80,7 +81,7 @@ class OutputStreamMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        wanted = pb.OutputParams(token_ids=True, logprobs=0, prompt_logprobs=0)
+        wanted = pb.OutputParams(token_ids=True, logprobs=0, prompt_logprobs=0, text_ends=True)
         prompt_logprobs = [pb.TokenLogprobs(token_id=i) for i in range(NUM_PROMPT_LOGPROBS)]
         self.stream = OutputStream(pb.Accepted(), wanted, [], prompt_logprobs)
         self.samples: list[Sample] = []

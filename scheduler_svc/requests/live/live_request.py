@@ -252,6 +252,7 @@ class LiveRequest:
             seed=self.params.seed,
             tenant=self.params.tenant,
             memory=finished.memory if finished else self.memory(),
+            annotation=self.params.annotation,
         )
 
 

@@ -122,7 +122,7 @@ class Subscription:
     """
 
     __slots__ = (
-        *("_from_positions", "_notify", "_num_known", "_on_close", "_open", "_wants_token_ids"),
+        *("_from_positions", "_notify", "_num_known", "_on_close", "_open", "_wants_text_ends", "_wants_token_ids"),
         "stream",
     )
 
@@ -144,6 +144,7 @@ class Subscription:
         self._notify = notify
         self._on_close = on_close
         self._wants_token_ids = stream.wanted.token_ids
+        self._wants_text_ends = stream.wanted.text_ends
         self._learn_samples()
         num_samples = max(self._num_known, stream.accepted.num_samples)
         beyond = next((i for i, each in enumerate(from_positions) if each and i >= num_samples), None)
@@ -218,6 +219,8 @@ class Subscription:
         chunk.position = place.position
         chunk.num_tokens = num_taken = end - start
         chunk.text = sample.text_log.text[place.text_position : text_end]
+        if self._wants_text_ends:
+            chunk.text_ends.extend([each - place.text_position for each in sample.text_log.released_ends[start:end]])
         place.position = max(place.position, end)
         place.text_position = text_end
         if self._wants_token_ids:

@@ -31,6 +31,21 @@ def record_of(request: LiveRequest) -> journal_pb2.RequestRecord:
     )
 
 
+def deleted_record(record: journal_pb2.RequestRecord) -> journal_pb2.RequestRecord:
+    """Record that takes the place of a deleted one: the end alone. No request has its digest, so its id stays taken."""
+    response = record.response
+    return journal_pb2.RequestRecord(
+        response=pb.GetRequestResponse(
+            request_id=response.request_id,
+            state=response.state,
+            timings=response.timings,
+            created_unix_ns=response.created_unix_ns,
+            tenant=response.tenant,
+        ),
+        deleted=True,
+    )
+
+
 def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
     """Output of an ended request, from its record."""
     response = record.response
@@ -41,6 +56,7 @@ def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
         seed=response.seed,
         attached=True,
         num_samples=record.num_samples,
+        created_unix_ns=response.created_unix_ns,
     )
     samples = []
     for sample, kept in zip(response.samples, record.samples, strict=True):

@@ -38,6 +38,7 @@ class ValidatedParams:
     tenant: str
     cache_salt: str
     priority: int  # lower is served first
+    annotation: bytes = b""
     timeout_ms: int | None
     cancel_on_disconnect: bool
     sampling: SequenceSampling  # of the first sample, without the prompt's length: see `sequence_sampling`
@@ -111,6 +112,7 @@ def settle(
         tenant=request.tenant,
         cache_salt=request.cache_salt,
         priority=max(-MOST_PRIORITY, min(MOST_PRIORITY, request.priority)),  # journals once had any
+        annotation=request.annotation,
         timeout_ms=request.timeout_ms if request.HasField("timeout_ms") else None,
         cancel_on_disconnect=request.on_disconnect != pb.ON_DISCONNECT_CONTINUE,
         sampling=sampling,

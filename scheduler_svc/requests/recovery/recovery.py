@@ -171,6 +171,7 @@ class Recovery:
             created_unix_ns=admission.arrived_unix_ns,
             seed=admission.request.sampling.seed,
             tenant=admission.request.tenant,
+            annotation=admission.request.annotation,
         )
 
     def end(

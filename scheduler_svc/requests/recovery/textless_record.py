@@ -34,6 +34,7 @@ def record_without_text(journaled: JournaledRequest, finish: journal_pb2.Finish)
             created_unix_ns=admission.arrived_unix_ns,
             seed=request.sampling.seed,
             tenant=request.tenant,
+            annotation=request.annotation,
         ),
         request_digest=admission.request_digest,
         output=request.output,

@@ -1,0 +1,115 @@
+"""Records of requests: the annotation in them, through every change of leaders, and their deletion."""
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from quire.v1 import inference_pb2 as pb
+from scheduler_svc.journal.memory_store import MemoryStore
+from tests.scheduler.journal_setup import until
+from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
+from tests.scheduler.sample_outputs import record_of
+from tests.scheduler.serving_site import Site, counting
+
+NOTE = b"\x00 any bytes \xff"
+LONG = 200
+
+
+@asynccontextmanager
+async def lives_of() -> AsyncIterator[Lives]:
+    lives = Lives(MemoryStore())
+    lives.workers.append(speaking_worker())
+    try:
+        await lives.begin()
+        await lives.add_workers()
+        yield lives
+    finally:
+        await lives.close()
+
+
+async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def delete(site: Site, request_id: str = "r") -> None:
+    await site.inference.DeleteRecord(pb.DeleteRecordRequest(request_id=request_id))
+
+
+async def look_up(site: Site, request_id: str = "r") -> pb.GetRequestResponse:
+    return await site.inference.GetRequest(pb.GetRequestRequest(request_id=request_id))
+
+
+async def attach(site: Site, request_id: str = "r") -> list[pb.GenerateResponse]:
+    return [each async for each in site.inference.Attach(pb.AttachRequest(request_id=request_id))]
+
+
+async def next_life(lives: Lives, *, with_workers: bool = True) -> Site:
+    await lives.die()
+    site = await lives.begin()
+    if with_workers:
+        await lives.add_workers()
+    return site
+
+
+async def test_an_annotation_is_told_while_its_request_runs_waits_and_has_ended_under_every_leader() -> None:
+    async with lives_of() as lives:
+        worker = lives.workers[0]
+        worker.silence_after(4)
+        client = Client(counting(10, LONG, "r", annotation=NOTE, on_disconnect=pb.ON_DISCONNECT_CONTINUE))
+        await client.come(lives.site)
+        await until(lambda: bool(client.seen.samples) and len(client.seen.token_ids[0]) == 4)
+        running = await record_of(lives.site, "r")
+        assert (running.annotation, running.state) == (NOTE, pb.REQUEST_STATE_RUNNING)
+        await next_life(lives, with_workers=False)
+        waiting = await record_of(lives.site, "r")
+        assert (waiting.annotation, waiting.state) == (NOTE, pb.REQUEST_STATE_WAITING)
+        worker.speak_again()
+        await lives.add_workers()
+        await client.come(lives.site)
+        await until(lambda: client.is_done)
+        await next_life(lives)
+        ended = await record_of(lives.site, "r")
+        assert (ended.annotation, ended.state) == (NOTE, pb.REQUEST_STATE_FINISHED)
+        [accepted, *_] = await attach(lives.site)
+        assert accepted.accepted.created_unix_ns == ended.created_unix_ns == running.created_unix_ns
+
+
+async def test_another_annotation_is_another_request() -> None:
+    async with lives_of() as lives:
+        site = lives.site
+        await site.run(counting(10, 4, "r", annotation=NOTE))
+        assert (await site.run(counting(10, 4, "r", annotation=NOTE)))[0].accepted.attached
+        assert await code_of(site.run(counting(10, 4, "r"))) is grpc.StatusCode.ALREADY_EXISTS
+
+
+async def test_a_deleted_record_is_unknown_under_every_leader_and_its_id_stays_taken() -> None:
+    async with lives_of() as lives:
+        await lives.site.run(counting(10, 4, "r", annotation=NOTE))
+        await lives.site.run(counting(10, 4, "other", tenant="acme"))
+        await delete(lives.site)
+        for _ in range(2):
+            site = lives.site
+            for call in (look_up(site), attach(site), delete(site)):
+                assert await code_of(call) is grpc.StatusCode.NOT_FOUND
+            assert await code_of(site.run(counting(10, 4, "r", annotation=NOTE))) is grpc.StatusCode.ALREADY_EXISTS
+            assert (await look_up(site, "other")).state == pb.REQUEST_STATE_FINISHED
+            await next_life(lives)
+
+
+async def test_only_requests_that_have_ended_have_a_record_to_delete() -> None:
+    async with lives_of() as lives:
+        lives.workers[0].silence_after(4)
+        client = Client(counting(10, LONG, "r", on_disconnect=pb.ON_DISCONNECT_CONTINUE))
+        await client.come(lives.site)
+        assert await code_of(delete(lives.site)) is grpc.StatusCode.FAILED_PRECONDITION
+        assert await code_of(delete(lives.site, "unknown")) is grpc.StatusCode.NOT_FOUND
+        site = await next_life(lives, with_workers=False)
+        assert await code_of(delete(site)) is grpc.StatusCode.FAILED_PRECONDITION
+        await lives.add_workers()
+        await site.inference.Cancel(pb.CancelRequest(request_id="r"))
+        await delete(site)
+        assert await code_of(look_up(site)) is grpc.StatusCode.NOT_FOUND
