@@ -10,6 +10,8 @@ import quire
 from gateway_svc.api_error import ApiError, from_quire
 from gateway_svc.event_stream import EventStream
 from gateway_svc.generation import Generation
+from gateway_svc.resumption import EventCounts
+from gateway_svc.single_tokens import single_tokens
 
 
 class Call(ABC):
@@ -22,6 +24,8 @@ class Call(ABC):
         """Name the call's requests. names: of its fields, by the SDK's keywords."""
         self.request_id = request_id
         self.names = names
+        self.num_prompt_tokens = 0  # of all prompts; `answer` keeps both counts
+        self.num_output_tokens = 0  # of all outputs so far, in a streamed answer
 
     @abstractmethod
     async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
@@ -48,16 +52,18 @@ class Call(ABC):
         return from_quire(error, self.names, self.request_id)
 
 
-async def answer(generation: Generation, call: Call, *, streamed: bool) -> Response:
-    """The answer to a call whose requests were submitted.
+async def answer(generation: Generation, call: Call, *, streamed: bool, counts: EventCounts | None = None) -> Response:
+    """The answer to a call whose requests were submitted; with `counts` its events have ids.
 
     Raises ApiError for a refusal or a failure; the error of an answer whose events have begun is an event.
     """
     headers = {call.id_header: call.request_id}
     try:
-        num_prompt_tokens = await generation.accepted()
+        call.num_prompt_tokens = await generation.accepted()
+        if counts is not None:
+            counts.check_attached(generation.is_attached)
         if streamed:
-            return EventStream(_events(generation, call, num_prompt_tokens), headers)
+            return EventStream(_events(generation, call, counts), headers)
         completions = await generation.completions()
         body = await call.whole(completions, generation.usage)
     except quire.QuireError as error:
@@ -69,19 +75,32 @@ async def answer(generation: Generation, call: Call, *, streamed: bool) -> Respo
     return Response(body, media_type="application/json", headers=headers)
 
 
-async def _events(generation: Generation, call: Call, num_prompt_tokens: int) -> AsyncGenerator[bytes, None]:
+async def _events(generation: Generation, call: Call, counts: EventCounts | None) -> AsyncGenerator[bytes, None]:
     try:
-        for event in call.first_events(num_prompt_tokens):
-            yield event
+        if counts is None or not counts.is_resumed:
+            for event in call.first_events(call.num_prompt_tokens):
+                yield event
         async for output, chunk in generation.chunks():
-            found = await call.event(output, chunk)
-            if found is not None:
+            if found := await _of_chunk(call, output, chunk, counts):
                 yield found
         if last := call.last_event(generation.usage):
-            yield last
+            yield last if counts is None else counts.last(last)
     except quire.QuireError as error:
         yield call.error_event(call.failure(error))
     finally:
         await generation.close()
     if call.end:
         yield call.end
+
+
+async def _of_chunk(call: Call, output: int, chunk: quire.Chunk, counts: EventCounts | None) -> bytes:
+    """Events of a chunk: one, or one for each token if they have ids."""
+    if counts is None:
+        call.num_output_tokens += chunk.num_tokens
+        return await call.event(output, chunk) or b""
+    events = []
+    for token in single_tokens(chunk):
+        call.num_output_tokens += token.num_tokens
+        if event := await call.event(output, token):
+            events.append(counts.numbered(output, event))
+    return b"".join(events)

@@ -114,9 +114,10 @@ def sdk_refusals(names: Mapping[str, str]) -> Iterator[None]:
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The error of a body that is no JSON, or whose fields are unknown, missing, of the wrong type or not supported.
 
-    `errors` are those of pydantic, of which the first is told: clients show one.
+    `errors` are those of pydantic, of which the deepest is told, since clients show one: of the alternatives of a
+    union it is the one that fits best.
     """
-    first = errors[0]
+    first = max(errors, key=lambda error: len(error["loc"]))
     where, *place = first["loc"]
     param = (_path(place) if where == "body" else str(place[0])) or None
     match first["type"]:

@@ -1,6 +1,5 @@
 """The HTTP application: routes, the errors that they share, and the bound of a body."""
 
-from collections.abc import Coroutine
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
@@ -14,14 +13,17 @@ from gateway_svc.anthropic.fields import Conversation, MessageRequest
 from gateway_svc.anthropic.messages import Messages
 from gateway_svc.api_error import ApiError, from_quire, from_validation
 from gateway_svc.body_limit import BodyLimit
-from gateway_svc.departure import unless_departed
+from gateway_svc.departure import answer_unless_departed
 from gateway_svc.error_answer import error_answer
+from gateway_svc.headers import IdempotencyKey, LastEventId
 from gateway_svc.http_figures import HttpFigures, MeasuredCalls
 from gateway_svc.key_check import KeyCheck
 from gateway_svc.metrics import Metrics
 from gateway_svc.openai import models as openai_models
 from gateway_svc.openai.chat import ChatRequest, Chats
 from gateway_svc.openai.completions import CompletionRequest, Completions
+from gateway_svc.openai.responses.responses import Responses
+from gateway_svc.openai.responses.routes import responses_router
 from gateway_svc.prefixes import prefixes_router
 from gateway_svc.requests import requests_router
 from gateway_svc.served_model import ServedModel
@@ -29,9 +31,6 @@ from gateway_svc.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from gateway_svc.vocabulary import Vocabulary
 from quire.api_keys import AcceptedKeys
 
-_CLIENT_CLOSED_REQUEST = 499  # as proxies log it
-
-IdempotencyKey = Annotated[str | None, Header(max_length=256)]
 AnthropicVersion = Annotated[str | None, Header()]
 
 
@@ -47,6 +46,7 @@ def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: Accepted
     vocabulary = Vocabulary(client)
     model = ServedModel(client, vocabulary)
     _add_openai(app, client, model, vocabulary)
+    app.include_router(responses_router(Responses(client, model, vocabulary)))
     _add_anthropic(app, client, model)
     _add_models(app, model)
     _add_tokens(app, Tokens(client, model))
@@ -62,12 +62,22 @@ def _add_openai(app: FastAPI, client: quire.AsyncClient, model: ServedModel, voc
     chats = Chats(client, model, vocabulary)
 
     @app.post("/v1/completions", response_model=None)
-    async def complete(body: CompletionRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-        return await _answered(request, completions.answer(body, idempotency_key))
+    async def complete(
+        body: CompletionRequest,
+        request: Request,
+        idempotency_key: IdempotencyKey = None,
+        last_event_id: LastEventId = None,
+    ) -> Response:
+        return await answer_unless_departed(request, completions.answer(body, idempotency_key, last_event_id))
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat(body: ChatRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-        return await _answered(request, chats.answer(body, idempotency_key))
+    async def chat(
+        body: ChatRequest,
+        request: Request,
+        idempotency_key: IdempotencyKey = None,
+        last_event_id: LastEventId = None,
+    ) -> Response:
+        return await answer_unless_departed(request, chats.answer(body, idempotency_key, last_event_id))
 
 
 def _add_anthropic(app: FastAPI, client: quire.AsyncClient, model: ServedModel) -> None:
@@ -75,7 +85,7 @@ def _add_anthropic(app: FastAPI, client: quire.AsyncClient, model: ServedModel) 
 
     @app.post("/v1/messages", response_model=None)
     async def message(body: MessageRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-        return await _answered(request, messages.answer(body, idempotency_key))
+        return await answer_unless_departed(request, messages.answer(body, idempotency_key))
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: Conversation) -> dict[str, int]:
@@ -95,12 +105,6 @@ def _add_models(app: FastAPI, model: ServedModel) -> None:
         await model.check(name)
         form = openai_models.model_object if anthropic_version is None else anthropic_models.model_object
         return form(await model.get())
-
-
-async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The answer that the work returns, unless the client leaves before; nobody reads the other one."""
-    answer = await unless_departed(request.receive, work)
-    return Response(status_code=_CLIENT_CLOSED_REQUEST) if answer is None else answer
 
 
 def _add_tokens(app: FastAPI, tokens: Tokens) -> None:

@@ -25,6 +25,11 @@ def named_event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\n" + data_event(data)
 
 
+def with_id(event_id: str, event: bytes) -> bytes:
+    """The event with the id by which a client may resume behind it."""
+    return b"id: " + event_id.encode() + b"\n" + event
+
+
 class EventStream(Response):
     """Sends the events of a generator, and closes it when the client disconnects."""
 

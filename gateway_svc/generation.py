@@ -29,13 +29,16 @@ class Generation:
         self._streams = streams
         self._num_outputs = num_outputs
         self._detaches = detaches
+        self.is_attached = False  # True once all requests are accepted, if the server knew each of them before
 
     async def accepted(self) -> int:
         """Wait until all requests are durable. Returns the number of their prompts' tokens.
 
         Raises the error of the first that is refused.
         """
-        return sum([(await stream.accepted()).num_prompt_tokens for stream in self._streams])
+        accepted = [await stream.accepted() for stream in self._streams]
+        self.is_attached = all(each.attached for each in accepted)
+        return sum(each.num_prompt_tokens for each in accepted)
 
     async def completions(self) -> list["quire.Completion"]:
         """The whole outputs, by prompt. Raises as `CompletionStream`."""

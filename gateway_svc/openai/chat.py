@@ -14,6 +14,7 @@ from gateway_svc.openai.completion_call import CompletionCall
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
 from gateway_svc.openai.logprobs import chat_logprobs
 from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, Unsupported
+from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.params import GenerateParams
@@ -146,21 +147,26 @@ class Chats:
         self._model = model
         self._vocabulary = vocabulary
 
-    async def answer(self, body: ChatRequest, idempotency_key: str | None) -> Response:
+    async def answer(
+        self, body: ChatRequest, idempotency_key: str | None, last_event_id: str | None = None
+    ) -> Response:
         """The answer to a request. Raises ApiError."""
         if body.top_logprobs is not None and not body.logprobs:
             raise invalid("top_logprobs", "give logprobs as well")
         name = await self._model.check(body.model)
         call = _Call(body, name, new_request_id("chatcmpl-", idempotency_key, body.tenant), self._vocabulary)
+        counts = event_counts(idempotency_key, last_event_id, body.num_outputs, streamed=bool(body.stream))
+        keywords = body.keywords(call.request_id)
+        keywords["text_ends"] = idempotency_key is not None  # whether or not this time it streams
         with sdk_refusals(call.names):
             stream = self._client.stream_chat(
                 turns_of(body.messages),
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=bool(body.continue_final_message),
-                **body.keywords(call.request_id),
+                **keywords,
             )
         generation = Generation([stream], body.num_outputs, detaches=idempotency_key is not None)
-        return await answer(generation, call, streamed=bool(body.stream))
+        return await answer(generation, call, streamed=bool(body.stream), counts=counts)
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[quire.ChatMessage]:

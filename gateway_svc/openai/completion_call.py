@@ -25,14 +25,18 @@ class CompletionCall(Call):
         super().__init__(request_id, fields.names)
         self._head = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
         self._has_usage_event = fields.has_usage_event
+        self._has_continuous_usage = fields.has_continuous_usage
 
     def first_events(self, num_prompt_tokens: int) -> Iterable[bytes]:
         """Events before any output: none."""
         return ()
 
     def choice_event(self, choice: dict[str, Any]) -> bytes:
-        """The event of one choice; the usage comes with the last event, if asked for."""
-        usage = {"usage": None} if self._has_usage_event else {}
+        """The event of one choice, with the usage so far, if asked for; else it comes with the last event."""
+        usage: dict[str, Any] = {"usage": None} if self._has_usage_event else {}
+        if self._has_continuous_usage:
+            so_far = quire.Usage(prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_output_tokens)
+            usage["usage"] = usage_of(so_far)
         return data_event(orjson.dumps({**self._head, "choices": [choice], **usage}))
 
     def last_event(self, usage: quire.Usage) -> bytes:

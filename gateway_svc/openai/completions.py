@@ -14,6 +14,7 @@ from gateway_svc.openai.completion_call import CompletionCall
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
 from gateway_svc.openai.logprobs import CompletionLogprobs, joined
 from gateway_svc.request_fields import FIELD_NAMES, Unsupported
+from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.params import GenerateParams
@@ -63,21 +64,26 @@ class Completions:
         self._model = model
         self._vocabulary = vocabulary
 
-    async def answer(self, body: CompletionRequest, idempotency_key: str | None) -> Response:
+    async def answer(
+        self, body: CompletionRequest, idempotency_key: str | None, last_event_id: str | None = None
+    ) -> Response:
         """The answer to a request; a reader that leaves is noticed by the caller, or by the stream of events."""
         if body.max_tokens == 0 and not body.echo:
             raise invalid("max_tokens", "give at least 1, or 0 together with echo")
         name = await self._model.check(body.model)
         call = _Call(body, name, new_request_id("cmpl-", idempotency_key, body.tenant), self._vocabulary)
+        num_outputs = len(body.prompts) * body.num_outputs
+        counts = event_counts(idempotency_key, last_event_id, num_outputs, streamed=bool(body.stream))
         with sdk_refusals(FIELD_NAMES):
             prompts = await self._prompts(body)
             call.prompts = prompts
-            streams = [
-                self._client.stream(text if ids is None else ids, **body.keywords(call.id_of(number)))
-                for number, (text, ids) in enumerate(prompts)
-            ]
+            streams = []
+            for number, (text, ids) in enumerate(prompts):
+                keywords = body.keywords(call.id_of(number))
+                keywords["text_ends"] = idempotency_key is not None  # whether or not this time it streams
+                streams.append(self._client.stream(text if ids is None else ids, **keywords))
         generation = Generation(streams, body.num_outputs, detaches=idempotency_key is not None)
-        return await answer(generation, call, streamed=bool(body.stream))
+        return await answer(generation, call, streamed=bool(body.stream), counts=counts)
 
     async def _prompts(self, body: CompletionRequest) -> list[tuple[str, list[int] | None]]:
         """Each prompt as text, if it is echoed or was given so, and as token ids, if these are needed."""

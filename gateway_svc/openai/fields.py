@@ -12,6 +12,7 @@ class StreamOptions(ApiModel):
     """Options of a streamed answer."""
 
     include_usage: bool | None = Field(None, description="End with an event that has the usage and no choices.")
+    continuous_usage_stats: bool | None = Field(None, description="Each event has the usage so far.")
     include_obfuscation: Ignored
 
 
@@ -33,6 +34,11 @@ class GenerationFields(RequestFields):
     def has_usage_event(self) -> bool:
         """True if the usage is an event of its own."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        """True if each event has the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def params(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK."""

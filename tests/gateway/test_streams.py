@@ -30,7 +30,7 @@ def first_event(http: httpx2.Client, fields: dict[str, Any], **headers: str) -> 
     """The first event of a stream, which is then left."""
     with http.stream("POST", "/v1/completions", json=fields | {"stream": True}, headers=headers) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        line = next(line for line in answer.iter_lines() if line)
+        line = next(line for line in answer.iter_lines() if line.startswith("data: "))
         event: dict[str, Any] = json.loads(line.removeprefix("data: "))
         return event
 

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, for text: responses are created, streamed, resumed, retrieved, cancelled and deleted."""

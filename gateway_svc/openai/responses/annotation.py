@@ -1,0 +1,59 @@
+"""The annotation of a request that is a response: what the scheduler keeps with it for the gateways.
+
+A response is a function of its annotation and of the request's record, so that any gateway can answer for it. It is
+read back as a client's data, since any client may annotate a request.
+"""
+
+from typing import Any
+
+from pydantic import ConfigDict, ValidationError
+
+from common.bounds import MOST_ANNOTATION_BYTES
+from gateway_svc.api_error import invalid
+from gateway_svc.openai.responses.items import InputMessage
+from gateway_svc.request_fields import ApiModel
+
+
+class Annotation(ApiModel):
+    """Fields of the request for a response that its object repeats, and its input if it is stored."""
+
+    model_config = ConfigDict(extra="ignore")  # a newer gateway may have written more
+
+    model: str
+    store: bool
+    background: bool
+    instructions: str | None
+    previous_response_id: str | None
+    max_output_tokens: int | None
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    top_logprobs: int
+    has_logprobs: bool
+    truncation: str
+    text: dict[str, Any]
+    metadata: dict[str, str]
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    input: list[InputMessage]  # empty if it is not stored
+
+    def encode(self) -> bytes:
+        """Raises ApiError if it is too large to be kept."""
+        data = self.model_dump_json().encode()
+        if len(data) > MOST_ANNOTATION_BYTES:
+            raise invalid(
+                "input",
+                f"takes {len(data):,} bytes to store, and at most {MOST_ANNOTATION_BYTES:,} are kept: shorten it, or "
+                "give store: false",
+            )
+        return data
+
+
+def decode_annotation(data: bytes) -> Annotation | None:
+    """The annotation of a response; None for that of another kind of request."""
+    try:
+        return Annotation.model_validate_json(data)
+    except ValidationError:
+        return None

@@ -1,0 +1,220 @@
+"""Body of a request for a response, and its meaning for the SDK.
+
+The sampling parameters beyond OpenAI's are those of completions. Tools and reasoning are refused unless they ask for
+none.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.functional_validators import AfterValidator
+from pydantic_core import PydanticCustomError
+
+import quire
+from gateway_svc.api_error import invalid
+from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields, StreamOptions
+from gateway_svc.openai.responses.annotation import Annotation
+from gateway_svc.openai.responses.items import InputMessage, messages_of
+from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
+from quire.params import GenerateParams
+
+_LOGPROBS = "message.output_text.logprobs"
+_Key = Annotated[str, Field(max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+_Name = Annotated[str, Field(max_length=512)]
+
+
+def _refuse_any(tools: list[Any]) -> list[Any]:
+    if tools:
+        raise PydanticCustomError("unsupported", "this server does not support tools here; leave them out")
+    return tools
+
+
+class TextFormat(ApiModel):
+    """The format of the text: plain, any JSON object, or JSON of a schema, which is enforced in any case."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(None, max_length=64)
+    description: str | None = Field(None, max_length=4096)
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def check(self) -> None:
+        """Raises ApiError if the schema is missing or superfluous."""
+        if (self.schema_ is None) == (self.type == "json_schema"):
+            raise invalid("text.format.schema", "belongs to the type json_schema, and is required there")
+
+    @property
+    def keywords(self) -> GenerateParams:
+        """Keywords for the SDK."""
+        if self.schema_ is not None:
+            return {"json_schema": self.schema_}
+        return {"json_object": True} if self.type == "json_object" else {}
+
+    @property
+    def echo(self) -> dict[str, Any]:
+        """The format as the response object has it."""
+        if self.schema_ is None:
+            return {"type": self.type}
+        return {
+            "type": self.type,
+            "name": self.name or "",
+            "description": self.description,
+            "schema": self.schema_,
+            "strict": True,
+        }
+
+
+class TextOptions(ApiModel):
+    """Options of the text."""
+
+    format: TextFormat | None = None
+    verbosity: Ignored
+
+
+class Reasoning(ApiModel):
+    """Options of reasoning, of which there is none."""
+
+    effort: Literal["none"] | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponseStreamOptions(StreamOptions):
+    """Options of a streamed response, whose last event has the usage in any case."""
+
+    include_usage: Unsupported
+    continuous_usage_stats: Unsupported
+
+
+class ResponseRequest(GenerationFields):
+    """The body of a request for a response."""
+
+    input: str | list[InputMessage] = Field(description="Text, or the items of a conversation.")
+    instructions: str | None = Field(None, description="The system's message, before the conversation.")
+    previous_response_id: str | None = Field(
+        None, max_length=128, description="Stored response whose conversation goes on."
+    )
+    max_output_tokens: int | None = Field(None, ge=1, description="Default: the rest of the context.")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="With include alone.")
+    include: (
+        list[
+            Literal[
+                "message.output_text.logprobs",
+                "reasoning.encrypted_content",
+                "file_search_call.results",
+                "web_search_call.results",
+                "web_search_call.action.sources",
+                "message.input_image.image_url",
+                "computer_call_output.output.image_url",
+                "code_interpreter_call.outputs",
+            ]
+        ]
+        | None
+    ) = Field(None, description="Only message.output_text.logprobs has an effect.")
+    background: bool | None = Field(None, description="Answer at once; the response is retrieved later.")
+    store: bool | None = Field(None, description="Keep the response to be retrieved; default: true.")
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto: leave out the oldest turns of a conversation that does not fit into the context."
+    )
+    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
+    user: _Name | None = None
+    safety_identifier: _Name | None = None
+    prompt_cache_key: _Name | None = None
+    tools: Annotated[list[Any], AfterValidator(_refuse_any)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    reasoning: Reasoning | None = None
+    stream_options: ResponseStreamOptions | None = None
+    parallel_tool_calls: Ignored
+    prompt_cache_options: Ignored
+    prompt_cache_retention: Ignored
+    service_tier: Ignored
+    max_tool_calls: Unsupported
+    access_programs: Unsupported
+    background_options: Unsupported
+    context_management: Unsupported
+    conversation: Unsupported
+    image: Unsupported
+    moderation: Unsupported
+    prompt: Unsupported
+    n: Unsupported
+    beam_width: Unsupported
+    length_penalty: Unsupported
+    early_stopping: Unsupported
+    return_token_ids: Unsupported
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Names of fields by the SDK's keywords, where they differ."""
+        names = {**super().names, "prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+        if self._format is None:
+            return names
+        return names | {"structured_output": "text.format", "json_schema": "text.format.schema"}
+
+    @property
+    def is_stored(self) -> bool:
+        return self.store is not False
+
+    @property
+    def has_logprobs(self) -> bool:
+        return _LOGPROBS in (self.include or ())
+
+    def check(self) -> None:
+        """Raises ApiError for fields that do not go together."""
+        if self.background and not self.is_stored:
+            raise invalid("background", "give store: true as well, or the response cannot be retrieved")
+        if self.top_logprobs and not self.has_logprobs:
+            raise invalid("top_logprobs", f"give include: ['{_LOGPROBS}'] as well")
+        if self._format is not None:
+            self._format.check()
+            if self.structured_outputs is not None and self._format.keywords:
+                raise invalid("structured_outputs", "leave it out where text.format is given")
+
+    @property
+    def _format(self) -> TextFormat | None:
+        return None if self.text is None else self.text.format
+
+    def annotation(self, model: quire.Model, given: GenerateParams) -> Annotation:
+        """What is kept with the request, of which `given` are the keywords."""
+        defaults = model.sampling_defaults
+        return Annotation(
+            model=model.name,
+            store=self.is_stored,
+            background=bool(self.background),
+            instructions=self.instructions,
+            previous_response_id=self.previous_response_id,
+            max_output_tokens=self.max_output_tokens,
+            temperature=_first(given.get("temperature"), defaults.temperature, 1.0),
+            top_p=_first(given.get("top_p"), defaults.top_p, 1.0),
+            presence_penalty=given.get("presence_penalty", 0.0),
+            frequency_penalty=given.get("frequency_penalty", 0.0),
+            top_logprobs=self.top_logprobs or 0,
+            has_logprobs=self.has_logprobs,
+            truncation=self.truncation or "disabled",
+            text={"format": {"type": "text"} if self._format is None else self._format.echo},
+            metadata=self.metadata or {},
+            user=self.user,
+            safety_identifier=self.safety_identifier,
+            prompt_cache_key=self.prompt_cache_key,
+            input=messages_of(self.input) if self.is_stored else [],
+        )
+
+    def keywords(self, request_id: str) -> GenerateParams:
+        """Keywords for the SDK."""
+        given = self.params(request_id)
+        given["token_ids"] = False
+        given["text_ends"] = True
+        if self.max_output_tokens is not None:
+            given["max_tokens"] = self.max_output_tokens
+        if self._format is not None:
+            given.update(self._format.keywords)
+        if self.has_logprobs:
+            given["logprobs"] = self.top_logprobs or 0
+        if self.background:
+            given.setdefault("on_disconnect", quire.OnDisconnect.CONTINUE)
+        return given
+
+
+def _first(*values: float | None) -> float:
+    return next(each for each in values if each is not None)

@@ -1,0 +1,151 @@
+"""The response object: a pure function of a response's annotation, its time, its output and the state of its request.
+
+So a stream, a retrieval and a resumption, by whichever gateway, give the same object with the same ids.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import quire
+from gateway_svc.openai.responses.annotation import Annotation
+from gateway_svc.openai.responses.output import ItemStatus, Output, message_item, text_part
+
+ID_PREFIX = "resp_"
+_LIVE = ("queued", "in_progress")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Output and state of a response at one moment."""
+
+    state: quire.RequestState
+    timings: quire.Timings
+    usage: quire.Usage
+    error: str
+    text: str
+    num_tokens: int
+    logprobs: list[dict[str, Any]]
+    reason: quire.FinishReason | None
+
+    @classmethod
+    def of_end(cls, outcome: quire.Outcome, output: Output) -> "Snapshot":
+        """The end, with the whole output."""
+        return cls(
+            state=outcome.state,
+            timings=outcome.timings,
+            usage=outcome.usage,
+            error=outcome.error,
+            text=output.text,
+            num_tokens=output.num_tokens,
+            logprobs=output.logprobs,
+            reason=output.reason,
+        )
+
+    @classmethod
+    def of_record(cls, record: quire.RequestRecord) -> "Snapshot":
+        """What the record has, which is all but log-probabilities."""
+        return cls(
+            state=record.state,
+            timings=record.timings,
+            usage=record.usage,
+            error=record.error,
+            text=record.text,
+            num_tokens=len(record.token_ids),
+            logprobs=[],
+            reason=record.finish.reason if record.finish else None,
+        )
+
+
+class ResponseHead:
+    """Everything of a response that does not change."""
+
+    def __init__(self, response_id: str, annotation: Annotation, created_unix_s: float) -> None:
+        self.response_id = response_id
+        self.item_id = "msg_" + response_id.removeprefix(ID_PREFIX)
+        self.annotation = annotation
+        self._created_unix_s = created_unix_s
+        self._echoed = annotation.model_dump(exclude={"has_logprobs", "input"})
+
+    def beginning(self, status: str) -> dict[str, Any]:
+        """The object before there is output."""
+        return self._made(status, [], None, None, None)
+
+    def at(self, snapshot: Snapshot) -> dict[str, Any]:
+        """The object at a moment; usage comes with the end."""
+        status = self.status(snapshot)
+        items = []
+        if snapshot.num_tokens:
+            items = [message_item(self.item_id, item_status(status), [text_part(snapshot.text, snapshot.logprobs)])]
+        completed_at = None
+        if status == "completed":
+            completed_at = int(self._created_unix_s + (snapshot.timings.finished_s or 0.0))
+        usage = None if status in _LIVE else _usage(snapshot.usage)
+        return self._made(status, items, usage, completed_at, _error(snapshot))
+
+    def status(self, snapshot: Snapshot) -> str:
+        """Status of the response."""
+        match snapshot.state:
+            case quire.RequestState.FINISHED:
+                return "incomplete" if snapshot.reason is quire.FinishReason.LENGTH else "completed"
+            case quire.RequestState.CANCELLED:
+                return "cancelled"
+            case quire.RequestState.FAILED | quire.RequestState.EXPIRED:
+                return "failed"
+            case _:
+                has_begun = snapshot.num_tokens or snapshot.timings.first_scheduled_s is not None
+                return "queued" if self.annotation.background and not has_begun else "in_progress"
+
+    def _made(
+        self,
+        status: str,
+        output: list[dict[str, Any]],
+        usage: dict[str, Any] | None,
+        completed_at: int | None,
+        error: dict[str, Any] | None,
+    ) -> dict[str, Any]:
+        return {
+            "id": self.response_id,
+            "object": "response",
+            "created_at": int(self._created_unix_s),
+            "completed_at": completed_at,
+            "status": status,
+            **self._echoed,
+            "output": output,
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "usage": usage,
+            "reasoning": {"effort": None, "summary": None},
+            "tools": [],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "max_tool_calls": None,
+            "service_tier": "default",
+        }
+
+
+def item_status(status: str) -> ItemStatus:
+    """Status of the message of a response with this status."""
+    if status in _LIVE:
+        return "in_progress"
+    return "completed" if status == "completed" else "incomplete"
+
+
+def _error(snapshot: Snapshot) -> dict[str, Any] | None:
+    match snapshot.state:
+        case quire.RequestState.FAILED:
+            message = snapshot.error or "the server could not finish the response"
+        case quire.RequestState.EXPIRED:
+            message = "the deadline passed"
+        case _:
+            return None
+    return {"code": "server_error", "message": message}
+
+
+def _usage(usage: quire.Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,192 @@
+"""`/v1/responses`: responses are created here, and retrieved, resumed, cancelled and deleted by any gateway.
+
+Keeps nothing: a response is its request, which the scheduler keeps.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+import quire
+from gateway_svc.api_error import from_quire, invalid, sdk_refusals
+from gateway_svc.event_stream import DONE, EventStream
+from gateway_svc.generation import new_request_id
+from gateway_svc.openai.errors import ID_HEADER
+from gateway_svc.openai.responses.events import ResponseEvents
+from gateway_svc.openai.responses.fields import ResponseRequest
+from gateway_svc.openai.responses.items import messages_of
+from gateway_svc.openai.responses.output import Output
+from gateway_svc.openai.responses.response_object import ID_PREFIX, ResponseHead, Snapshot
+from gateway_svc.openai.responses.stored_responses import StoredResponse, StoredResponses
+from gateway_svc.openai.responses.truncation import last_turns_that_fit
+from gateway_svc.resumption import not_resumable
+from gateway_svc.served_model import ServedModel
+from gateway_svc.vocabulary import Vocabulary
+
+
+class Responses:
+    """Answers requests for responses. Calls raise ApiError, and QuireError where the scheduler cannot be asked."""
+
+    def __init__(self, client: quire.AsyncClient, model: ServedModel, vocabulary: Vocabulary) -> None:
+        self._client = client
+        self._model = model
+        self._vocabulary = vocabulary
+        self._stored = StoredResponses(client)
+
+    async def create(self, body: ResponseRequest, idempotency_key: str | None, after: int = -1) -> Response:
+        """The answer to a request: the response, its beginning if it runs in the background, or its events.
+
+        `after` is the number of the last event that a client has, which sends its request again with the same key.
+        """
+        body.check()
+        await self._model.check(body.model)
+        turns = await self._turns(body)
+        keywords = body.keywords(new_request_id(ID_PREFIX, idempotency_key, body.tenant))
+        annotation = body.annotation(await self._model.get(), keywords)
+        keywords["annotation"] = annotation.encode()
+        with sdk_refusals(body.names):
+            stream = self._client.stream_chat(turns, **keywords)
+        # Who streams a stored response may come back for it; who waits for a whole one does not know its id.
+        detaches = idempotency_key is not None or annotation.background or (annotation.store and bool(body.stream))
+        try:
+            accepted = await stream.accepted()
+            if after >= 0 and not accepted.attached:
+                raise not_resumable()
+            head = ResponseHead(accepted.request_id, annotation, accepted.created_unix_s)
+            if body.stream:
+                return self._streamed(head, stream, after=after, detaches=detaches)
+            if annotation.background:
+                stream.detach()
+                return await self.retrieve(head.response_id) if accepted.attached else _json(head.beginning("queued"))
+            return _json(head.at(await self._end(head, stream)))
+        except BaseException as error:
+            await _let_go(stream, detaches=detaches)
+            if isinstance(error, quire.QuireError):
+                raise from_quire(error, body.names, stream.request_id) from error
+            raise  # the reader has gone
+
+    async def retrieve(self, response_id: str) -> Response:
+        """The response as it is now."""
+        return _json(await self._object(await self._stored.get(response_id)))
+
+    async def resume(self, response_id: str, after: int) -> Response:
+        """The events of a response behind the one with this number; -1: all of them."""
+        stored = await self._stored.get(response_id)
+        stream = self._client.attach(response_id)
+        return self._streamed(stored.head, stream, after=after, detaches=True)
+
+    async def cancel(self, response_id: str) -> Response:
+        """End a response, and return it; one that has ended stays as it is."""
+        await self._stored.get(response_id)
+        await self._client.cancel(response_id)
+        return await self.retrieve(response_id)
+
+    async def delete(self, response_id: str) -> Response:
+        """Delete a response; one that has not ended is cancelled."""
+        await self._stored.get(response_id)
+        await self._client.cancel(response_id)
+        await self._client.delete_record(response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(self, response_id: str, *, limit: int, order: str, after: str | None) -> Response:
+        """One page of the items of a response's own input, without those of the responses before it."""
+        stored = await self._stored.get(response_id)
+        stem = stored.head.item_id
+        items = [each.to_item(f"{stem}-in-{number}") for number, each in enumerate(stored.annotation.input)]
+        if order == "desc":
+            items.reverse()
+        if after is not None:
+            found = next((number for number, item in enumerate(items) if item["id"] == after), None)
+            if found is None:
+                raise invalid("after", "no item of this input has the id")
+            items = items[found + 1 :]
+        page = items[:limit]
+        ids = [item["id"] for item in page]
+        return _json(
+            {
+                "object": "list",
+                "data": page,
+                "first_id": ids[0] if ids else None,
+                "last_id": ids[-1] if ids else None,
+                "has_more": len(items) > limit,
+            }
+        )
+
+    async def _turns(self, body: ResponseRequest) -> list[quire.ChatMessage]:
+        """The conversation to go on with: instructions, responses before this one, input."""
+        instructions = [] if body.instructions is None else [quire.ChatMessage("system", body.instructions)]
+        turns = []
+        if body.previous_response_id is not None:
+            turns = await self._stored.conversation(body.previous_response_id)
+        turns += [message.turn for message in messages_of(body.input)]
+        if body.truncation != "auto":
+            return instructions + turns
+        most_tokens = (await self._model.get()).max_model_len - (body.max_output_tokens or 1)
+        return await last_turns_that_fit(self._client, instructions, turns, most_tokens)
+
+    async def _object(self, stored: StoredResponse) -> dict[str, Any]:
+        head, record = stored.head, stored.record
+        if record.state.is_terminal and stored.annotation.has_logprobs:  # records do not have them, streams do
+            return head.at(await self._end(head, self._client.attach(record.request_id)))
+        return head.at(Snapshot.of_record(record))
+
+    def _output(self, head: ResponseHead) -> Output:
+        return Output(self._vocabulary, head.annotation.top_logprobs)
+
+    async def _end(self, head: ResponseHead, stream: quire.CompletionStream) -> Snapshot:
+        """The end of a response, whatever it is, once it has come."""
+        output = self._output(head)
+        async for chunk in _chunks(stream):
+            await output.add(chunk)
+        return Snapshot.of_end(_outcome(stream), output)
+
+    def _streamed(
+        self, head: ResponseHead, stream: quire.CompletionStream, *, after: int, detaches: bool
+    ) -> EventStream:
+        events = ResponseEvents(head, self._output(head), after=after)
+        return EventStream(_sent(events, stream, detaches=detaches), {ID_HEADER: head.response_id})
+
+
+async def _sent(
+    events: ResponseEvents, stream: quire.CompletionStream, *, detaches: bool
+) -> AsyncGenerator[bytes, None]:
+    try:
+        yield events.begin()
+        async for chunk in _chunks(stream):
+            if made := await events.add(chunk):
+                yield made
+        yield events.end(_outcome(stream))
+    except quire.QuireError as error:
+        yield events.error(from_quire(error, {}, stream.request_id))
+    finally:
+        await _let_go(stream, detaches=detaches)
+    yield DONE
+
+
+async def _chunks(stream: quire.CompletionStream) -> AsyncGenerator[quire.Chunk, None]:
+    """Chunks to the end of the request; a request that failed has an outcome, too. Raises if the end is not known."""
+    try:
+        async for chunk in stream:
+            yield chunk
+    except quire.QuireError:
+        if stream.outcome is None:
+            raise
+
+
+def _outcome(stream: quire.CompletionStream) -> quire.Outcome:
+    assert stream.outcome is not None  # it was read to the end
+    return stream.outcome
+
+
+async def _let_go(stream: quire.CompletionStream, *, detaches: bool) -> None:
+    if detaches:
+        stream.detach()
+    else:
+        await stream.aclose()
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    headers = {ID_HEADER: answer["id"]} if "id" in answer else {}
+    return Response(orjson.dumps(answer), media_type="application/json", headers=headers)

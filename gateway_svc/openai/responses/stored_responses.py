@@ -1,0 +1,78 @@
+"""Stored responses, which are the records of their requests, and the conversations that they continue."""
+
+import re
+from dataclasses import dataclass
+
+import quire
+from common.bounds import MOST_TEXT_BYTES
+from gateway_svc.api_error import ApiError, invalid
+from gateway_svc.openai.responses.annotation import Annotation, decode_annotation
+from gateway_svc.openai.responses.response_object import ID_PREFIX, ResponseHead
+
+MAX_EARLIER_RESPONSES = 256  # of one conversation
+_ID = re.compile(rf"{ID_PREFIX}[A-Za-z0-9._:-]{{1,120}}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as its record has it now."""
+
+    annotation: Annotation
+    record: quire.RequestRecord
+
+    @property
+    def head(self) -> ResponseHead:
+        return ResponseHead(self.record.request_id, self.annotation, self.record.created_unix_s)
+
+
+class StoredResponses:
+    """Reads the records that are responses."""
+
+    def __init__(self, client: quire.AsyncClient) -> None:
+        self._client = client
+
+    async def get(self, response_id: str) -> StoredResponse:
+        """The response as it is now. Raises ApiError if it is unknown or not stored, QuireError."""
+        found = await self._find(response_id)
+        if found is None:
+            raise ApiError(404, f"Response with id '{response_id:.130}' not found.", code="not_found")
+        return found
+
+    async def conversation(self, response_id: str) -> list[quire.ChatMessage]:
+        """Turns up to and with the output of a response that has ended, from the first of its conversation on.
+
+        Raises ApiError if a part of it is not kept any more, or if it is too long; QuireError.
+        """
+        turns: list[quire.ChatMessage] = []  # the last first
+        num_chars, wanted = 0, response_id
+        for _ in range(MAX_EARLIER_RESPONSES):
+            found = await self._earlier(wanted)
+            own = [message.turn for message in found.annotation.input]
+            own.append(quire.ChatMessage("assistant", found.record.text))
+            num_chars += sum(len(turn.content) for turn in own)
+            if num_chars > MOST_TEXT_BYTES:
+                raise invalid("previous_response_id", f"its conversation has more than {MOST_TEXT_BYTES:,} characters")
+            turns += reversed(own)
+            if found.annotation.previous_response_id is None:
+                return turns[::-1]
+            wanted = found.annotation.previous_response_id
+        raise invalid("previous_response_id", f"its conversation has more than {MAX_EARLIER_RESPONSES} responses")
+
+    async def _earlier(self, response_id: str) -> StoredResponse:
+        found = await self._find(response_id)
+        if found is None:
+            message = f"Previous response with id '{response_id:.130}' not found."
+            raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
+        if not found.record.state.is_terminal:
+            raise invalid("previous_response_id", "the response has not ended yet")
+        return found
+
+    async def _find(self, response_id: str) -> StoredResponse | None:
+        if _ID.fullmatch(response_id) is None:
+            return None
+        try:
+            record = await self._client.get(response_id)
+        except quire.NotFoundError:
+            return None
+        annotation = decode_annotation(record.annotation)
+        return StoredResponse(annotation, record) if annotation is not None and annotation.store else None
