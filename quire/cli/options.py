@@ -111,5 +111,5 @@ def request_params(**given: object) -> GenerateParams:
     return {  # type: ignore[return-value]
         name: value
         for name, value in given.items()
-        if value is not None and value is not False and value != []  # 0 is a value
+        if value is not None and value is not False and value not in ([], ())  # 0 is a value
     }

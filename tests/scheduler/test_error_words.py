@@ -19,7 +19,7 @@ from quire.params import GenerateParams
 from quire.v1 import inference_pb2 as pb
 from tests.scheduler.serving_site import Site, running_site
 
-GROUPS = {"sampling", "stopping", "output", "beam"}
+GROUPS = {"sampling", "stopping", "output", "beam", "structured_output"}
 TOO_LONG = "x" * 129
 # For each keyword what it cannot be, with what else it takes for that.
 BAD: dict[str, dict[str, Any]] = {
@@ -39,6 +39,12 @@ BAD: dict[str, dict[str, Any]] = {
     "beam_width": {"beam_width": 1},
     "length_penalty": {"length_penalty": 9.0, "beam_width": 2},
     "early_stopping": {"early_stopping": "sometimes", "beam_width": 2},
+    "json_schema": {"json_schema": "{"},
+    "json_object": {"json_object": "perhaps"},
+    "regex": {"regex": ""},
+    "choice": {"choice": [""]},
+    "lark": {"lark": ""},
+    "json_whitespace": {"json_whitespace": "sometimes", "regex": "a"},
     "max_tokens": {"max_tokens": 0},
     "min_tokens": {"min_tokens": 6, "max_tokens": 5},
     "stop": {"stop": [""]},
@@ -62,6 +68,7 @@ PROMPTS: dict[str, list[Any]] = {
     "prompt": [[], [-1], "x" * 70_000, "x" * 12_000_000],
     "messages": [[], [{"role": "", "content": "x"}], [{"role": "user"}], [{"role": "user", "content": "x" * 70_000}]],
 }
+OF_A_CHAT = {"add_generation_prompt", "continue_final_message"}  # keywords of `chat` that take any truth value
 GENERATE = typer.main.get_command(app).commands["generate"]  # type: ignore[attr-defined]
 FLAGS = flags_of(GENERATE)
 OF_THE_COMMAND = {"address", "as_json", "stats"}  # say nothing of the request
@@ -104,7 +111,7 @@ def assert_names(error: quire.InvalidRequestError, keyword: str) -> None:
 def test_every_field_of_a_request_is_a_keyword_of_which_something_is_tried() -> None:
     assert set(BAD) == set(GenerateParams.__annotations__) - GROUPS
     keywords = {re.split(r"[.\[]", keyword_of(path, "prompt"))[0] for path in leaves(pb.GenerateRequest.DESCRIPTOR)}
-    assert keywords == {*BAD, *PROMPTS}
+    assert keywords == {*BAD, *PROMPTS, *OF_A_CHAT}
 
 
 @pytest.mark.parametrize("keyword", BAD)
@@ -146,7 +153,7 @@ def test_every_flag_of_generate_that_goes_into_a_request_is_tried() -> None:
     assert set(FLAGS) - OF_THE_COMMAND <= set(BAD)
 
 
-@pytest.mark.parametrize("keyword", sorted(set(FLAGS) & set(BAD) - {"ignore_eos"}))
+@pytest.mark.parametrize("keyword", sorted(set(FLAGS) & set(BAD) - {"ignore_eos", "json_object"}))
 async def test_the_command_names_the_flag(site: Site, keyword: str) -> None:
     arguments = ["generate", "hello", "-a", site.address, "--json"]
     for name, value in BAD[keyword].items():
