@@ -10,6 +10,8 @@ from dataclasses import dataclass
 MOST_TEXT_BYTES = 8 * 1024 * 1024  # of UTF-8: the longest context that is served fits as any human language
 MOST_TOKEN_IDS = 2 * 1024 * 1024
 MOST_MESSAGES = 65_536  # of a chat
+MOST_TOOL_CALLS = 128  # of a message
+MOST_JSON_BYTES = 1024 * 1024  # of tools, or of variables of a chat template
 MOST_SAMPLES = 128
 MOST_STOP_STRINGS = 16
 MOST_STOP_TOKEN_IDS = 256
@@ -33,6 +35,7 @@ class Bound:
 
 NAME = Bound(max_chars=128)  # an id or a name; fingerprints and incarnations are names, too
 TEXT = Bound(max_bytes=MOST_TEXT_BYTES)
+JSON = Bound(max_bytes=MOST_JSON_BYTES)
 
 BOUNDS: dict[str, Bound] = {
     "quire.v1.GenerateRequest.request_id": NAME,
@@ -42,8 +45,17 @@ BOUNDS: dict[str, Bound] = {
     "quire.v1.GenerateRequest.annotation": Bound(max_bytes=MOST_ANNOTATION_BYTES),
     "quire.v1.TokenIds.ids": Bound(max_items=MOST_TOKEN_IDS),
     "quire.v1.ChatPrompt.messages": Bound(max_items=MOST_MESSAGES),
+    "quire.v1.ChatPrompt.tools": JSON,
+    "quire.v1.ChatPrompt.template_kwargs": JSON,
     "quire.v1.ChatMessage.role": NAME,
     "quire.v1.ChatMessage.content": TEXT,
+    "quire.v1.ChatMessage.tool_calls": Bound(max_items=MOST_TOOL_CALLS),
+    "quire.v1.ChatMessage.tool_call_id": NAME,
+    "quire.v1.ChatMessage.name": NAME,
+    "quire.v1.ChatMessage.reasoning": TEXT,
+    "quire.v1.ToolCall.id": NAME,
+    "quire.v1.ToolCall.name": NAME,
+    "quire.v1.ToolCall.arguments": TEXT,
     "quire.v1.SamplingParams.logit_bias": Bound(max_items=MOST_BIASED),
     "quire.v1.SamplingParams.allowed_token_ids": Bound(max_items=MOST_ALLOWED),
     "quire.v1.StoppingParams.stop": Bound(max_items=MOST_STOP_STRINGS, max_bytes=256),

@@ -20,7 +20,8 @@ from gateway_svc.http_figures import HttpFigures, MeasuredCalls
 from gateway_svc.key_check import KeyCheck
 from gateway_svc.metrics import Metrics
 from gateway_svc.openai import models as openai_models
-from gateway_svc.openai.chat import ChatRequest, Chats
+from gateway_svc.openai.chat import Chats
+from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completions import CompletionRequest, Completions
 from gateway_svc.openai.responses.responses import Responses
 from gateway_svc.openai.responses.routes import responses_router

@@ -8,7 +8,8 @@ from starlette.responses import JSONResponse, Response
 
 import quire
 from gateway_svc.api_error import invalid
-from gateway_svc.openai.chat import ChatMessage, turns_of
+from gateway_svc.openai.chat_messages import ChatMessage, chat_of
+from gateway_svc.openai.tools import Tools
 from gateway_svc.request_fields import ApiModel
 
 
@@ -17,6 +18,8 @@ class PinRequest(ApiModel):
 
     prompt: str | list[int] | None = None
     messages: list[ChatMessage] | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     tenant: str | None = None
     cache_salt: str | None = None
 
@@ -25,7 +28,9 @@ class PinRequest(ApiModel):
         """The prefix for the SDK. Raises ApiError."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "give either this or messages")
-        return self.prompt if self.messages is None else turns_of(self.messages)
+        if self.messages is None:
+            return self.prompt
+        return chat_of(self.messages, self.tools, self.chat_template_kwargs)
 
 
 def prefixes_router(client: quire.AsyncClient) -> APIRouter:

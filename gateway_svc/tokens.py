@@ -6,7 +6,8 @@ from pydantic import Field
 
 import quire
 from gateway_svc.api_error import invalid
-from gateway_svc.openai.chat import ChatMessage, turns_of
+from gateway_svc.openai.chat_messages import ChatMessage, chat_of
+from gateway_svc.openai.tools import Tools
 from gateway_svc.request_fields import ApiModel
 from gateway_svc.served_model import ServedModel
 
@@ -17,6 +18,8 @@ class TokenizeRequest(ApiModel):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = Field(None, description="Default: unless continue_final_message is true.")
     continue_final_message: bool | None = Field(None, description="End behind the last message's content.")
@@ -44,13 +47,14 @@ class Tokens:
             raise invalid("prompt", "give either this or messages")
         text: Any = body.prompt
         if body.messages is not None:
-            text = turns_of(body.messages)
-        found = await self._client.tokenize(
-            text,
-            add_special_tokens=body.add_special_tokens,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=bool(body.continue_final_message),
-        )
+            text = chat_of(
+                body.messages,
+                body.tools,
+                body.chat_template_kwargs,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=bool(body.continue_final_message),
+            )
+        found = await self._client.tokenize(text, add_special_tokens=body.add_special_tokens)
         model = await self._model.get()
         strings = list(found.tokens) if body.return_token_strs else None
         ids = list(found.token_ids)

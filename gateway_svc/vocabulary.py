@@ -1,4 +1,4 @@
-"""Texts and bytes of single tokens, asked of the scheduler once each and kept.
+"""Texts, bytes and ids of single tokens, asked of the scheduler once each and kept.
 
 Knows one model at a time: another fingerprint empties what is kept.
 """
@@ -15,12 +15,13 @@ class Vocabulary:
         self._client = client
         self._fingerprint = ""
         self._pieces: dict[int, bytes] = {}
+        self._token_ids: dict[str, int | None] = {}  # by text; None: it is no token
 
     def use(self, model: quire.Model) -> None:
         """Forget the tokens of another model."""
         if model.fingerprint != self._fingerprint:
             self._fingerprint = model.fingerprint
-            self._pieces = {}
+            self._pieces, self._token_ids = {}, {}
 
     async def load(self, token_ids: Iterable[int]) -> None:
         """Make the pieces of these tokens known."""
@@ -28,6 +29,15 @@ class Vocabulary:
         missing = sorted({each for each in token_ids if each not in pieces})
         if missing:
             pieces.update(zip(missing, await self._client.token_pieces(missing), strict=True))
+
+    async def token_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """Ids of those of a few texts that are tokens."""
+        known = self._token_ids
+        for text in texts:
+            if text not in known:
+                ids = (await self._client.tokenize(text, add_special_tokens=False)).token_ids
+                known[text] = ids[0] if len(ids) == 1 else None
+        return {text: found for text in texts if (found := known[text]) is not None}
 
     def piece(self, token_id: int) -> bytes:
         """Bytes of a token that was loaded."""

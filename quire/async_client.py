@@ -4,10 +4,11 @@ Knows the calls and their results; the session makes requests survive a broken c
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 from quire.address import check_address
+from quire.answer_reader import AnswerReader
 from quire.connection import INFERENCE_SERVICE, Connection
 from quire.credentials import Credentials
 from quire.errors import InvalidRequestError, NotFoundError, UnavailableError
@@ -15,14 +16,17 @@ from quire.keywords import in_keywords
 from quire.open_request import OpenRequest
 from quire.params import (
     DEFAULT_ADDRESS,
+    Chat,
     ClientKeywords,
     GenerateParams,
     Messages,
     OnDisconnect,
     PauseKeep,
+    Tools,
     client_options,
     gather,
 )
+from quire.parsing.answer_format import AnswerFormat
 from quire.request_list import LiveState, RequestPage
 from quire.results import Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens
 from quire.session_entry import Entry
@@ -30,8 +34,8 @@ from quire.stats import Stats
 from quire.stream import CompletionStream
 from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
+from quire.wire_chat import chat_to_pb
 from quire.wire_requests import (
-    chat_to_pb,
     encode,
     list_requests_to_pb,
     pause_to_pb,
@@ -82,10 +86,25 @@ class AsyncClient:
         return self._submit(prompt, params)
 
     async def chat(
-        self, messages: Messages, *, continue_final_message: bool = False, **params: Unpack[GenerateParams]
+        self,
+        messages: Messages,
+        *,
+        continue_final_message: bool = False,
+        tools: Tools | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        answer_format: AnswerFormat | None = None,
+        **params: Unpack[GenerateParams],
     ) -> Completion:
         """Answers a conversation by the model's chat template; see `stream_chat`."""
-        async with self.stream_chat(messages, continue_final_message=continue_final_message, **params) as stream:
+        stream = self.stream_chat(
+            messages,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            answer_format=answer_format,
+            **params,
+        )
+        async with stream:
             return await stream.completion()
 
     def stream_chat(
@@ -94,20 +113,39 @@ class AsyncClient:
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        tools: Tools | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        answer_format: AnswerFormat | None = None,
         **params: Unpack[GenerateParams],
     ) -> CompletionStream:
         """Submits a conversation now and streams the answer.
 
         Args:
-            messages: the conversation.
+            messages: turns of the conversation.
             add_generation_prompt: open the assistant's turn at the end; None: unless the last message is continued.
             continue_final_message: continue the content of the last message instead of answering it.
+            tools: tools that the model may call, in the form of OpenAI's API, for the chat template.
+            template_kwargs: further variables of the template, such as enable_thinking.
+            answer_format: the model's (`Model.answer_format`): parts the text of each chunk into `deltas` of content,
+                reasoning and, with tools, calls; samples get a `message`. The text keeps its special tokens then.
             params: parameters of the request.
         """
         chat = chat_to_pb(
-            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+            Chat(
+                messages=messages,
+                tools=tools,
+                template_kwargs=template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
         )
-        return self._submit(chat, params)
+        if answer_format is None:
+            return self._submit(chat, params)
+        if not tools:
+            answer_format = answer_format.without_calls()
+        if not answer_format.is_plain:
+            params["keep_special_tokens"] = True  # markers may be such
+        return self._submit(chat, params, AnswerReader(answer_format))
 
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> CompletionStream:
         """Reads a request that was submitted before, here or elsewhere, from a position of its output onwards.
@@ -185,19 +223,28 @@ class AsyncClient:
 
     async def tokenize(
         self,
-        text: str | Messages,
+        text: str | Chat | Messages,
         *,
         add_special_tokens: bool = True,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> Tokens:
-        """Token ids of a text or a conversation, as the model would see it in a prompt; see `stream_chat`."""
+        """Token ids of a text or a conversation, as the model would see it in a prompt; see `stream_chat`.
+
+        A `Chat` says itself how it ends.
+        """
         prompt: str | pb.ChatPrompt
         if isinstance(text, str):
             prompt = text
+        elif isinstance(text, Chat):
+            prompt = chat_to_pb(text)
         else:
             prompt = chat_to_pb(
-                text, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+                Chat(
+                    messages=text,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                )
             )
         connection = self._connect()
         answer = await connection.call(connection.inference.Tokenize, tokenize_to_pb(prompt, add_special_tokens))
@@ -219,7 +266,7 @@ class AsyncClient:
     async def pin_prefix(
         self,
         name: str,
-        prefix: str | Sequence[int] | Messages,
+        prefix: str | Sequence[int] | Chat | Messages,
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
@@ -310,7 +357,12 @@ class AsyncClient:
             self._connection = Connection(self.address, self._options, self._credentials)
         return self._connection
 
-    def _submit(self, prompt: "str | Sequence[int] | pb.ChatPrompt", keywords: GenerateParams) -> CompletionStream:
+    def _submit(
+        self,
+        prompt: "str | Sequence[int] | pb.ChatPrompt",
+        keywords: GenerateParams,
+        answers: AnswerReader | None = None,
+    ) -> CompletionStream:
         if self._options.timeout_s is not None:
             keywords.setdefault("timeout_s", self._options.timeout_s)
         params = gather(keywords)
@@ -323,9 +375,9 @@ class AsyncClient:
             deadline_s=None if params.timeout_s is None else now_s + params.timeout_s,
             holds_when_behind=params.on_disconnect is OnDisconnect.CANCEL,
         )
-        return self._open(entry, cancels_on_close=True)
+        return self._open(entry, cancels_on_close=True, answers=answers)
 
-    def _open(self, entry: Entry, *, cancels_on_close: bool) -> CompletionStream:
+    def _open(self, entry: Entry, *, cancels_on_close: bool, answers: AnswerReader | None = None) -> CompletionStream:
         session = self._connect().session
         session.open(entry)
-        return CompletionStream(session, entry.request, cancels_on_close=cancels_on_close)
+        return CompletionStream(session, entry.request, cancels_on_close=cancels_on_close, answers=answers)

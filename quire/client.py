@@ -8,12 +8,13 @@ import atexit
 import concurrent.futures
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 from quire.async_client import PIN_TIMEOUT_S, AsyncClient
 from quire.connection import INFERENCE_SERVICE
-from quire.params import DEFAULT_ADDRESS, ClientKeywords, GenerateParams, Messages, PauseKeep
+from quire.params import DEFAULT_ADDRESS, Chat, ClientKeywords, GenerateParams, Messages, PauseKeep, Tools
+from quire.parsing.answer_format import AnswerFormat
 from quire.request_list import LiveState, RequestPage
 from quire.results import Accepted, Chunk, Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens
 from quire.stats import Stats
@@ -157,10 +158,26 @@ class Client:
         return self._open(lambda: self._client.stream(prompt, **params))
 
     def chat(
-        self, messages: Messages, *, continue_final_message: bool = False, **params: Unpack[GenerateParams]
+        self,
+        messages: Messages,
+        *,
+        continue_final_message: bool = False,
+        tools: Tools | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        answer_format: AnswerFormat | None = None,
+        **params: Unpack[GenerateParams],
     ) -> Completion:
         """Answers a conversation by the model's chat template; see `AsyncClient.stream_chat`."""
-        return self._thread.run(self._client.chat(messages, continue_final_message=continue_final_message, **params))
+        return self._thread.run(
+            self._client.chat(
+                messages,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=template_kwargs,
+                answer_format=answer_format,
+                **params,
+            )
+        )
 
     def stream_chat(
         self,
@@ -168,6 +185,9 @@ class Client:
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        tools: Tools | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        answer_format: AnswerFormat | None = None,
         **params: Unpack[GenerateParams],
     ) -> Stream:
         """Submits a conversation now and streams the answer; see `AsyncClient.stream_chat`."""
@@ -176,6 +196,9 @@ class Client:
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=template_kwargs,
+                answer_format=answer_format,
                 **params,
             )
         )
@@ -221,13 +244,13 @@ class Client:
 
     def tokenize(
         self,
-        text: str | Messages,
+        text: str | Chat | Messages,
         *,
         add_special_tokens: bool = True,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> Tokens:
-        """Token ids of a text or a conversation, as the model would see it in a prompt; see `stream_chat`."""
+        """Token ids of a text or a conversation, as the model would see it in a prompt; see `AsyncClient.tokenize`."""
         tokens = self._client.tokenize(
             text,
             add_special_tokens=add_special_tokens,
@@ -247,7 +270,7 @@ class Client:
     def pin_prefix(
         self,
         name: str,
-        prefix: str | Sequence[int] | Messages,
+        prefix: str | Sequence[int] | Chat | Messages,
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypedDict
 
+from quire.parsing.deltas import ToolCall
+
 DEFAULT_ADDRESS = "127.0.0.1:7847"
 
 EarlyStopping = bool | Literal["never"]
@@ -210,11 +212,27 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> TypeError:
 class ChatMessage:
     """One turn of a conversation."""
 
-    role: str  # in the words of the model's chat template: usually "system", "user", "assistant"
-    content: str
+    role: str  # in the words of the model's chat template: usually "system", "user", "assistant" or "tool"
+    content: str = ""
+    tool_calls: Sequence[ToolCall] = ()  # that the assistant made
+    tool_call_id: str = ""  # of the call that a tool answers
+    name: str = ""  # of the speaker, or of the tool that answers
+    reasoning: str = ""  # before the content; the chat template may drop it
 
 
-Messages = Sequence[ChatMessage | Mapping[str, str]]
+Messages = Sequence[ChatMessage | Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]  # in the form of OpenAI's API, for the chat template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation with what its template gets besides the messages."""
+
+    messages: Messages
+    tools: Tools | None = None
+    template_kwargs: Mapping[str, Any] | None = None  # further variables of the template
+    add_generation_prompt: bool | None = None  # open the assistant's turn; None: unless the last message is continued
+    continue_final_message: bool = False  # continue the content of the last message instead of answering it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from quire.errors import (
 )
 from quire.params import (
     BeamParams,
+    Chat,
     ChatMessage,
     ClientOptions,
     OnDisconnect,
@@ -27,6 +28,9 @@ from quire.params import (
     StopParams,
     StructuredOutput,
 )
+from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.answer_parser import AnswerParser
+from quire.parsing.deltas import ArgumentsDelta, ContentDelta, ReasoningDelta, ToolCall, ToolCallBegun
 from quire.request_list import LiveState, RequestPage, RequestSummary
 from quire.results import (
     Accepted,
@@ -66,15 +70,20 @@ from quire.stream import CompletionStream
 __all__ = [
     "Accepted",
     "AlreadyExistsError",
+    "AnswerFormat",
+    "AnswerParser",
+    "ArgumentsDelta",
     "AsyncClient",
     "BeamParams",
     "BlockStats",
+    "Chat",
     "ChatMessage",
     "Chunk",
     "Client",
     "ClientOptions",
     "Completion",
     "CompletionStream",
+    "ContentDelta",
     "Distributions",
     "EndCounts",
     "FailedPreconditionError",
@@ -95,6 +104,7 @@ __all__ = [
     "OverloadedError",
     "PinnedPrefix",
     "QuireError",
+    "ReasoningDelta",
     "RequestCancelledError",
     "RequestExpiredError",
     "RequestFailedError",
@@ -116,6 +126,8 @@ __all__ = [
     "Timings",
     "TokenLogprobs",
     "Tokens",
+    "ToolCall",
+    "ToolCallBegun",
     "UnauthenticatedError",
     "UnavailableError",
     "Usage",

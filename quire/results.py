@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from quire.params import SamplingParams
+from quire.params import ChatMessage, SamplingParams
+from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.deltas import Delta
 
 
 class FinishReason(Enum):
@@ -120,6 +122,7 @@ class Accepted:
     seed: int
     attached: bool  # the server knew the request before
     num_samples: int  # that will come back; a beam search may find fewer
+    in_reasoning: bool = False  # the prompt ends within reasoning, and so the output begins there
     created_unix_s: float = 0.0  # time of arrival
 
 
@@ -136,6 +139,7 @@ class Chunk:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     finish: Finish | None = None  # with the sample's last chunk
     text_ends: Sequence[int] = ()  # characters of `text` up to each token; what is behind was held back until the end
+    deltas: Sequence[Delta] = ()  # of a chat with an answer_format: what the text means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +165,7 @@ class Sample:
     logprobs: tuple[TokenLogprobs, ...] = ()
     score: float | None = None  # as in Finish
     sample_index: int = 0  # as in Finish
+    message: ChatMessage | None = None  # of a chat with an answer_format: the answer, to go on with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +203,10 @@ class Completion:
     @property
     def score(self) -> float | None:
         return self.samples[0].score
+
+    @property
+    def message(self) -> ChatMessage | None:
+        return self.samples[0].message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,4 +286,11 @@ class Model:
     eos_token_ids: tuple[int, ...]
     has_tokenizer: bool
     has_chat_template: bool
+    tool_parser: str | None = None  # format of its tool calls; None: not known
+    reasoning_parser: str | None = None  # format of its reasoning; None: not known
     sampling_defaults: SamplingParams = field(default_factory=SamplingParams)  # of requests that leave them out
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """Format of its answers, for chats."""
+        return AnswerFormat(tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)

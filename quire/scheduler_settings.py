@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from quire.access_settings import AccessSettings
 from quire.address import check_host, check_listen_address
 from quire.limit_settings import LimitSettings
+from quire.parsing.answer_format import ReasoningParserName, ToolParserName
 
 
 class SchedulerSettings(LimitSettings, AccessSettings):
@@ -129,6 +130,15 @@ class SchedulerSettings(LimitSettings, AccessSettings):
         max_length=1024,
         description="name of the only model to serve, as its workers call it, or the first 8 or more characters of its "
         "fingerprint; workers of other models are refused. Absent: the model of the first worker",
+    )
+    tool_parser: Literal["auto", "none", ToolParserName] = Field(
+        "auto",
+        description="format in which the model calls tools; auto: as its chat template shows. Clients parse by it",
+    )
+    reasoning_parser: Literal["auto", "none", ReasoningParserName] = Field(
+        "auto",
+        description="format of the model's reasoning before its answer; auto: as its chat template shows. Clients "
+        "parse by it",
     )
     model_patience_s: float = Field(
         30.0,

@@ -7,8 +7,11 @@ leaves the request alone.
 import asyncio
 from functools import partial
 
+from quire.answer_reader import AnswerReader
 from quire.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
 from quire.open_request import OpenRequest
+from quire.params import ChatMessage
+from quire.parsing.deltas import parsed_answer
 from quire.results import Accepted, Chunk, Completion, Outcome, RequestState, Sample
 from quire.session import Session
 
@@ -25,9 +28,17 @@ class CompletionStream:
     UnavailableError if it was refused or the server stayed away; InvalidRequestError if it can never be served.
     """
 
-    def __init__(self, session: Session, request: OpenRequest, *, cancels_on_close: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        request: OpenRequest,
+        *,
+        cancels_on_close: bool,
+        answers: AnswerReader | None = None,
+    ) -> None:
         self._session = session
         self._request = request
+        self._answers = answers
         self._let_go = partial(_let_go, session, request, cancels_on_close)  # does not keep the stream
         self._loop = asyncio.get_running_loop()
         self._chunks: list[Chunk] = []
@@ -53,6 +64,8 @@ class CompletionStream:
         if chunk is None:
             _raise_unless_finished(self._request, self._chunks)
             raise StopAsyncIteration
+        if self._answers is not None:
+            chunk = self._answers.read(await self.accepted(), chunk)
         self._chunks.append(chunk)
         return chunk
 
@@ -62,7 +75,7 @@ class CompletionStream:
             pass
         accepted = await self.accepted()
         assert self._request.outcome is not None  # the stream has ended without raising
-        return _assemble(accepted, self._chunks, self._request.outcome)
+        return _assemble(accepted, self._chunks, self._request.outcome, is_parsed=self._answers is not None)
 
     def detach(self) -> None:
         """Stops reading; the request's on_disconnect decides whether it goes on, as if its connection was lost."""
@@ -112,11 +125,13 @@ def _raise_unless_finished(request: OpenRequest, chunks: list[Chunk]) -> None:
             raise RequestFailedError(f"{where}: {outcome.error or 'the server could not finish the request'}")
 
 
-def _assemble(accepted: Accepted, chunks: list[Chunk], outcome: Outcome) -> Completion:
+def _assemble(accepted: Accepted, chunks: list[Chunk], outcome: Outcome, *, is_parsed: bool) -> Completion:
     by_sample: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         by_sample.setdefault(chunk.index, []).append(chunk)
-    samples = tuple(_sample(accepted.request_id, index, by_sample[index]) for index in sorted(by_sample))
+    samples = tuple(
+        _sample(accepted.request_id, index, by_sample[index], is_parsed=is_parsed) for index in sorted(by_sample)
+    )
     if not samples:
         raise _unexplained(accepted.request_id)
     return Completion(
@@ -130,7 +145,7 @@ def _assemble(accepted: Accepted, chunks: list[Chunk], outcome: Outcome) -> Comp
     )
 
 
-def _sample(request_id: str, index: int, chunks: list[Chunk]) -> Sample:
+def _sample(request_id: str, index: int, chunks: list[Chunk], *, is_parsed: bool) -> Sample:
     finish = chunks[-1].finish
     if finish is None:
         raise _unexplained(request_id)
@@ -143,7 +158,13 @@ def _sample(request_id: str, index: int, chunks: list[Chunk]) -> Sample:
         logprobs=tuple(each for chunk in chunks for each in chunk.logprobs),
         score=finish.score,
         sample_index=finish.sample_index,
+        message=_message(chunks) if is_parsed else None,
     )
+
+
+def _message(chunks: list[Chunk]) -> ChatMessage:
+    answer = parsed_answer(each for chunk in chunks for each in chunk.deltas)
+    return ChatMessage("assistant", answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning)
 
 
 def _unexplained(request_id: str) -> QuireError:

@@ -1,6 +1,5 @@
 """Requests to protobuf. A value that its field cannot carry is an InvalidRequestError that names the field."""
 
-import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -8,11 +7,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from quire.errors import FieldViolation, InvalidRequestError
-from quire.field_kinds import why_not
-from quire.keywords import keyword_of
 from quire.params import (
     BeamParams,
+    Chat,
     ChatMessage,
     JsonWhitespace,
     Messages,
@@ -24,6 +21,8 @@ from quire.params import (
 from quire.request_list import LiveState
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.v1 import inference_pb2 as pb
+from quire.wire_chat import chat_to_pb
+from quire.wire_fields import invalid_field, json_field, set_field
 
 M = TypeVar("M", bound=Message)
 
@@ -41,68 +40,51 @@ def encode(kind: type[M], **values: Any) -> M:
     """Encodes a request of scalars and lists, by the names of its fields; None leaves a field absent."""
     message = kind()
     for name, value in values.items():
-        _set(message, "", name, value)
+        set_field(message, "", name, value)
     return message
 
 
 def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: RequestParams) -> pb.GenerateRequest:
     """Encodes a request; makes its id if it has none."""
     message = pb.GenerateRequest()
-    _set(message, "", "request_id", params.request_id or uuid.uuid4().hex)
+    set_field(message, "", "request_id", params.request_id or uuid.uuid4().hex)
     _set_prompt(message, prompt)
     for group in ("sampling", "stopping", "output"):
         values = getattr(params, group)
         for field in fields(values):
-            _set(getattr(message, group), f"{group}.", field.name, getattr(values, field.name))
+            set_field(getattr(message, group), f"{group}.", field.name, getattr(values, field.name))
     if params.beam is not None:
         _set_beam(message.beam, params.beam)
     if params.structured_output is not None:
         _set_structured_output(message.structured_output, params.structured_output)
     for name in ("tenant", "cache_salt", "priority", "annotation"):
-        _set(message, "", name, getattr(params, name))
+        set_field(message, "", name, getattr(params, name))
     if params.timeout_s is not None:
-        _set(message, "", "timeout_ms", _milliseconds(params.timeout_s))
+        set_field(message, "", "timeout_ms", _milliseconds(params.timeout_s))
     message.on_disconnect = _on_disconnect(params.on_disconnect)
     _check_size(message, "prompt")
     return message
-
-
-def chat_to_pb(
-    messages: Messages, *, add_generation_prompt: bool | None = None, continue_final_message: bool = False
-) -> pb.ChatPrompt:
-    """Encodes a conversation."""
-    prompt = encode(
-        pb.ChatPrompt, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
-    )
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
-        raise TypeError("messages must be a list of messages, each with a role and its content")
-    for index, each in enumerate(messages):
-        turn = each if isinstance(each, ChatMessage) else _turn(index, each)
-        target = prompt.messages.add()
-        _set(target, f"chat.messages[{index}].", "role", turn.role)
-        _set(target, f"chat.messages[{index}].", "content", turn.content)
-    return prompt
 
 
 def tokenize_to_pb(text: "str | pb.ChatPrompt", add_special_tokens: bool) -> pb.TokenizeRequest:
     """Encodes a text or conversation to tokenise."""
     message = pb.TokenizeRequest(add_special_tokens=add_special_tokens)
     if isinstance(text, str):
-        _set(message, "", "text", text)
+        set_field(message, "", "text", text)
     else:
         message.chat.CopyFrom(text)
     return message
 
 
 def pin_to_pb(
-    name: str, prefix: str | Sequence[int] | Messages, tenant: str | None, cache_salt: str | None
+    name: str, prefix: str | Sequence[int] | Chat | Messages, tenant: str | None, cache_salt: str | None
 ) -> pb.PinPrefixRequest:
     """Encodes a prefix to pin."""
     message = pb.PinPrefixRequest()
-    _set(message, "", "name", name)
+    set_field(message, "", "name", name)
     _set_prompt(message, _prompt_of(prefix))
-    _set(message, "", "tenant", tenant)
-    _set(message, "", "cache_salt", cache_salt)
+    set_field(message, "", "tenant", tenant)
+    set_field(message, "", "cache_salt", cache_salt)
     _check_size(message, "prefix")
     return message
 
@@ -132,8 +114,10 @@ def list_requests_to_pb(
     return message
 
 
-def _prompt_of(prefix: str | Sequence[int] | Messages) -> "str | Sequence[int] | pb.ChatPrompt":
+def _prompt_of(prefix: str | Sequence[int] | Chat | Messages) -> "str | Sequence[int] | pb.ChatPrompt":
     """The prefix, with a conversation encoded as such."""
+    if isinstance(prefix, Chat):
+        return chat_to_pb(prefix)
     if isinstance(prefix, (str, bytes, bytearray)) or not isinstance(prefix, Iterable):
         return prefix
     turns = [each for each in prefix if isinstance(each, (ChatMessage, Mapping))]
@@ -143,19 +127,10 @@ def _prompt_of(prefix: str | Sequence[int] | Messages) -> "str | Sequence[int] |
     return chat_to_pb(turns) if turns else token_ids
 
 
-def _turn(index: int, message: Mapping[str, str]) -> ChatMessage:
-    if set(message) != {"role", "content"}:
-        raise _invalid(f"chat.messages[{index}]", f"needs role and content and nothing else, has {sorted(message)}")
-    for name in ("role", "content"):
-        if message[name] is None:
-            raise _invalid(f"chat.messages[{index}].{name}", "must be a text, not None")
-    return ChatMessage(message["role"], message["content"])
-
-
 def _set_beam(message: pb.BeamParams, beam: BeamParams) -> None:
     message.SetInParent()
-    _set(message, "beam.", "beam_width", beam.beam_width)
-    _set(message, "beam.", "length_penalty", beam.length_penalty)
+    set_field(message, "beam.", "beam_width", beam.beam_width)
+    set_field(message, "beam.", "length_penalty", beam.length_penalty)
     match beam.early_stopping:
         case None:
             pass
@@ -166,7 +141,7 @@ def _set_beam(message: pb.BeamParams, beam: BeamParams) -> None:
         case "never":
             message.early_stopping = pb.EARLY_STOPPING_NEVER
         case other:
-            raise _invalid("beam.early_stopping", f'must be True, False or "never", not {other!r}')
+            raise invalid_field("beam.early_stopping", f'must be True, False or "never", not {other!r}')
 
 
 def _set_structured_output(message: pb.StructuredOutput, output: StructuredOutput) -> None:
@@ -175,66 +150,44 @@ def _set_structured_output(message: pb.StructuredOutput, output: StructuredOutpu
     given = [name for name in kinds if getattr(output, name) is not None]
     if len(given) != 1:
         said = " and ".join(given) or "nothing"
-        raise _invalid("structured_output", f"has {said}: give exactly one of {', '.join(kinds)}")
+        raise invalid_field("structured_output", f"has {said}: give exactly one of {', '.join(kinds)}")
     kind = given[0]
     value = getattr(output, kind)
     if kind == "choice":
         message.choice.SetInParent()
-        _set(message.choice, f"{path}choice.", "texts", list(value))
+        set_field(message.choice, f"{path}choice.", "texts", list(value))
     elif kind == "json_schema" and not isinstance(value, str):
-        _set(message, path, kind, _json(value))
+        set_field(message, path, kind, json_field(path + kind, value))
     else:
-        _set(message, path, kind, value)
+        set_field(message, path, kind, value)
     if output.json_whitespace is not None:
         try:
             message.json_whitespace = _JSON_WHITESPACE[output.json_whitespace]
         except KeyError:
             choices = " or ".join(map(repr, _JSON_WHITESPACE))
-            raise _invalid(f"{path}json_whitespace", f"is {output.json_whitespace!r:.80}: give {choices}") from None
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(schema, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _invalid("structured_output.json_schema", f"is no JSON: {error}") from error
+            raise invalid_field(
+                f"{path}json_whitespace", f"is {output.json_whitespace!r:.80}: give {choices}"
+            ) from None
 
 
 def _set_prompt(
     message: pb.GenerateRequest | pb.PinPrefixRequest, prompt: "str | Sequence[int] | pb.ChatPrompt"
 ) -> None:
     if isinstance(prompt, str):
-        _set(message, "", "text", prompt)
+        set_field(message, "", "text", prompt)
     elif isinstance(prompt, pb.ChatPrompt):
         message.chat.CopyFrom(prompt)
     elif isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, bytearray)):
         message.token_ids.SetInParent()
-        _set(message.token_ids, "token_ids.", "ids", list(prompt))
+        set_field(message.token_ids, "token_ids.", "ids", list(prompt))
     else:
         raise TypeError(f"a prompt is a text or a list of token ids, not {type(prompt).__name__}")
-
-
-def _set(message: Message, path: str, name: str, value: Any) -> None:
-    """Sets one field of any kind; None leaves it absent."""
-    if value is None:
-        return
-    if name == "stop" and isinstance(value, str):
-        value = [value]
-    try:
-        if isinstance(value, Mapping):
-            getattr(message, name).update(value)
-        elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-            getattr(message, name).extend(value)
-        else:
-            setattr(message, name, value)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _invalid(path + name, why_not(message.DESCRIPTOR.fields_by_name[name], value, error)) from error
 
 
 def _check_size(message: Message, field: str) -> None:
     size_bytes = message.ByteSize()
     if size_bytes > PUBLIC_MESSAGE_BYTES - _FRAME_BYTES:
-        raise _invalid(field, f"the request is {size_bytes} bytes; send at most {PUBLIC_MESSAGE_BYTES}")
+        raise invalid_field(field, f"the request is {size_bytes} bytes; send at most {PUBLIC_MESSAGE_BYTES}")
 
 
 def _on_disconnect(given: OnDisconnect | str) -> pb.OnDisconnect.ValueType:
@@ -242,17 +195,12 @@ def _on_disconnect(given: OnDisconnect | str) -> pb.OnDisconnect.ValueType:
         return _ON_DISCONNECT[OnDisconnect(given)]
     except ValueError:
         choices = " or ".join(f"OnDisconnect.{each.name}" for each in OnDisconnect)
-        raise _invalid("on_disconnect", f"cannot be {given!r:.80}: give {choices}") from None
+        raise invalid_field("on_disconnect", f"cannot be {given!r:.80}: give {choices}") from None
 
 
 def _milliseconds(seconds: float) -> int:
     if not isinstance(seconds, (int, float)):
-        raise _invalid("timeout_ms", f"cannot be {seconds!r:.80}: give a number of seconds")
+        raise invalid_field("timeout_ms", f"cannot be {seconds!r:.80}: give a number of seconds")
     if not 0 < seconds < 1e9:
-        raise _invalid("timeout_ms", f"is {seconds:g}: give more than 0 and less than 1e9 seconds")
+        raise invalid_field("timeout_ms", f"is {seconds:g}: give more than 0 and less than 1e9 seconds")
     return max(1, round(seconds * 1000))
-
-
-def _invalid(field: str, description: str) -> InvalidRequestError:
-    """The error for a field by its path; it names the keyword."""
-    return InvalidRequestError.of([FieldViolation(keyword_of(field, "prompt"), description)])

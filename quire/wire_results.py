@@ -130,7 +130,12 @@ def model_from_pb(message: pb.GetModelResponse) -> Model:
     """Decodes a model's description."""
     defaults = {field.name: value for field, value in message.sampling_defaults.ListFields()}
     return plain(
-        Model, message, eos_token_ids=tuple(message.eos_token_ids), sampling_defaults=SamplingParams(**defaults)
+        Model,
+        message,
+        eos_token_ids=tuple(message.eos_token_ids),
+        tool_parser=message.tool_parser or None,
+        reasoning_parser=message.reasoning_parser or None,
+        sampling_defaults=SamplingParams(**defaults),
     )
 
 

@@ -45,7 +45,14 @@ from scheduler_svc.journal.store import FencedError, Store, StoreError
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
-from scheduler_svc.part_settings import admission_limits, edge_limits, pin_limits, record_limits, scheduler_config
+from scheduler_svc.part_settings import (
+    admission_limits,
+    edge_limits,
+    parsers_given,
+    pin_limits,
+    record_limits,
+    scheduler_config,
+)
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.readers import Readers
@@ -246,7 +253,8 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
         prefix_cache=settings.prefix_cache,
     )
     parts.metrics.snapshot = stats
-    inference = InferenceServicer(admission, control, prefixes, RequestList(engine, admission), stats)
+    requests = RequestList(engine, admission)
+    inference = InferenceServicer(admission, control, prefixes, requests, stats, parsers_given(settings))
     inference_pb2_grpc.add_InferenceServicer_to_server(inference, parts.gate.services)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers), parts.gate.services)
     return LeaderParts(

@@ -62,6 +62,12 @@ def record_limits(settings: SchedulerSettings) -> RecordLimits:
     )
 
 
+def parsers_given(settings: SchedulerSettings) -> dict[str, str]:
+    """Parsers that the settings say, by field of GetModel's answer; empty for none."""
+    given = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
+    return {name: "" if parser == "none" else parser for name, parser in given.items() if parser != "auto"}
+
+
 def pin_limits(settings: SchedulerSettings) -> PinLimits:
     return PinLimits(
         max_per_tenant=settings.max_pins_per_tenant,

@@ -1,142 +1,25 @@
 """`/v1/chat/completions`: conversations, answered whole or as events."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from pydantic import Field
 from starlette.responses import Response
 
 import quire
 from gateway_svc.answering import answer
 from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.generation import Generation, new_request_id
+from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completion_call import CompletionCall
-from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
+from gateway_svc.openai.forced_calls import ForcedCalls
 from gateway_svc.openai.logprobs import chat_logprobs
-from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, Unsupported
+from gateway_svc.openai.tools import MessageDelta, message_object
 from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
-from quire.params import GenerateParams
-
-_NAMES = {
-    **FIELD_NAMES,
-    "prompt": "messages",
-    "logprobs": "top_logprobs",
-    "max_tokens": "max_completion_tokens",
-}
-_SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
-
-
-class TextPart(ApiModel):
-    """A piece of text in a message."""
-
-    type: Literal["text"]
-    text: str
-    prompt_cache_breakpoint: Ignored
-
-
-class ChatMessage(ApiModel):
-    """A message of a conversation: text, or parts of text."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: Ignored
-    type: Ignored
-    refusal: Ignored
-    audio: Unsupported
-    tool_calls: Unsupported
-    tool_call_id: Unsupported
-    function_call: Unsupported
-
-    @property
-    def text(self) -> str:
-        """The text; parts are lines of their own."""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content or ())
-
-
-class JsonSchema(ApiModel):
-    """A schema and its name, which is for the client; `strict` is always on."""
-
-    name: str = Field(max_length=64)
-    description: Ignored
-    schema_: dict[str, Any] | None = Field(None, alias="schema", description="Default: any object.")
-    strict: Ignored
-
-
-class ResponseFormat(ApiModel):
-    """The format of an answer: text, any JSON object, or JSON of a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    def keywords(self) -> GenerateParams:
-        """Keywords for the SDK. Raises ApiError if the schema is missing or superfluous."""
-        if (self.json_schema is None) == (self.type == "json_schema"):
-            raise invalid("response_format.json_schema", "belongs to the type json_schema, and is required there")
-        if self.type == "text":
-            return {}
-        schema = None if self.json_schema is None else self.json_schema.schema_
-        return {"json_object": True} if schema is None else {"json_schema": schema}
-
-
-class ChatRequest(GenerationFields):
-    """The body of a request for a chat completion."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: int | None = Field(None, ge=1, description="Default: the rest of the context.")
-    max_tokens: int | None = Field(None, ge=1, description="Earlier name of max_completion_tokens.")
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    best_of: int | None = None
-    response_format: ResponseFormat | None = None
-    modalities: list[Literal["text"]] | None = None
-    add_generation_prompt: bool | None = Field(None, description="Default: unless continue_final_message is true.")
-    continue_final_message: bool | None = Field(None, description="Continue the last message's content.")
-    metadata: Ignored
-    store: Ignored
-    service_tier: Ignored
-    safety_identifier: Ignored
-    prompt_cache_key: Ignored
-    prompt_cache_retention: Ignored
-    prompt_cache_options: Ignored
-    reasoning_effort: Ignored
-    verbosity: Ignored
-    audio: Unsupported
-    function_call: Unsupported
-    functions: Unsupported
-    moderation: Unsupported
-    parallel_tool_calls: Ignored
-    prediction: Unsupported
-    tool_choice: Unsupported
-    tools: Unsupported
-    web_search_options: Unsupported
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """See GenerationFields."""
-        if self.response_format is None:
-            return _NAMES
-        return {**_NAMES, "structured_output": "response_format", "json_schema": "response_format.json_schema"}
-
-    def keywords(self, request_id: str) -> GenerateParams:
-        """Keywords for the SDK. Raises ApiError for fields that contradict each other."""
-        given = self.params(request_id)
-        bound = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        if bound is not None:
-            given["max_tokens"] = bound
-        given["token_ids"] = bool(self.return_token_ids)
-        if self.best_of is not None:
-            given["best_of"] = self.best_of
-        if self.logprobs:
-            given["logprobs"] = self.top_logprobs or 0
-        if self.response_format is not None:
-            if self.structured_outputs is not None:
-                raise invalid("structured_outputs", "leave it out where response_format is given")
-            given.update(self.response_format.keywords())
-        return given
+from quire.answer_reader import AnswerReader
+from quire.parsing.answer_format import TOOL_PARSERS, AnswerFormat
+from quire.stream import CompletionStream
 
 
 class Chats:
@@ -146,6 +29,7 @@ class Chats:
         self._client = client
         self._model = model
         self._vocabulary = vocabulary
+        self._forced_calls = ForcedCalls(client, vocabulary)
 
     async def answer(
         self, body: ChatRequest, idempotency_key: str | None, last_event_id: str | None = None
@@ -154,24 +38,32 @@ class Chats:
         if body.top_logprobs is not None and not body.logprobs:
             raise invalid("top_logprobs", "give logprobs as well")
         name = await self._model.check(body.model)
+        format = (await self._model.get()).answer_format
+        if body.offered_tools and format.tool_parser not in TOOL_PARSERS:
+            raise invalid("tools", "the format in which this model calls tools is not known: see --tool-parser")
+        if not body.offered_tools:
+            format = format.without_calls()
         call = _Call(body, name, new_request_id("chatcmpl-", idempotency_key, body.tenant), self._vocabulary)
         counts = event_counts(idempotency_key, last_event_id, body.num_outputs, streamed=bool(body.stream))
-        keywords = body.keywords(call.request_id)
+        chat, keywords = body.chat, body.keywords(call.request_id)
         keywords["text_ends"] = idempotency_key is not None  # whether or not this time it streams
+        if not format.is_plain:
+            keywords["keep_special_tokens"] = True  # markers may be such
         with sdk_refusals(call.names):
+            if forced := body.forced_tools:
+                keywords["lark"] = await self._forced_calls.grammar(format, chat, forced, several=body.may_call_several)
             stream = self._client.stream_chat(
-                turns_of(body.messages),
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=bool(body.continue_final_message),
+                chat.messages,
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
+                tools=chat.tools,
+                template_kwargs=chat.template_kwargs,
+                answer_format=None if body.stream else format,  # events are of single tokens
                 **keywords,
             )
+        call.read(stream, format)
         generation = Generation([stream], body.num_outputs, detaches=idempotency_key is not None)
         return await answer(generation, call, streamed=bool(body.stream), counts=counts)
-
-
-def turns_of(messages: Sequence[ChatMessage]) -> list[quire.ChatMessage]:
-    """Messages for the SDK."""
-    return [quire.ChatMessage("system" if each.role in _SYSTEM_ROLES else each.role, each.text) for each in messages]
 
 
 class _Call(CompletionCall):
@@ -181,16 +73,29 @@ class _Call(CompletionCall):
         super().__init__(body, "chat.completion.chunk" if body.stream else "chat.completion", model, request_id)
         self._body = body
         self._vocabulary = vocabulary
+        self._parallel_calls = body.may_call_several
+        self._has_reasoning = body.include_reasoning is not False
+        self._calling: set[int] = set()  # outputs with calls
+        self._stream: CompletionStream | None = None
+        self._answers = AnswerReader(AnswerFormat())
+
+    def read(self, stream: CompletionStream, format: AnswerFormat) -> None:
+        """Read the answers of a stream, in this format."""
+        self._stream, self._answers = stream, AnswerReader(format)
 
     async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
         """The whole answer."""
         choices = []
         for sample in completions[0].samples:
+            assert sample.message is not None, "answers are parsed"
+            message = message_object(
+                sample.message, parallel_calls=self._parallel_calls, has_reasoning=self._has_reasoning
+            )
             choice: dict[str, Any] = {
                 "index": sample.index,
-                "message": {"role": "assistant", "content": sample.text, "refusal": None, "annotations": []},
+                "message": message,
                 "logprobs": await self._logprobs(sample.logprobs),
-                "finish_reason": sample.finish_reason.value,
+                "finish_reason": _reason(sample.finish_reason, has_calls="tool_calls" in message),
             }
             if self._body.return_token_ids:
                 choice["token_ids"] = sample.token_ids
@@ -207,12 +112,16 @@ class _Call(CompletionCall):
     async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
         """The event of a chunk; None if it has nothing to say yet."""
         has_ids = self._body.return_token_ids and chunk.token_ids
-        if not (chunk.text or chunk.logprobs or chunk.finish or has_ids):
+        assert self._stream is not None, "it is read"
+        deltas = self._answers.read(await self._stream.accepted(), chunk).deltas
+        delta = MessageDelta(deltas, parallel_calls=self._parallel_calls, has_reasoning=self._has_reasoning)
+        if not (delta.fields or chunk.logprobs or chunk.finish or has_ids):
             return None
-        delta = {"content": chunk.text} if chunk.text or chunk.logprobs or has_ids else {}
-        reason = chunk.finish.reason.value if chunk.finish else None
+        if delta.has_calls:
+            self._calling.add(output)
+        reason = _reason(chunk.finish.reason, has_calls=output in self._calling) if chunk.finish else None
         logprobs = await self._logprobs(chunk.logprobs) if chunk.logprobs else None
-        return self._event(output, delta, logprobs, reason, chunk.token_ids if has_ids else None)
+        return self._event(output, delta.fields, logprobs, reason, chunk.token_ids if has_ids else None)
 
     def _event(
         self,
@@ -233,3 +142,8 @@ class _Call(CompletionCall):
         await self._vocabulary.load(ids_of(logprobs))
         num_top = self._body.top_logprobs or 0
         return {"content": chat_logprobs(logprobs, num_top, self._vocabulary), "refusal": None}
+
+
+def _reason(reason: quire.FinishReason, *, has_calls: bool) -> str:
+    """Why an output ended, for the client."""
+    return "tool_calls" if has_calls and reason is quire.FinishReason.STOP else reason.value

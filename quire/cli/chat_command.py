@@ -1,19 +1,23 @@
 """`quire chat`: a conversation in the terminal, or one message and its answer."""
 
 import contextlib
+import json
 import sys
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 import quire
 from quire.cli import options
-from quire.cli.output import err, errors_explained, out, write_stream
+from quire.cli.output import err, errors_explained, out, write_answer
 from quire.cli.wait_hint import WaitHint
-from quire.params import DEFAULT_ADDRESS, GenerateParams
+from quire.params import DEFAULT_ADDRESS, GenerateParams, Tools
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401 - gives input() line editing and history, where Python has it
+
+T = TypeVar("T")
 
 HELP = "Ctrl-D or /exit quits, /reset clears the conversation, Ctrl-C stops an answer."
 PROMPT = "\001\033[1;36m\002> \001\033[0m\002"  # characters between 1 and 2 take no room in the line
@@ -36,20 +40,67 @@ def chat(
     regex: options.Regex = None,
     choice: options.Choice = None,
     timeout_s: options.TimeoutS = None,
+    tools: Annotated[
+        typer.FileText | None,
+        typer.Option(help="File with tools that the model may call: a JSON array as for OpenAI's API."),
+    ] = None,
+    template_kwargs: Annotated[
+        str | None, typer.Option(help="JSON object of further variables for the chat template.")
+    ] = None,
 ) -> None:
-    """Chat with the model."""
-    params = options.given_params(context)
+    """Chat with the model. Calls of tools are printed, each as a name and its arguments."""
     first = [] if system is None else [quire.ChatMessage("system", system)]
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
+        speaker = Speaker(
+            client,
+            tools=None if tools is None else _json("--tools", tools.read(), list),
+            template_kwargs=None if template_kwargs is None else _json("--template-kwargs", template_kwargs, dict),
+            params=options.given_params(context),
+        )
         if message is not None:
-            answer(client, [*first, quire.ChatMessage("user", message)], params)
+            speaker.answer([*first, quire.ChatMessage("user", message)])
         else:
-            converse(client, first, params)
+            converse(speaker, first)
 
 
-def converse(client: quire.Client, first: list[quire.ChatMessage], params: GenerateParams) -> None:
+class Speaker:
+    """The model, with what all its answers share."""
+
+    def __init__(
+        self,
+        client: quire.Client,
+        *,
+        tools: Tools | None,
+        template_kwargs: Mapping[str, Any] | None,
+        params: GenerateParams,
+    ) -> None:
+        self._client = client
+        self._tools = tools
+        self._template_kwargs = template_kwargs
+        self._params = params
+        model = client.model()
+        self.name = model.name
+        self._format = model.answer_format
+
+    def answer(self, history: Sequence[quire.ChatMessage]) -> quire.ChatMessage:
+        """Prints the answer as it streams. Returns all of it."""
+        stream = self._client.stream_chat(
+            history,
+            tools=self._tools,
+            template_kwargs=self._template_kwargs,
+            answer_format=self._format,
+            **self._params,
+        )
+        with stream, WaitHint(self._client, stream.request_id) as hint:
+            write_answer(stream, hint.stop)
+            message = stream.completion().message
+        assert message is not None, "it is parsed"
+        return message
+
+
+def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> None:
     """Reads messages and prints answers until the input ends."""
-    out.print(f"[bold]{client.model().name}[/bold] [dim]{HELP}[/dim]")
+    out.print(f"[bold]{speaker.name}[/bold] [dim]{HELP}[/dim]")
     history = list(first)
     while True:
         try:
@@ -68,23 +119,27 @@ def converse(client: quire.Client, first: list[quire.ChatMessage], params: Gener
             history = list(first)
         elif said:
             history.append(quire.ChatMessage("user", said))
-            history = _turn(client, history, params)
+            history = _turn(speaker, history)
 
 
-def _turn(client: quire.Client, history: list[quire.ChatMessage], params: GenerateParams) -> list[quire.ChatMessage]:
+def _turn(speaker: Speaker, history: list[quire.ChatMessage]) -> list[quire.ChatMessage]:
     """Answers one message. A turn that fails or is stopped is dropped from the history."""
     try:
-        text = answer(client, history, params)
+        message = speaker.answer(history)
     except KeyboardInterrupt:
         return history[:-1]
     except quire.QuireError as error:
         err.print(f"quire: {error.message}", markup=False)
         return history[:-1]
-    return [*history, quire.ChatMessage("assistant", text)]
+    return [*history, message]
 
 
-def answer(client: quire.Client, history: list[quire.ChatMessage], params: GenerateParams) -> str:
-    """Prints the answer as it streams. Returns all of it."""
-    with client.stream_chat(history, **params) as stream, WaitHint(client, stream.request_id) as hint:
-        write_stream(stream, hint.stop)
-        return stream.completion().text
+def _json(flag: str, text: str, kind: type[T]) -> T:
+    """The value of a flag with JSON. Raises ValueError for other text, or JSON of another kind."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{flag} is no JSON: {error}") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"{flag} is no JSON {'array' if kind is list else 'object'}: give one")
+    return value

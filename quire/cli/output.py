@@ -70,6 +70,28 @@ def write_stream(stream: "quire.Stream", on_output: Callable[[], None] = lambda:
             write_text("\n")
 
 
+def write_answer(stream: "quire.Stream", on_output: Callable[[], None] = lambda: None) -> None:
+    """Writes a parsed answer as it streams, and ends its last line: reasoning on standard error, then content, then
+    each call on a line of its own. `on_output` is called before each piece.
+    """
+    has_begun = False
+    try:
+        for each in (delta for chunk in stream for delta in chunk.deltas):
+            on_output()
+            match each:
+                case quire.ReasoningDelta(text):
+                    err.print(text, end="", style="dim", markup=False)
+                    continue
+                case quire.ContentDelta(text) | quire.ArgumentsDelta(_, text):
+                    write_text(text)
+                case quire.ToolCallBegun(_, _, name):
+                    write_text(f"\n{name} " if has_begun else f"{name} ")
+            has_begun = True
+    finally:
+        if has_begun:
+            write_text("\n")
+
+
 def write_samples(stream: "quire.Stream", on_output: Callable[[], None] = lambda: None) -> None:
     """Writes several texts, each under a heading when it has ended. `on_output` is called at each piece."""
     texts: dict[int, str] = {}

@@ -528,15 +528,26 @@ class ChatPrompt(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
     add_generation_prompt: _builtins.bool
     """add_generation_prompt opens the assistant's turn at the end. Default: true, or false with continue_final_message."""
     continue_final_message: _builtins.bool
     """continue_final_message leaves the last message open, whoever speaks, so that the output continues its content.
     It excludes add_generation_prompt. INVALID_ARGUMENT if the template changes the content beyond trimming it.
     """
+    tools: _builtins.str
+    """tools that the model may call, for the template: a JSON array of objects, usually in the form of OpenAI's API,
+    {"type": "function", "function": {"name": …, "description": …, "parameters": a JSON schema}}. At most 1,048,576
+    bytes of UTF-8. Empty: none. The template decides what of them the model sees.
+    """
+    template_kwargs: _builtins.str
+    """template_kwargs are further variables of the template, such as enable_thinking or documents: a JSON object of at
+    most 1,048,576 bytes of UTF-8. Its keys cannot be messages, tools or add_generation_prompt. Empty: none.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """messages in the order of the conversation; 1 to 65,536. Their roles and contents together have the bound of text."""
+        """messages in the order of the conversation; 1 to 65,536. All texts of the chat together have the bound of text."""
 
     def __init__(
         self,
@@ -544,10 +555,12 @@ class ChatPrompt(_message.Message):
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         add_generation_prompt: _builtins.bool | None = ...,
         continue_final_message: _builtins.bool = ...,
+        tools: _builtins.str = ...,
+        template_kwargs: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_kwargs", b"template_kwargs", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
@@ -563,25 +576,77 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """role of the speaker, as the model's chat template names it: usually "system", "user", "assistant".
     1 to 128 characters.
     """
     content: _builtins.str
     """content of the message. At most 8,388,608 bytes of UTF-8."""
+    tool_call_id: _builtins.str
+    """tool_call_id is the id of the call that a message of the role "tool" answers. At most 128 characters."""
+    name: _builtins.str
+    """name of the speaker, or of the tool that answers. At most 128 characters."""
+    reasoning: _builtins.str
+    """reasoning before the content, which the template may drop. At most 8,388,608 bytes of UTF-8. The template finds it
+    as reasoning_content and as thinking.
+    """
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """tool_calls that the assistant made in this message; at most 128."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """ToolCall is a call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """id of the call. At most 128 characters."""
+    name: _builtins.str
+    """name of the tool. At most 128 characters."""
+    arguments: _builtins.str
+    """arguments as JSON. At most 8,388,608 bytes of UTF-8. The template gets the object, or the text as it is if it is not
+    that of a JSON object.
+    """
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
@@ -924,6 +989,7 @@ class Accepted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     ATTACHED_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    IN_REASONING_FIELD_NUMBER: _builtins.int
     CREATED_UNIX_NS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id of the request, from the client or from the server."""
@@ -937,6 +1003,10 @@ class Accepted(_message.Message):
     """attached is true if the request was known before and was not started again."""
     num_samples: _builtins.int
     """num_samples that will come back, `n`."""
+    in_reasoning: _builtins.bool
+    """in_reasoning is true if the prompt ends with a tag that opens reasoning, as some chat templates write it: the output
+    then begins within the reasoning.
+    """
     created_unix_ns: _builtins.int
     """created_unix_ns is the time of arrival, as GetRequest has it."""
     def __init__(
@@ -948,11 +1018,12 @@ class Accepted(_message.Message):
         seed: _builtins.int = ...,
         attached: _builtins.bool = ...,
         num_samples: _builtins.int = ...,
+        in_reasoning: _builtins.bool = ...,
         created_unix_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "created_unix_ns", b"created_unix_ns", "max_tokens", b"max_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_samples", b"num_samples", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "created_unix_ns", b"created_unix_ns", "in_reasoning", b"in_reasoning", "max_tokens", b"max_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_samples", b"num_samples", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2366,6 +2437,8 @@ class GetModelResponse(_message.Message):
     HAS_TOKENIZER_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
+    TOOL_PARSER_FIELD_NUMBER: _builtins.int
+    REASONING_PARSER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name of the model, as the worker is configured."""
     fingerprint: _builtins.str
@@ -2382,6 +2455,16 @@ class GetModelResponse(_message.Message):
     """has_tokenizer is false for a model that accepts and returns token ids only."""
     has_chat_template: _builtins.bool
     """has_chat_template is true if chat prompts can be rendered."""
+    tool_parser: _builtins.str
+    """tool_parser names the format in which the model calls tools: "deepseek", "harmony", "hermes", "llama3" or
+    "mistral". Empty: not known. Found in the chat template and the vocabulary unless the server's settings say it.
+    Output is delivered as text in any case: clients parse it (quire.parsing of the SDK), with special tokens kept
+    (`keep_special_tokens`), which some formats use.
+    """
+    reasoning_parser: _builtins.str
+    """reasoning_parser names the format of reasoning before the answer: "harmony", "mistral" ([THINK]) or "think"
+    (<think>). Empty: not known. Found as tool_parser.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """eos_token_ids end a sequence."""
@@ -2407,10 +2490,12 @@ class GetModelResponse(_message.Message):
         has_tokenizer: _builtins.bool = ...,
         has_chat_template: _builtins.bool = ...,
         sampling_defaults: Global___SamplingParams | None = ...,
+        tool_parser: _builtins.str = ...,
+        reasoning_parser: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "has_tokenizer", b"has_tokenizer", "max_model_len", b"max_model_len", "name", b"name", "sampling_defaults", b"sampling_defaults", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "has_tokenizer", b"has_tokenizer", "max_model_len", b"max_model_len", "name", b"name", "reasoning_parser", b"reasoning_parser", "sampling_defaults", b"sampling_defaults", "tool_parser", b"tool_parser", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,7 @@
 """Inference service for clients. Handlers translate messages and raise; admission, control and engine do the work."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -49,12 +49,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         prefixes: Prefixes,
         requests: RequestList,
         stats: Callable[[], pb.GetStatsResponse],
+        parsers: Mapping[str, str],
     ) -> None:
+        """`parsers`: what GetModel tells of them instead of what was found, by field."""
         self._admission = admission
         self._control = control
         self._prefixes = prefixes
         self._requests = requests
         self._stats = stats
+        self._parsers = parsers
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """Streams one request."""
@@ -145,7 +148,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Describes the model."""
-        return self._admission.require_model().to_pb()
+        told = self._admission.require_model().to_pb()
+        for name, parser in self._parsers.items():
+            setattr(told, name, parser)
+        return told
 
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
         """Return counters of the scheduler and its workers."""

@@ -28,10 +28,10 @@ class _Size(NamedTuple):
     """Size of a chat."""
 
     num_messages: int
-    num_chars: int
+    num_bytes: int
 
     def covers(self, other: "_Size") -> bool:
-        return self.num_messages >= other.num_messages and self.num_chars >= other.num_chars
+        return self.num_messages >= other.num_messages and self.num_bytes >= other.num_bytes
 
 
 class ChatTemplate:
@@ -46,26 +46,40 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool,
         continue_final_message: bool = False,
+        tools: str = "",
+        template_kwargs: str = "",
     ) -> str:
         """Text of the conversation, special tokens included; it may end behind the content of the final message.
 
+        Args:
+            messages: with the keys that templates know; arguments of calls are JSON.
+            add_generation_prompt: opens the assistant's turn.
+            continue_final_message: the text ends behind the content of the final message.
+            tools: JSON array of objects; empty for none.
+            template_kwargs: JSON object of further variables; empty for none.
+
         Raises:
-            InvalidRequestError: The template refused the messages; its own message is passed on.
+            InvalidRequestError: The template refused the messages, and its own message is passed on; or tools or
+                template_kwargs are something else.
             FailedPreconditionError: The template is broken, or goes beyond its limits.
         """
-        size = _Size(len(messages), sum(len(text) for each in messages for text in each.values()))
+        chat = {
+            "messages": [dict(each) for each in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "template_kwargs": template_kwargs,
+        }
+        data = json.dumps(chat).encode()
+        size = _Size(len(messages), len(data))
         if time.monotonic() < self._rests_until_s and any(size.covers(each) for each in self._resting):
             raise _beyond_limits()
         try:
-            kind, rest = self._ask(
-                messages=[dict(each) for each in messages],
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-            )
+            kind, rest = self._ask(data)
         except ProcessEndedError:
             self._note_excess(size)
             raise _beyond_limits() from None
@@ -80,12 +94,15 @@ class ChatTemplate:
             raise FailedPreconditionError(
                 f"the model's chat template is not valid Jinja ({shortened(Exception(said))}): send the prompt as text"
             )
+        if kind == template_program.NO_JSON:
+            field, _, reason = said.partition(" ")
+            raise refusal_of(f"chat.{field}", reason)
         raise refusal_of("chat.messages", f"the model's chat template refuses them: {shortened(Exception(said))}")
 
-    def _ask(self, **chat: Any) -> tuple[bytes, bytes]:
+    def _ask(self, chat: bytes) -> tuple[bytes, bytes]:
         """Kind of the answer, one of those of `template_program`, and its content. Raises ProcessEndedError."""
         process = self._idle.take() or LimitedProcess(_PROGRAM, self._template)
-        answer = process.ask(json.dumps(chat).encode(), wall_s=MAX_WALL_S, most_bytes=_MAX_ANSWER_BYTES)
+        answer = process.ask(chat, wall_s=MAX_WALL_S, most_bytes=_MAX_ANSWER_BYTES)
         self._idle.put_back(process)
         return answer
 

@@ -7,11 +7,13 @@ one answer. It knows no tokens and no scheduler.
 """
 
 import json
+import re
 import resource
 import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, BinaryIO, NoReturn
 
@@ -22,17 +24,25 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LENGTH = struct.Struct("<I")
-TEXT, REFUSED, BROKEN, BEYOND_LIMITS = b"t", b"r", b"b", b"l"  # what an answer begins with
+# What an answer begins with; behind NO_JSON are the name of what is something else, a space, and the reason.
+TEXT, REFUSED, BROKEN, BEYOND_LIMITS, NO_JSON = b"t", b"r", b"b", b"l", b"j"
 
 MAX_CPU_S = 2  # of one conversation
 MAX_MEMORY_BYTES = 768 << 20  # of the whole process, its libraries included
 MAX_OUTPUT_CHARS = 16 << 20
 _MAX_REASON_CHARS = 2000
 _END_OF_CONTENT = "END_OF_FINAL_CONTENT "  # a template that trims contents takes its last space
+# How a template asks whether a message has nothing but calls; others would spell None.
+_NO_CONTENT = re.compile(r"\bcontent\b['\"]?\]?\s+is\s+none\b")
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 
 class TooLongError(Exception):
     """The text of a conversation is longer than any prompt."""
+
+
+class NoJsonError(Exception):
+    """The tools or the further variables of a chat are not the JSON that they have to be."""
 
 
 class CompiledTemplate:
@@ -43,34 +53,56 @@ class CompiledTemplate:
     ) -> None:
         self._special_tokens: dict[str, Any] = dict(special_tokens)
         self._template = _environment(now).from_string(source)
+        self._knows_no_content = _NO_CONTENT.search(source) is not None
 
     def render(
-        self, messages: list[dict[str, str]], *, add_generation_prompt: bool, continue_final_message: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        tools: str = "",
+        template_kwargs: str = "",
     ) -> str:
-        """Text of the conversation. Raises TooLongError, and any error of the template.
+        """Text of the conversation. Raises NoJsonError, TooLongError, and any error of the template.
 
         With `continue_final_message` the text ends behind the content of the final message, as in `transformers`.
         """
-        if not continue_final_message:
-            return self._render(messages, add_generation_prompt)
-        *earlier, final = messages
-        marked = final | {"content": final["content"] + _END_OF_CONTENT}
-        return _continued(self._render([*earlier, marked], add_generation_prompt), final["content"])
-
-    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        pieces, num_chars = [], 0
-        variables = self._special_tokens | {  # a model may call a token by any name
-            "messages": messages,
-            "tools": None,
+        variables = {
             "documents": None,
+            **self._special_tokens,
+            **_further_variables(template_kwargs),
+            "tools": _tools(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        if not continue_final_message:
+            return self._render(messages, variables)
+        *earlier, final = messages
+        marked = final | {"content": final["content"] + _END_OF_CONTENT}
+        return _continued(self._render([*earlier, marked], variables), final["content"])
+
+    def _render(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        variables = variables | {"messages": [self._prepared(each) for each in messages]}
+        pieces, num_chars = [], 0
         for piece in self._template.generate(variables):
             num_chars += len(piece)
             if num_chars > MAX_OUTPUT_CHARS:
                 raise TooLongError
             pieces.append(piece)
         return "".join(pieces)
+
+    def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with the objects that the arguments of its calls spell, as templates expect them."""
+        if "tool_calls" not in message:
+            return message
+        for function in (call["function"] for call in message["tool_calls"]):
+            with suppress(ValueError, RecursionError):  # a model may have been cut off: then its words are as good
+                arguments = json.loads(function["arguments"])
+                if isinstance(arguments, dict):
+                    function["arguments"] = arguments
+        if self._knows_no_content and not message["content"]:
+            message["content"] = None
+        return message
 
 
 def _continued(text: str, content: str) -> str:
@@ -105,10 +137,40 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
 def _answer(template: CompiledTemplate, data: bytes) -> bytes:
     try:
         return TEXT + template.render(**json.loads(data)).encode("utf-8", "surrogatepass")
+    except NoJsonError as error:
+        return NO_JSON + _encoded(str(error))
     except (TooLongError, MemoryError):
         return BEYOND_LIMITS
     except Exception as error:  # a program of others: it may raise anything
         return REFUSED + _encoded(str(error) or type(error).__name__)
+
+
+def _tools(text: str) -> list[Any] | None:
+    if not text:
+        return None
+    tools = _parsed("tools", text)
+    if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
+        raise NoJsonError("tools is not a JSON array of objects: give one, or leave it out")
+    return tools
+
+
+def _further_variables(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    variables = _parsed("template_kwargs", text)
+    if not isinstance(variables, dict):
+        raise NoJsonError("template_kwargs is not a JSON object: give one, or leave it out")
+    for name in _OWN_VARIABLES:
+        if name in variables:
+            raise NoJsonError(f"template_kwargs has the key {name!r}, which a chat has a field for: use that")
+    return variables
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NoJsonError(f"{name} is not JSON: {error}") from None
 
 
 def _encoded(reason: str) -> bytes:

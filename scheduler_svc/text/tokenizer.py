@@ -4,12 +4,15 @@ Knows no request and no model; nothing in it changes after construction, so any 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from common.native_faults import CONTROL_FLOW, shortened
 from common.violations import refusal_of
-from quire.errors import FailedPreconditionError
+from quire.errors import FailedPreconditionError, InvalidRequestError
+from quire.parsing.think_tags import OPENING_TAGS
+from scheduler_svc.text.answer_format import answer_format_of
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.incremental_decoder import IncrementalDecoder
 from scheduler_svc.text.token_pieces import TokenPieces
@@ -18,6 +21,7 @@ from scheduler_svc.text.tokenizer_trial import TokenizerProcesses
 
 MAX_TOKEN_ID = 1 << 22  # a table has a byte for each id; no vocabulary has as many
 _MOST_TRIED = 4096  # tokens, to find a plain one
+_MOST_TAG_TOKENS = 12  # of a tag that opens reasoning, and of whitespace behind it
 
 
 class ModelTokenizer:
@@ -43,8 +47,10 @@ class ModelTokenizer:
             raise ValueError(f"the model's tokenizer.json cannot be read: {shortened(error)}") from error
         self.tokenizer_json = tokenizer_json
         self._processes = processes
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.answer_format = answer_format_of(chat_template, vocabulary)
         self._chat_template = ChatTemplate(chat_template, special_tokens) if chat_template else None
-        self.longest_token_chars = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
+        self.longest_token_chars = max(map(len, vocabulary), default=0)
         self._has_token = _has_token(self._tokenizer)
         self._has_plain_token = _without_special_tokens(self._tokenizer, self._has_token)
         self._plain_token = _find_plain_token(self._tokenizer)
@@ -62,18 +68,37 @@ class ModelTokenizer:
         return self._encode("text", text, add_special_tokens)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool, continue_final_message: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        *,
+        tools: str = "",
+        template_kwargs: str = "",
     ) -> list[int]:
         """Token ids of a rendered conversation; special tokens are those that the template wrote.
 
-        Raises FailedPreconditionError without a usable template, InvalidRequestError where it refuses a message.
+        Raises FailedPreconditionError without a usable template, InvalidRequestError where it refuses a message, and
+        for tools or further variables that are not the JSON that `ChatTemplate.render` takes.
         """
         if self._chat_template is None:
             raise FailedPreconditionError("the model has no chat template: send the prompt as text")
         text = self._chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=template_kwargs,
         )
         return self._encode("chat", text, False)
+
+    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
+        """True if a prompt ends with a tag that opens reasoning, besides whitespace."""
+        try:
+            tail = self.decode(prompt[-_MOST_TAG_TOKENS:], keep_special_tokens=True)
+        except InvalidRequestError:  # a prompt of ids that are no text
+            return False
+        return tail.rstrip().endswith(OPENING_TAGS)
 
     def decode(self, token_ids: Sequence[int], keep_special_tokens: bool) -> str:
         """Text of token ids on their own. Ids that the vocabulary does not know have no text."""

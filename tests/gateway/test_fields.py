@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 import quire
 from gateway_svc.anthropic.fields import MessageRequest
-from gateway_svc.openai.chat import ChatRequest
+from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completions import CompletionRequest
 
 Kind = type[CompletionRequest] | type[ChatRequest] | type[MessageRequest]

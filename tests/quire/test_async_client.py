@@ -400,7 +400,7 @@ async def test_a_reader_with_the_smallest_buffer_gets_everything(server: Scripte
 async def test_a_message_without_a_text_is_refused(client: quire.AsyncClient) -> None:
     for name, turn in (("content", {"role": "user", "content": None}), ("role", {"role": None, "content": "Hi"})):
         with pytest.raises(quire.InvalidRequestError, match=rf"messages\[0\]\.{name}"):
-            await client.chat([turn])  # type: ignore[list-item]
+            await client.chat([turn])
 
 
 async def test_wait_ready_waits_for_the_worker(server: ScriptedServer, client: quire.AsyncClient) -> None:

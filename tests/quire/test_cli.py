@@ -168,6 +168,22 @@ async def test_chat_answers_one_message(server: ScriptedServer) -> None:
     assert [(each.role, each.content) for each in sent.messages] == [("system", "Be brief."), ("user", "Hi")]
 
 
+async def test_chat_sends_tools_and_variables_of_the_template(server: ScriptedServer, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "f"}}]')
+    given = ("--tools", str(tools), "--template-kwargs", '{"enable_thinking": false}')
+    assert (await run("chat", "-m", "Hi", *given, "-a", server.address)).exit_code == 0
+    sent = next(iter(server.runs.values())).request.chat
+    assert (json.loads(sent.tools), json.loads(sent.template_kwargs)) == (
+        [{"type": "function", "function": {"name": "f"}}],
+        {"enable_thinking": False},
+    )
+    tools.write_text("{}")
+    for wrong, said in ((given[:2], "--tools is no JSON array"), (("--template-kwargs", "{"), "is no JSON: Expecting")):
+        result = await run("chat", "-m", "Hi", *wrong, "-a", server.address)
+        assert result.exit_code == 2 and said in result.stderr
+
+
 async def test_chat_remembers_the_conversation_until_it_is_reset(server: ScriptedServer) -> None:
     said = "First\nSecond\n/reset\nThird\n"
     result = await run("chat", "-a", server.address, stdin=said)

@@ -139,9 +139,8 @@ class Site:
             limits=EdgeLimits(),
         )
         self.stats = StatsReporter(self.engine, self.admission, self.workers, store_kind=store.kind, delivery=delivery)
-        inference = InferenceServicer(
-            self.admission, self.control, self.prefixes, RequestList(self.engine, self.admission), self.stats
-        )
+        requests = RequestList(self.engine, self.admission)
+        inference = InferenceServicer(self.admission, self.control, self.prefixes, requests, self.stats, {})
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
         cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers), self.server.grpc)
         self.address = self.server.bind("127.0.0.1:0")

@@ -35,7 +35,11 @@ class GatedTokenizer(ModelTokenizer):
         return super().encode(text[:10], add_special_tokens)
 
     def encode_chat(
-        self, messages: Sequence[Any], add_generation_prompt: bool, continue_final_message: bool = False
+        self,
+        messages: Sequence[Any],
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        **variables: str,
     ) -> list[int]:
         self._pass(sum(len(each["content"]) for each in messages))
         return [1]

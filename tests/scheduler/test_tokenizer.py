@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, models
 
 from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.params.served_model import encode_chat
+from quire.wire_chat import chat_to_pb
+from scheduler_svc.requests.params.chat_prompt import encode_chat
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.text_tokenizers import ALL_KINDS, MIXED_TEXT, byte_fallback_json, byte_level_json, ours, theirs
 
@@ -94,7 +95,7 @@ def test_a_chat_is_encoded_as_transformers_does_with_one_beginning_of_sequence_t
 
 def test_the_answer_of_a_chat_is_opened_unless_the_chat_says_otherwise(tokenizer_json: bytes) -> None:
     tokenizer = ours(tokenizer_json, CHAT)
-    chat = pb.ChatPrompt(messages=[pb.ChatMessage(**message) for message in MESSAGES])
+    chat = chat_to_pb(MESSAGES)
     assert encode_chat(tokenizer, chat) == tokenizer.encode_chat(MESSAGES, True)
     chat.add_generation_prompt = False
     assert encode_chat(tokenizer, chat) == tokenizer.encode_chat(MESSAGES, False)

@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
+from scheduler_svc.text.template_program import CompiledTemplate
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
 
@@ -46,13 +49,28 @@ def test_special_tokens_come_from_both_files_plain_or_as_objects_and_their_own_f
     assert files.special_tokens == {"bos_token": "<old>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-@pytest.mark.parametrize(
-    "template", ["T", [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "T"}]]
-)
+@pytest.mark.parametrize("template", ["T", [{"name": "default", "template": "T"}]])
 def test_a_chat_template_may_stand_in_the_tokenizers_config(folder: Path, template: object) -> None:
     files = read_tokenizer_files(write(folder, tokenizer_config={"chat_template": template}))
     assert files is not None
     assert files.chat_template == "T"
+
+
+@pytest.mark.parametrize("ends", ["", "\n", "  \n\n", "{% if true %}\n{% endif %}\n"])
+@pytest.mark.parametrize("tools", [None, [{"name": "f"}]])
+def test_a_template_for_tools_is_used_where_there_are_some(folder: Path, tools: Any, ends: str) -> None:
+    named = {
+        "tool_use": "  {% for each in tools %}\n{{ each.name }}\n{% endfor %}" + ends,
+        "default": "\n  {{ messages | length }} " + ends,
+    }
+    table = [{"name": name, "template": template} for name, template in named.items()]
+    files = read_tokenizer_files(write(folder, tokenizer_config={"chat_template": table}))
+    assert files is not None and files.chat_template is not None
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(TOKENIZER.decode()), chat_template=named)  # type: ignore[no-untyped-call]
+    chat = [{"role": "user", "content": "Hi"}]
+    expected = theirs.apply_chat_template(chat, tools=tools, tokenize=False)
+    template = CompiledTemplate(files.chat_template, {})
+    assert template.render(chat, add_generation_prompt=False, tools=json.dumps(tools) if tools else "") == expected
 
 
 def test_a_chat_template_of_its_own_file_comes_first(folder: Path) -> None:

@@ -125,7 +125,16 @@ def _chat_template(folder: Path) -> str | None:
     named = _named_templates(template)
     if named is None:
         table.refuse("chat_template", "must be a string, or a list of objects with name and template")
-    return named.get("default")
+    return _by_tools(named.get("default"), named.get("tool_use"))
+
+
+def _by_tools(usual: str | None, with_tools: str | None) -> str | None:
+    """One template that is the second where there are tools, as `transformers` chooses it, and else the first."""
+    if usual is None or with_tools is None:
+        return usual or with_tools
+    # Jinja drops the newline behind a tag and the one that ends a file; an empty piece keeps it from trimming more.
+    usual, with_tools = ("\n" + each.removesuffix("\n") + '{{ "" }}' for each in (usual, with_tools))
+    return f"{{% if tools is none %}}{usual}{{% else %}}{with_tools}{{% endif %}}"
 
 
 def _named_templates(template: object) -> dict[str, str] | None:

@@ -51,6 +51,7 @@ def new_live_request(
         max_tokens=max_tokens,
         seed=params.seed,
         num_samples=params.num_samples,
+        in_reasoning=tokenizer is not None and tokenizer.opens_reasoning(token_ids),
         created_unix_ns=times.arrived_unix_ns,
     )
     visible = [] if params.is_ranked else [sample.stream for sample in samples]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from common.violations import Violations, refusal_of
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
+from scheduler_svc.requests.params.chat_prompt import num_chars_of
 
 # What an operator changes for a request that the KV pool does not hold.
 SERVE_WITH_MORE_MEMORY = "serve with more KV memory (--kv-memory-bytes, --num-blocks, or --kv-dtype int8 on a CPU)"
@@ -104,8 +105,7 @@ def _check_chat(chat: pb.ChatPrompt, limits: ModelLimits, violations: Violations
             for i, message in enumerate(messages)
             if not message.role
         )
-        num_chars = sum(len(message.role) + len(message.content) for message in messages)
-        _check_text("chat.messages", num_chars, limits, violations)
+        _check_text("chat.messages", num_chars_of(chat), limits, violations)
 
 
 def _check_text(field: str, num_chars: int, limits: ModelLimits, violations: Violations) -> None:

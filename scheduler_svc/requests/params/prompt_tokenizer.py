@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
 from quire.v1 import inference_pb2 as pb
-from scheduler_svc.requests.params.served_model import ServedModel, encode_chat
+from scheduler_svc.requests.params.chat_prompt import encode_chat
+from scheduler_svc.requests.params.served_model import ServedModel
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
 Prompt = str | pb.ChatPrompt | Sequence[int]

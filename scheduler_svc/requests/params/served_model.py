@@ -6,6 +6,7 @@ One scheduler serves one model at a time; workers of another fingerprint are ref
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from quire.parsing.answer_format import AnswerFormat
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.requests.params.prompt_checks import ModelLimits
@@ -28,6 +29,7 @@ class ServedModel:
 
     def to_pb(self) -> pb.GetModelResponse:
         """Answer of GetModel."""
+        format = AnswerFormat() if self.tokenizer is None else self.tokenizer.answer_format
         return pb.GetModelResponse(
             name=self.name,
             fingerprint=self.fingerprint,
@@ -39,6 +41,8 @@ class ServedModel:
             has_tokenizer=self.limits.has_tokenizer,
             has_chat_template=self.limits.has_chat_template,
             sampling_defaults=self.sampling_defaults,
+            tool_parser=format.tool_parser or "",
+            reasoning_parser=format.reasoning_parser or "",
         )
 
 
@@ -104,12 +108,3 @@ def _check_same(description: worker_pb2.DescribeResponse, known: ServedModel) ->
             f"worker {description.worker_id!r} describes the model {known.name!r} otherwise: {'; '.join(wrong)}; "
             "start it with the same model folder"
         )
-
-
-def encode_chat(tokenizer: ModelTokenizer, chat: pb.ChatPrompt) -> list[int]:
-    """Token ids of a conversation. Raises the errors of `ModelTokenizer.encode_chat`."""
-    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
-    opens_answer = not chat.continue_final_message
-    if chat.HasField("add_generation_prompt"):
-        opens_answer = chat.add_generation_prompt
-    return tokenizer.encode_chat(messages, opens_answer, chat.continue_final_message)

@@ -1,0 +1,74 @@
+"""Messages of conversations, in OpenAI's form and with vLLM's fields for reasoning."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+import quire
+from gateway_svc.openai.tools import SentCall, Tool, template_tools
+from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
+
+MAX_TOOL_CALLS = 128  # of a message
+_SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
+
+
+class TextPart(ApiModel):
+    """A piece of text in a message."""
+
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: Ignored
+
+
+class ChatMessage(ApiModel):
+    """A message of a conversation: text, or parts of text."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = Field(None, description="For the chat template.")
+    tool_calls: Annotated[list[SentCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = Field(None, description="Reasoning of the assistant, for the chat template.")
+    reasoning: str | None = Field(None, description="Other name of reasoning_content.")
+    type: Ignored
+    refusal: Ignored
+    annotations: Ignored
+    audio: Unsupported
+    function_call: Unsupported
+
+    @property
+    def text(self) -> str:
+        """The text; parts are lines of their own."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content or ())
+
+    def turn(self) -> quire.ChatMessage:
+        """The message for the SDK."""
+        return quire.ChatMessage(
+            "system" if self.role in _SYSTEM_ROLES else self.role,
+            self.text,
+            tool_calls=[each.call() for each in self.tool_calls or ()],
+            tool_call_id=self.tool_call_id or "",
+            name=self.name or "",
+            reasoning=self.reasoning_content or self.reasoning or "",
+        )
+
+
+def chat_of(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool] | None,
+    template_kwargs: Mapping[str, Any] | None,
+    *,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+) -> quire.Chat:
+    """The conversation for the SDK."""
+    return quire.Chat(
+        messages=[each.turn() for each in messages],
+        tools=template_tools(tools or ()),
+        template_kwargs=template_kwargs,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+    )

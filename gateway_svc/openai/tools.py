@@ -1,0 +1,132 @@
+"""Tools and their calls in OpenAI's form: fields of a request, and the objects of an answer."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+import quire
+from gateway_svc.request_fields import ApiModel
+from quire.parsing.deltas import Delta
+
+MAX_TOOLS = 128
+_NAME = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
+
+
+class FunctionDefinition(ApiModel):
+    """A function that the model may call."""
+
+    name: str = _NAME
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
+    strict: bool | None = Field(None, description="True needs a tool_choice that forces a call.")
+
+
+class Tool(ApiModel):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+class CalledFunction(ApiModel):
+    """What a call calls."""
+
+    name: str = _NAME
+    arguments: str
+
+
+class SentCall(ApiModel):
+    """A call in a message of the conversation so far."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def call(self) -> quire.ToolCall:
+        """The call for the SDK."""
+        return quire.ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+class NamedFunction(ApiModel):
+    """A function by its name."""
+
+    name: str = _NAME
+
+
+class NamedChoice(ApiModel):
+    """The choice of one function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+
+
+def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """Tools as the chat template gets them: what the client sent."""
+    return [each.model_dump(exclude_unset=True) for each in tools]
+
+
+def call_object(call: quire.ToolCall) -> dict[str, Any]:
+    """A whole call in an answer."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+class MessageDelta:
+    """The object `delta` of an event: what some deltas add to a message, as fields."""
+
+    def __init__(self, deltas: Sequence[Delta], *, parallel_calls: bool, has_reasoning: bool) -> None:
+        """Add the deltas up; without `parallel_calls` those of the first call, without `has_reasoning` no reasoning."""
+        self.fields: dict[str, Any] = {}
+        self._calls: dict[int, dict[str, Any]] = {}  # by index
+        for each in deltas:
+            match each:
+                case quire.ContentDelta(text):
+                    self._append("content", text)
+                case quire.ReasoningDelta(text) if has_reasoning:
+                    self._append("reasoning_content", text)
+                    self._append("reasoning", text)
+                case quire.ToolCallBegun(index) if parallel_calls or index == 0:
+                    self._begin(each)
+                case quire.ArgumentsDelta(index, text) if parallel_calls or index == 0:
+                    self._call(index)["function"]["arguments"] += text
+
+    @property
+    def has_calls(self) -> bool:
+        """True if calls begin or go on here."""
+        return bool(self._calls)
+
+    def _append(self, name: str, text: str) -> None:
+        self.fields[name] = self.fields.get(name, "") + text
+
+    def _begin(self, begun: quire.ToolCallBegun) -> None:
+        call = self._call(begun.index)
+        call |= {"id": begun.id, "type": "function"}
+        call["function"] = {"name": begun.name, **call["function"]}
+
+    def _call(self, index: int) -> dict[str, Any]:
+        if index not in self._calls:
+            self._calls[index] = {"index": index, "function": {"arguments": ""}}
+            self.fields.setdefault("tool_calls", []).append(self._calls[index])
+        return self._calls[index]
+
+
+def message_object(message: quire.ChatMessage, *, parallel_calls: bool, has_reasoning: bool) -> dict[str, Any]:
+    """The message of an answer."""
+    calls = message.tool_calls if parallel_calls else message.tool_calls[:1]
+    made: dict[str, Any] = {
+        "role": "assistant",
+        "content": message.content or (None if calls or message.reasoning else ""),
+        "refusal": None,
+        "annotations": [],
+    }
+    if has_reasoning and message.reasoning:
+        made |= {"reasoning_content": message.reasoning, "reasoning": message.reasoning}
+    if calls:
+        made["tool_calls"] = [call_object(each) for each in calls]
+    return made

@@ -1,0 +1,28 @@
+"""Deltas of a chat's answers: a parser for each sample, fed with the text of its chunks.
+
+Knows no wire. The answers have to be read from their beginning.
+"""
+
+from dataclasses import replace
+
+from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.answer_parser import AnswerParser
+from quire.results import Accepted, Chunk
+
+
+class AnswerReader:
+    """Reads the answers of one request."""
+
+    def __init__(self, format: AnswerFormat) -> None:
+        self._format = format
+        self._parsers: dict[int, AnswerParser] = {}  # by sample
+
+    def read(self, accepted: Accepted, chunk: Chunk) -> Chunk:
+        """The chunk with its deltas."""
+        parser = self._parsers.get(chunk.index)
+        if parser is None:
+            parser = self._parsers[chunk.index] = AnswerParser(
+                self._format, accepted.request_id, chunk.index, in_reasoning=accepted.in_reasoning
+            )
+        deltas = parser.push(chunk.text)
+        return replace(chunk, deltas=deltas if chunk.finish is None else deltas + parser.end())

@@ -1,0 +1,26 @@
+"""Format of a model's answers: the parsers of its calls and of its reasoning, by the names that a server tells."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+ToolParserName = Literal["deepseek", "harmony", "hermes", "llama3", "mistral"]
+ReasoningParserName = Literal["harmony", "mistral", "think"]
+TOOL_PARSERS: frozenset[str] = frozenset(get_args(ToolParserName))
+REASONING_PARSERS: frozenset[str] = frozenset(get_args(ReasoningParserName))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """Parsers by name. None, and a name that this version does not know: the text is content."""
+
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if every answer is content as it is."""
+        return self.tool_parser not in TOOL_PARSERS and self.reasoning_parser not in REASONING_PARSERS
+
+    def without_calls(self) -> "AnswerFormat":
+        """The format of answers to requests that offer no tools."""
+        return AnswerFormat(reasoning_parser=self.reasoning_parser)

@@ -1,0 +1,159 @@
+"""Grammars that force calls of tools, in the format of a parser, for `lark` of a request; llguidance reads them.
+
+A pure function of the format and the tools. Knows no tokenizer: the ids of markers that are tokens are given.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.parsing import deepseek, harmony, hermes, mistral
+from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.think_tags import TAGS
+
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # of templates' tojson
+_ANY_ARGUMENTS = {"type": "object"}
+_TEXT = "/(?s:.*)/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CallForm:
+    """Texts and markers around the parts of a call, and between and around several calls."""
+
+    before: tuple[str, ...]  # the name
+    between: tuple[str, ...]  # name and arguments
+    after: tuple[str, ...] = ()
+    separator: str | None = ""  # None: an answer has one call
+    begin: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+
+
+_OBJECT, _OBJECT_ARGUMENTS = '{"name": "', '", "arguments": '
+# By parser; of several forms the model takes the one that it knows.
+_FORMS: dict[str, tuple[_CallForm, ...]] = {
+    "hermes": (
+        _CallForm(
+            before=(hermes.BEGIN, f"\n{_OBJECT}"),
+            between=(_OBJECT_ARGUMENTS,),
+            after=("}\n", hermes.END),
+            separator="\n",
+        ),
+    ),
+    "llama3": (_CallForm(before=(_OBJECT,), between=('", "parameters": ',), after=("}",), separator="; "),),
+    "mistral": (
+        _CallForm(
+            begin=(mistral.TOOL_CALLS, "["),
+            before=(_OBJECT,),
+            between=(_OBJECT_ARGUMENTS,),
+            after=("}",),
+            separator=", ",
+            end=("]",),
+        ),
+        _CallForm(before=(mistral.TOOL_CALLS,), between=(mistral.ARGS,)),
+    ),
+    "deepseek": (
+        _CallForm(
+            begin=(deepseek.CALLS_BEGIN,),
+            before=(deepseek.CALL_BEGIN, "function", deepseek.SEPARATOR),
+            between=("\n```json\n",),
+            after=("\n```", deepseek.CALL_END),
+            separator="\n",
+            end=(deepseek.CALLS_END,),
+        ),
+        _CallForm(
+            begin=(deepseek.CALLS_BEGIN,),
+            before=(deepseek.CALL_BEGIN,),
+            between=(deepseek.SEPARATOR,),
+            after=(deepseek.CALL_END,),
+            end=(deepseek.CALLS_END,),
+        ),
+    ),
+    "harmony": (
+        _CallForm(
+            before=(harmony.CHANNEL, "commentary to=functions."),
+            between=(" ", harmony.CONSTRAIN, "json", harmony.MESSAGE),
+            separator=None,
+        ),
+    ),
+}
+_ANALYSIS = (harmony.CHANNEL, "analysis", harmony.MESSAGE), (harmony.ENDS[0], harmony.START, "assistant")
+
+
+def markers_of(format: AnswerFormat) -> tuple[str, ...]:
+    """Texts of which `tool_grammar` needs the ids, where they are tokens."""
+    forms = _FORMS[format.tool_parser or ""]
+    of_calls = {part for form in forms for part in (*form.begin, *form.before, *form.between, *form.after, *form.end)}
+    of_reasoning = {part for parts in _reasoning_of(format) or () for part in parts}
+    return tuple(sorted(each for each in of_calls | of_reasoning if each[0] in "<["))
+
+
+def tool_grammar(
+    format: AnswerFormat,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    several: bool,
+    token_ids: Mapping[str, int],
+    in_reasoning: bool = False,
+) -> str:
+    """Grammar of an answer that calls some of these tools, after reasoning if the model likes.
+
+    Args:
+        format: with a known tool parser.
+        tools: one or more, in OpenAI's form. Arguments follow their schemas.
+        several: more than one call may come.
+        token_ids: of the markers that are tokens.
+        in_reasoning: the prompt ends within reasoning.
+    """
+    writer = _Writer(token_ids)
+    functions = [each["function"] for each in tools]
+    forms = [writer.calls(form, functions, several=several) for form in _FORMS[format.tool_parser or ""]]
+    reasoning = writer.reasoning(_reasoning_of(format), is_open=in_reasoning)
+    rules = [f"arguments_{i}: %json {_schema(each)}" for i, each in enumerate(functions)]
+    return "\n".join([f"start: {reasoning}({' | '.join(forms)})", *writer.rules, *rules])
+
+
+def _reasoning_of(format: AnswerFormat) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Parts before reasoning and behind it; None for a format without."""
+    if format.tool_parser == "harmony":
+        return _ANALYSIS
+    tags = TAGS.get(format.reasoning_parser or "")
+    return None if tags is None else ((tags[0],), (tags[1],))
+
+
+def _schema(function: Mapping[str, Any]) -> str:
+    return json.dumps({**(function.get("parameters") or _ANY_ARGUMENTS), "x-guidance": _STYLE}, ensure_ascii=False)
+
+
+class _Writer:
+    """Writes the expressions of one grammar, and the rules that they need."""
+
+    def __init__(self, token_ids: Mapping[str, int]) -> None:
+        self._token_ids = token_ids
+        self.rules: list[str] = []
+
+    def calls(self, form: _CallForm, functions: Sequence[Mapping[str, Any]], *, several: bool) -> str:
+        each = " | ".join(
+            self._sequence(*form.before, function["name"], *form.between)
+            + f" arguments_{i} {self._sequence(*form.after)}"
+            for i, function in enumerate(functions)
+        )
+        more = f" ({self._sequence(form.separator)} ({each}))*" if several and form.separator is not None else ""
+        return f"{self._sequence(*form.begin)} ({each}){more} {self._sequence(*form.end)}"
+
+    def reasoning(self, around: tuple[tuple[str, ...], tuple[str, ...]] | None, *, is_open: bool) -> str:
+        if around is None:
+            return ""
+        opening, (closing, *rest) = around
+        as_token = f" | {_TEXT} <[{self._token_ids[closing]}]>" if closing in self._token_ids else ""
+        self.rules.append(f"thought: (closed{as_token}) {self._sequence(*rest)}")
+        self.rules.append(f"closed[suffix={json.dumps(closing)}]: {_TEXT}")
+        return "thought /\\s{0,4}/ " if is_open else f"({self._sequence(*opening)} thought /\\s{{0,4}}/)? "
+
+    def _sequence(self, *parts: str) -> str:
+        return " ".join(self._part(each) for each in parts if each)
+
+    def _part(self, part: str) -> str:
+        """A text, or a marker in both of its forms: as a token, and as the tokens of its letters."""
+        text = json.dumps(part, ensure_ascii=False)
+        return f"({text} | <[{self._token_ids[part]}]>)" if part in self._token_ids else text

@@ -1,0 +1,399 @@
+"""Tools and reasoning over real HTTP, by OpenAI's own client, of a model that recites answers in its format."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from typer.testing import CliRunner
+
+import quire
+from quire.cli.app import app
+from tests.gateway.reciting_model import cue, write_reciting_model
+from tests.quire.spoken_answers import SPOKEN
+from tests.services import start_gateway, start_scheduler, start_worker
+
+MODEL = "reciter"
+# Shows what it got, and ends with the name of the answer that the last message asks for.
+TEMPLATE = """
+{%- for tool in tools or [] %}{{- 'tool ' + tool.function.name + ' ' + tool.function.parameters | tojson }}{% endfor %}
+{%- for message in messages %}
+    {{- '\\n' + message.role + ': ' + message.content }}
+    {%- if message.reasoning_content %}{{- '<think>' + message.reasoning_content + '</think>' }}{% endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + call.function.name + ' ' + call.function.arguments.city + '</tool_call>' }}
+    {%- endfor %}
+    {%- if message.tool_call_id %}{{- ' answers ' + message.tool_call_id }}{% endif %}
+{%- endfor %}
+{%- for document in documents or [] %}{{- document.text }}{% endfor %}
+{%- if add_generation_prompt %}
+    {{- '<think>' if enable_thinking else '※' + (say or messages[-1].content) + '※' }}
+{%- endif %}
+"""
+ARGUMENTS = '{"city": "Paris", "unit": "C"}'
+ANSWERS: dict[str, list[str]] = {
+    cue("call"): [
+        "<think>\nWhich one?\n</think>",
+        "\n\nLet me look.\n",
+        "<tool_call>",
+        f'\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n',
+        "</tool_call>",
+    ],
+    cue("calls"): [
+        '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>\n'
+        '<tool_call>{"name": "tides", "arguments": {"port": "Kiel"}}</tool_call>'
+    ],
+    cue("broken"): ['No <tool_call>{"nom": 1}</tool_call>.'],
+    cue("hello"): ["Hello, <b>you</b> there."],
+    cue("atlantis"): ['<tool_call>\n{"name": "weather", "arguments": {"city": "Atlantis", "unit": "K"}}\n</tool_call>'],
+    "<think>": ["Hm: 2 + 2 it is.\n", "</think>", "\n\nFour."],
+    **{cue(name): [spoken.text] for name, spoken in SPOKEN.items() if not spoken.in_reasoning},
+}
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}},
+        },
+    }
+]
+
+
+def asking(answer: str) -> list[Any]:
+    return [{"role": "user", "content": answer}]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Addresses of the scheduler and of the gateway."""
+    folder = tmp_path_factory.mktemp("reciter")
+    write_reciting_model(folder, ANSWERS, TEMPLATE, ["<tool_call>", "</tool_call>", "</think>"])
+    with ExitStack() as stack:
+        scheduler, address = start_scheduler()
+        stack.enter_context(scheduler)
+        options = ("--dtype", "float32", "--threads", "1", "--num-blocks", "300", "--model-name", MODEL)
+        stack.enter_context(start_worker(address, *options, model=folder))
+        gateway, url = start_gateway(address)
+        stack.enter_context(gateway)
+        scheduler.wait_for("worker ready")
+        yield address, url
+
+
+@pytest.fixture(scope="module")
+def api(deployment: tuple[str, str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{deployment[1]}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sdk(deployment: tuple[str, str]) -> Iterator[quire.Client]:
+    with quire.Client(deployment[0]) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(deployment: tuple[str, str]) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=deployment[1]) as client:
+        yield client
+
+
+def test_the_server_tells_the_format_of_its_model(sdk: quire.Client) -> None:
+    assert sdk.model().answer_format == quire.AnswerFormat(tool_parser="hermes", reasoning_parser="think")
+
+
+def test_a_call_comes_back_with_reasoning_and_content(api: openai.OpenAI) -> None:
+    answer = api.chat.completions.create(model=MODEL, messages=asking("call"), tools=TOOLS)
+    [choice] = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me look."
+    fields = choice.message.to_dict()
+    assert fields["reasoning_content"] == fields["reasoning"] == "Which one?"
+    assert choice.message.tool_calls is not None
+    [call] = choice.message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("weather", ARGUMENTS)
+    assert call.id.startswith("call_")
+
+
+def test_events_add_up_to_the_message_and_arguments_come_in_pieces(api: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": asking("call"), "tools": TOOLS}
+    headers = {"Idempotency-Key": "one call"}  # so that both have one id, and so one id of the call
+    whole = api.chat.completions.create(**fields, extra_headers=headers).choices[0].message.to_dict()
+    made: dict[str, Any] = {"content": "", "reasoning_content": "", "reasoning": ""}
+    calls: list[dict[str, Any]] = []
+    pieces, reasons = [], []
+    with ExitStack() as stack:
+        events = stack.enter_context(api.chat.completions.create(**fields, stream=True, extra_headers={}))
+        for event in events:
+            [choice] = event.choices
+            delta = choice.delta.to_dict()
+            reasons.append(choice.finish_reason)
+            for name in made:
+                made[name] += delta.get(name) or ""
+            for each in delta.get("tool_calls", ()):
+                if each["index"] == len(calls):
+                    calls.append({"id": each["id"], "type": each["type"], "function": dict(each["function"])})
+                else:
+                    assert set(each) == {"index", "function"} and set(each["function"]) == {"arguments"}
+                    calls[each["index"]]["function"]["arguments"] += each["function"]["arguments"]
+                pieces.append(each["function"]["arguments"])
+    assert made == {name: whole[name] for name in made}
+    assert [each["function"] for each in calls] == [each["function"] for each in whole["tool_calls"]]
+    assert reasons[-1] == "tool_calls" and set(reasons[:-1]) == {None}
+    assert len([each for each in pieces if each]) > 2
+
+
+def test_a_retry_gets_the_same_ids_whole_or_as_events(api: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": asking("calls"), "tools": TOOLS, "n": 2, "temperature": 1.0}
+    found = []
+    for _ in range(2):
+        answer = api.chat.completions.create(**fields, extra_headers={"Idempotency-Key": "again"})
+        found.append([[call.id for call in choice.message.tool_calls or ()] for choice in answer.choices])
+    assert found[0] == found[1]
+    assert len({each for ids in found[0] for each in ids}) == 4
+
+
+def test_a_stream_with_calls_resumes_at_any_event_with_the_same_ids(http: httpx2.Client) -> None:
+    body = {"messages": asking("call"), "tools": TOOLS, "stream": True}
+    headers = {"Idempotency-Key": "resumed call"}
+
+    def events(**more: str) -> list[str]:
+        answer = http.post("/v1/chat/completions", json=body, headers={**headers, **more})
+        assert answer.status_code == 200, answer.text
+        return [each for each in answer.text.split("\n\n") if each.startswith("id: ")]
+
+    def without_time(found: list[str]) -> list[str]:
+        return [re.sub(r'"created":\d+', "", each) for each in found]
+
+    first = events()
+    ids = [each.split("\n")[0].removeprefix("id: ") for each in first]
+    for place in (0, len(ids) // 2, len(ids) - 2):
+        assert without_time(events(**{"Last-Event-ID": ids[place]})) == without_time(first[place + 1 :])
+    whole = http.post("/v1/chat/completions", json={**body, "stream": False}, headers=headers).json()
+    [call] = whole["choices"][0]["message"]["tool_calls"]
+    assert sum(f'"id":"{call["id"]}"' in each for each in first) == 1
+
+
+def test_a_conversation_goes_on_with_the_result_of_a_call(api: openai.OpenAI, sdk: quire.Client) -> None:
+    first = api.chat.completions.create(model=MODEL, messages=asking("call"), tools=TOOLS).choices[0].message
+    assert first.tool_calls is not None
+    call_id = first.tool_calls[0].id
+    sent: list[Any] = [
+        *asking("call"),
+        first.to_dict(),
+        {"role": "tool", "tool_call_id": call_id, "content": "hello", "name": "weather"},
+    ]
+    second = api.chat.completions.create(model=MODEL, messages=sent, tools=TOOLS)
+    assert second.choices[0].message.content == "Hello, <b>you</b> there."
+    seen = sdk.detokenize(
+        sdk.tokenize(
+            quire.Chat(
+                messages=[
+                    quire.ChatMessage("user", "call"),
+                    quire.ChatMessage(
+                        "assistant",
+                        "Let me look.",
+                        tool_calls=[quire.ToolCall(call_id, "weather", ARGUMENTS)],
+                        reasoning="Which one?",
+                    ),
+                    quire.ChatMessage("tool", "hello", tool_call_id=call_id, name="weather"),
+                ],
+                tools=TOOLS,
+            )
+        ).token_ids,
+        keep_special_tokens=True,
+    )
+    assert second.usage is not None
+    assert "<think>Which one?</think><tool_call>weather Paris</tool_call>" in seen
+    assert f"tool: hello answers {call_id}※hello※" in seen
+    assert seen.startswith('tool weather {"type": "object"')
+
+
+def test_several_calls_or_only_the_first(api: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": asking("calls"), "tools": TOOLS}
+    for parallel, names in ((None, ["weather", "tides"]), (True, ["weather", "tides"]), (False, ["weather"])):
+        extra: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
+        message = api.chat.completions.create(**fields, **extra).choices[0].message
+        assert message.content is None
+        assert [call.function.name for call in message.tool_calls or ()] == names
+        streamed = [
+            call.function.name
+            for event in api.chat.completions.create(**fields, **extra, stream=True)
+            for call in event.choices[0].delta.tool_calls or ()
+            if call.function is not None and call.function.name
+        ]
+        assert streamed == names
+
+
+@pytest.mark.parametrize("without", [{}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_without_tools_the_text_is_content(api: openai.OpenAI, without: dict[str, Any]) -> None:
+    [choice] = api.chat.completions.create(model=MODEL, messages=asking("calls"), **without).choices
+    assert choice.message.content == ANSWERS[cue("calls")][0]
+    assert choice.message.tool_calls is None and choice.finish_reason == "stop"
+
+
+def test_text_that_is_no_call_is_content(api: openai.OpenAI) -> None:
+    [choice] = api.chat.completions.create(model=MODEL, messages=asking("broken"), tools=TOOLS).choices
+    assert choice.message.content == ANSWERS[cue("broken")][0]
+    assert choice.finish_reason == "stop"
+
+
+def test_a_call_that_is_cut_off_ends_by_its_length(api: openai.OpenAI) -> None:
+    whole = api.chat.completions.create(model=MODEL, messages=asking("call"), tools=TOOLS)
+    assert whole.usage is not None
+    fields: dict[str, Any] = {"max_completion_tokens": whole.usage.completion_tokens - 6}
+    [choice] = api.chat.completions.create(model=MODEL, messages=asking("call"), tools=TOOLS, **fields).choices
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls is not None
+    arguments = choice.message.tool_calls[0].function.arguments
+    assert arguments and arguments != ARGUMENTS and ARGUMENTS.startswith(arguments)
+
+
+def test_reasoning_that_the_prompt_opened_is_told_from_the_answer(api: openai.OpenAI, sdk: quire.Client) -> None:
+    extra: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    message = api.chat.completions.create(model=MODEL, messages=asking("?"), extra_body=extra).choices[0].message
+    assert (message.content, message.to_dict()["reasoning_content"]) == ("Four.", "Hm: 2 + 2 it is.")
+    extra["include_reasoning"] = False
+    message = api.chat.completions.create(model=MODEL, messages=asking("?"), extra_body=extra).choices[0].message
+    assert message.content == "Four." and "reasoning_content" not in message.to_dict()
+    events = api.chat.completions.create(model=MODEL, messages=asking("?"), extra_body=extra, stream=True)
+    deltas = [event.choices[0].delta.to_dict() for event in events]
+    assert "".join(str(each.get("content") or "") for each in deltas) == "Four."
+    assert not [each for each in deltas if "reasoning" in each]
+    with sdk.stream_chat(asking("?"), template_kwargs={"enable_thinking": True}, request_id="thinks") as stream:
+        assert stream.accepted().in_reasoning
+        text = stream.completion().text
+    with sdk.attach("thinks") as stream:  # from its record
+        assert stream.accepted().in_reasoning
+        assert stream.completion().text == text
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("answer", ["atlantis", "call", None])
+def test_a_call_is_forced_and_its_arguments_follow_the_schema(
+    api: openai.OpenAI, answer: str | None, choice: Any
+) -> None:
+    """The grammar keeps the model from going another way; its reasoning is its own."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": schema}}
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "messages": asking(answer or "?"),
+        "tools": [tool],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_completion_tokens": 300,
+        "extra_body": {"chat_template_kwargs": {"enable_thinking": answer is None}},
+    }
+    [made] = api.chat.completions.create(**fields).choices
+    assert made.finish_reason == "tool_calls" and made.message.content is None
+    assert made.message.tool_calls is not None
+    [call] = made.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name == "weather"
+    assert arguments["city"] in ("Paris", "Rome") and arguments["unit"] in ("C", "F") and len(arguments) == 2
+    reasoning = {"atlantis": None, "call": "Which one?", None: "Hm: 2 + 2 it is."}[answer]
+    assert made.message.to_dict().get("reasoning") == reasoning
+    if answer == "call":
+        assert arguments == json.loads(ARGUMENTS)
+
+
+def test_logprobs_are_of_all_tokens_also_of_those_of_calls(api: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": asking("call"), "tools": TOOLS, "logprobs": True}
+    answer = api.chat.completions.create(**fields)
+    assert answer.usage is not None
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert len(logprobs.content) == answer.usage.completion_tokens
+    text = "".join(each.token for each in logprobs.content)
+    assert text == "".join(ANSWERS[cue("call")]) + "</s>"
+    streamed = [
+        each
+        for event in api.chat.completions.create(**fields, stream=True)
+        if event.choices[0].logprobs is not None
+        for each in event.choices[0].logprobs.content or ()
+    ]
+    assert streamed == logprobs.content
+
+
+def test_variables_and_documents_reach_the_template(api: openai.OpenAI, http: httpx2.Client) -> None:
+    fields: dict[str, Any] = {"documents": [{"text": "Read me."}], "chat_template_kwargs": {"say": "hello"}}
+    message = api.chat.completions.create(model=MODEL, messages=asking("?"), extra_body=fields).choices[0].message
+    assert message.content == "Hello, <b>you</b> there."
+    body = {"messages": asking("?"), "tools": TOOLS, "chat_template_kwargs": {"documents": fields["documents"]}}
+    tokens = http.post("/tokenize", json=body).json()["tokens"]
+    prompt = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert prompt.startswith("tool weather") and prompt.endswith("Read me.※?※")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "tides"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "fish"}}}],
+                "tool_choice": "required",
+            },
+            "tool_choice",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+        ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"tools": [TOOLS[0]] * 129}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x", "type": "function"}]}]}, None),
+    ],
+)
+def test_fields_that_are_not_supported_are_refused_by_name(
+    http: httpx2.Client, fields: dict[str, Any], param: str | None
+) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": asking("hello"), **fields})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == (param or "messages[0].tool_calls[0].function")
+
+
+@pytest.mark.parametrize("name", [name for name, spoken in SPOKEN.items() if not spoken.in_reasoning])
+def test_every_format_is_parsed_over_the_wire(sdk: quire.Client, name: str) -> None:
+    spoken = SPOKEN[name]
+    tools = TOOLS if spoken.calls else None
+    with sdk.stream_chat(asking(name), tools=tools, answer_format=spoken.format, temperature=0) as stream:
+        chunks = list(stream)
+        message = stream.completion().message
+    assert message is not None
+    assert (message.content, message.reasoning) == (spoken.content, spoken.reasoning)
+    assert tuple((call.name, call.arguments) for call in message.tool_calls) == spoken.calls
+    begun = [each.id for chunk in chunks for each in chunk.deltas if isinstance(each, quire.ToolCallBegun)]
+    assert begun == [call.id for call in message.tool_calls]
+
+
+def test_the_command_line_parts_an_answer_too(deployment: tuple[str, str], tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps(TOOLS))
+    result = CliRunner().invoke(app, ["chat", "-m", "call", "--tools", str(tools), "-a", deployment[0]])
+    assert not result.exit_code, result.stderr
+    assert (result.exit_code, result.stdout) == (0, f"Let me look.\nweather {ARGUMENTS}\n")
+    assert "Which one?" in result.stderr
+
+
+def test_without_a_format_a_chat_is_text_alone(sdk: quire.Client) -> None:
+    completion = sdk.chat(asking("call"), tools=TOOLS)
+    assert completion.message is None
+    assert "weather" in completion.text and "<tool_call>" not in completion.text  # here they are special tokens
+    assert json.loads(completion.text.split("look.")[1])["name"] == "weather"

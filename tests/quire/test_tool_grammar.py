@@ -1,0 +1,142 @@
+"""Grammars that force calls: llguidance takes what the parsers read as calls of these tools, and nothing else."""
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.answer_parser import AnswerParser
+from quire.parsing.deltas import parsed_answer
+from quire.parsing.tool_grammar import markers_of, tool_grammar
+from tests.quire.spoken_answers import DEEPSEEK, FORMATS, HARMONY, HERMES, LLAMA3, MISTRAL
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+PARIS, NOW = '{"city": "Pa\\"r}is", "days": 3}', "{}"
+HARMONY_CALL = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+ONE = {
+    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>',
+    "llama3": f'{{"name": "weather", "parameters": {PARIS}}}',
+    "mistral": f'[TOOL_CALLS][{{"name": "weather", "arguments": {PARIS}}}]',
+    "deepseek": (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{PARIS}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "harmony": HARMONY_CALL + PARIS,
+}
+TWO = {
+    "hermes": f'{ONE["hermes"]}\n<tool_call>\n{{"name": "now", "arguments": {NOW}}}\n</tool_call>',
+    "llama3": f'{ONE["llama3"]}; {{"name": "now", "parameters": {NOW}}}',
+    "mistral": f"[TOOL_CALLS]weather[ARGS]{PARIS}[TOOL_CALLS]now[ARGS]{NOW}",
+    "deepseek": (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜>"
+        f"<｜tool▁call▁begin｜>now<｜tool▁sep｜>{NOW}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+}
+THOUGHTS = {
+    "hermes": "<think>\nHm, <x>.\n</think>\n\n",
+    "mistral": "[THINK]Hm.[/THINK]",
+    "deepseek": "<think>\nHm.\n</think>\n\n",
+    "harmony": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
+}
+BYTES = LLTokenizer("byte")  # a token for each byte: no marker is one
+
+
+def takes(grammar: str, text: str) -> bool:
+    """True if the text is a whole output of the grammar."""
+    matcher = LLMatcher(BYTES, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.consume_tokens(BYTES.tokenize_str(text)) and matcher.is_accepting()
+
+
+def grammar_for(format: AnswerFormat, *, several: bool = True, in_reasoning: bool = False) -> str:
+    return tool_grammar(format, TOOLS, several=several, token_ids={}, in_reasoning=in_reasoning)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_of_the_tools_are_taken_and_parsed(name: str) -> None:
+    format = FORMATS[name]
+    for text, names in ((ONE[name], ["weather"]), (TWO.get(name, ONE[name]), ["weather", "now"])):
+        assert takes(grammar_for(format), text)
+        assert takes(grammar_for(format), THOUGHTS.get(name, "") + text)
+        parser = AnswerParser(format, "request")
+        answer = parsed_answer([*parser.push(text), *parser.end()])
+        assert [call.name for call in answer.tool_calls] == names[: len(answer.tool_calls)]
+        assert answer.tool_calls[0].arguments == PARIS and not answer.content
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_anything_else_is_not_taken(name: str) -> None:
+    grammar = grammar_for(FORMATS[name])
+    wrong = [
+        "",
+        "Hello.",
+        f"Hello. {ONE[name]}",
+        f"{ONE[name]} Bye.",
+        ONE[name].replace("weather", "whether"),
+        ONE[name].replace('"days": 3', '"days": "3"'),
+        ONE[name].replace('"days": 3', '"weeks": 3'),
+        ONE[name].replace(PARIS, '{"days": 3}'),
+        ONE[name].replace(PARIS, "{}"),
+    ]
+    for text in wrong:
+        assert not takes(grammar, text), text
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_several_calls_are_taken_only_where_they_may_come(name: str) -> None:
+    assert not takes(grammar_for(FORMATS[name], several=False), TWO[name])
+    assert takes(grammar_for(FORMATS[name], several=False), ONE[name])
+
+
+def test_reasoning_that_the_prompt_opened_is_closed_before_the_calls() -> None:
+    grammar = grammar_for(HERMES, in_reasoning=True)
+    assert takes(grammar, f"Hm.\n</think>\n\n{ONE['hermes']}")
+    assert not takes(grammar, ONE["hermes"])
+
+
+@pytest.mark.parametrize("format", [HERMES, MISTRAL, HARMONY, DEEPSEEK, LLAMA3])
+def test_markers_that_are_tokens_are_taken_as_such(format: AnswerFormat) -> None:
+    markers = markers_of(format)
+    grammar = tool_grammar(format, TOOLS, several=True, token_ids={each: i for i, each in enumerate(markers)})
+    assert all(f"<[{i}]>" in grammar for i in range(len(markers)))
+    matcher = LLMatcher(BYTES, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("as_token", [True, False])
+def test_reasoning_is_closed_by_a_token_or_by_letters(special: bool, as_token: bool) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({each: i for i, each in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["</s>"])
+    made.add_tokens([AddedToken("</think>", special=special, normalized=False)])
+    eos, closing = made.token_to_id("</s>"), made.token_to_id("</think>")
+    assert eos is not None and closing is not None
+    tokenizer = LLTokenizer(made.to_str(), n_vocab=made.get_vocab_size(), eos_token=[eos])
+    grammar = tool_grammar(HERMES, TOOLS, several=False, token_ids={"</think>": closing}, in_reasoning=True)
+    matcher = LLMatcher(tokenizer, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0)
+
+    def letters(text: str) -> list[int]:
+        return [alphabet.index(each) for each in text.replace("\n", "Ċ").replace(" ", "Ġ")]
+
+    answer = [*letters("Hm. "), *([closing] if as_token else letters("</think>")), *letters(f"\n{ONE['hermes']}")]
+    assert matcher.consume_tokens(answer) and matcher.is_accepting()
