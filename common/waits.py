@@ -1,6 +1,7 @@
-"""Waits on the event loop: for an event, for so long, and for the end of cancelled tasks."""
+"""Waits on the event loop: for an event, for so long, between attempts, and for the end of cancelled tasks."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -11,6 +12,14 @@ async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
             return await event.wait()
     except TimeoutError:
         return False
+
+
+def growing_pauses(first_s: float = 0.05, longest_s: float = 1.0) -> Iterator[float]:
+    """Yield seconds to wait between attempts, for ever: each pause is twice the one before, up to the longest."""
+    pause_s = first_s
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, longest_s)
 
 
 async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 
 import structlog
@@ -91,7 +92,6 @@ class Journal:
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         self._stopped.set()
-        self._is_probe_due = False
         self._seen_id = JOURNAL_START  # the last entry when it was last looked back
         self._looked_back_s = 0.0
         self._later_epoch = 0  # the latest of another scheduler that had the lease
@@ -292,7 +292,6 @@ class Journal:
 
     def probe_soon(self) -> None:
         """Probe the store now, if no entry is in flight, since it seems silent."""
-        self._is_probe_due = True
         self._wake.set()
 
     def look_for_leader(self, epoch: int) -> None:
@@ -368,14 +367,12 @@ class Journal:
             if self._closing:
                 return False
             self._wake.clear()
-            if not await is_set_within(self._wake, self._probe_every_s):
-                self._is_probe_due = True
-            if self._is_probe_due and not self._pending:
+            await is_set_within(self._wake, self._probe_every_s)
+            if not self._pending and not self._closing:  # woken by `probe_soon`, or by nobody for a while
                 await self._probe()
         return self._ended_by is None
 
     async def _probe(self) -> None:
-        self._is_probe_due = False
         try:
             await self._writer.probe()
         except JournalLostError:
@@ -420,20 +417,18 @@ class Journal:
             holds_nothing = self._needed.oldest is None  # what is on its way was not accepted yet
             if holds_nothing and self._later_epoch > self._writer.epoch:
                 raise FencedError(f"another scheduler led in epoch {self._later_epoch}, and nothing lives here")
-            try:
+            with suppress(JournalLostError):  # then again
                 if holds_nothing and self._writer.silent_s() > self._lease_s:
                     await self._writer.wait_for_another(_FOLLOWED_LEASES * self._lease_s)
                 await self._writer.begin_again(holds_nothing=holds_nothing)
                 for restated, keys in self._needed.restate_all():
                     entry_id = await self._writer.write(restated.SerializeToString())
-                    self._needed.record_written(keys, entry_id, 0)
+                    self._needed.record_written(keys, entry_id)
                     num_restated += len(keys)
                 await self._writer.write_ready()
                 self._seen_id = JOURNAL_START
                 log.warning("every live request was written into the journal again", num_restated=num_restated)
                 return
-            except JournalLostError:
-                continue  # again
 
     def _acknowledge(self, entry: PendingEntry, entry_id: EntryId) -> None:
         self.num_pending -= entry.num_records

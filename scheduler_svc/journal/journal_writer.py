@@ -13,7 +13,7 @@ from typing import TypeVar
 import structlog
 
 from common.running_histogram import RunningHistogram, decades
-from common.waits import is_set_within
+from common.waits import growing_pauses, is_set_within
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.leader_epochs import LaterLeader, epoch_after
@@ -31,8 +31,6 @@ from scheduler_svc.journal.store import (
 log = structlog.get_logger()
 
 _OPEN_ATTEMPTS = 8
-_MIN_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 1.0
 _WRITE_NS_WEIGHT = 0.1  # of the newest write in the moving average
 _WRITE_S = decades((1, 2.5, 5), -5, 1)  # buckets
 _PAGE = 8  # entries; one may have a megabyte
@@ -101,15 +99,16 @@ class JournalWriter:
 
         Raises StoreUnavailableError, or FencedError if other leaders keep coming in between.
         """
+        pauses = growing_pauses()
         for attempt in range(1, _OPEN_ATTEMPTS + 1):
             try:
                 await self._try_epoch(after, says_all_again=says_all_again)
             except (StaleEntryError, StoreFlushedError):
-                continue  # another leader was faster, or the last entry is gone
+                pass  # another leader was faster, or the last entry is gone
             except StoreUnavailableError:
                 if attempt == _OPEN_ATTEMPTS:
                     raise
-                await asyncio.sleep(min(_MIN_BACKOFF_S * 2**attempt, _MAX_BACKOFF_S))
+                await asyncio.sleep(next(pauses))
             else:
                 self._known_epoch = self.epoch
                 return self.epoch
@@ -120,9 +119,8 @@ class JournalWriter:
         # the journal as well. The time may be set back; then the other two are later.
         counted = await self._store.next_epoch()
         last = await self._store.last_entry_id()
-        epoch = epoch_after(max(counted - 1, after, last.epoch if last is not None else 0), self._leader_id)
-        if epoch > counted:
-            await self._store.raise_epoch(epoch)
+        epoch = epoch_after(max(counted, after, last.epoch if last is not None else 0), self._leader_id)
+        await self._store.raise_epoch(epoch)
         self.num_commands += 2  # of the epoch
         start = pb.LeaderStart(leader_id=self._leader_id, started_unix_ns=time.time_ns(), says_all_again=says_all_again)
         payload = pb.JournalEntry(leader_start=start).SerializeToString()
@@ -155,7 +153,7 @@ class JournalWriter:
         """
         started_ns = time.monotonic_ns()
         entry_id = EntryId(self.epoch, self.last_id.seq + 1)
-        backoff_s = _MIN_BACKOFF_S
+        pauses = growing_pauses()
         is_there = may_be_there = False
         while not is_there:
             try:
@@ -171,8 +169,7 @@ class JournalWriter:
             except StoreUnavailableError as error:
                 may_be_there = True
                 self.health.record_trouble(error.message)
-                await self._pause(backoff_s)
-                backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+                await self._pause(next(pauses))
             is_there = await self._has_arrived(entry_id, may_be_there=may_be_there)
         self._record_written(entry_id, time.monotonic_ns() - started_ns)
         return entry_id
@@ -244,7 +241,7 @@ class JournalWriter:
         we know our requests. If it cannot know them, or does not become ready, we lead behind it. Raises FencedError,
         or JournalLostError.
         """
-        backoff_s = _MIN_BACKOFF_S
+        pauses = growing_pauses()
         give_up_s = time.monotonic() + self._unready_s
         while last is not None and last > ours:
             later = await self._later_leader()
@@ -259,8 +256,7 @@ class JournalWriter:
                     raise JournalLostError(f"another scheduler began at {last} without what was acknowledged")
                 if (oldest := self._oldest_needed()) is not None:
                     await self.confirm_entry(oldest)  # our last entry may be there, and those before it be lost
-                await self._pause(backoff_s)
-                backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+                await self._pause(next(pauses))
             last = await self._last_id()
 
     async def _later_leader(self, before: int | None = None) -> LaterLeader | None:
@@ -283,7 +279,7 @@ class JournalWriter:
                         return found
             if len(page) < _PAGE:
                 return found
-            from_id = EntryId(page[-1].entry_id.epoch, page[-1].entry_id.seq + 1)
+            from_id = EntryId(stored.entry_id.epoch, stored.entry_id.seq + 1)
 
     def _fenced(self, last: EntryId) -> FencedError:
         return FencedError(f"a newer scheduler took over: it wrote {last}, we are at {self.last_id}")
@@ -298,7 +294,7 @@ class JournalWriter:
 
     async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the store until it answers. The command must be harmless to repeat."""
-        backoff_s = _MIN_BACKOFF_S
+        pauses = growing_pauses()
         while True:
             try:
                 self.num_commands += 1
@@ -306,8 +302,7 @@ class JournalWriter:
                     return await ask()
             except StoreUnavailableError as error:
                 self.health.record_trouble(error.message)
-                await self._pause(backoff_s)
-                backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+                await self._pause(next(pauses))
 
     def _record_written(self, entry_id: EntryId, elapsed_ns: int) -> None:
         self.last_id = entry_id

@@ -74,7 +74,7 @@ class NeededEntries:
         self._coming.pop(key, None)
         self._durable.pop(key, None)
 
-    def record_written(self, keys: list[Hashable], entry_id: EntryId, num_bytes: int) -> None:
+    def record_written(self, keys: list[Hashable], entry_id: EntryId, num_bytes: int = 0) -> None:
         """Record a durable entry, with so many bytes of news. These keys can be read from it on."""
         self._num_entries += 1
         self._num_bytes += num_bytes

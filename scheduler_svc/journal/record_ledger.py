@@ -91,7 +91,7 @@ class RecordLedger:
         """Tenant with the most bytes."""
         while True:
             negative_bytes, tenant = self._by_bytes[0]
-            num_bytes = self._bytes_of.get(tenant, 0)
+            num_bytes = self._bytes_of[tenant]  # 0 for one that has none any more
             if -negative_bytes == num_bytes:
                 return tenant
             heappop(self._by_bytes)

@@ -12,14 +12,12 @@ from typing import NamedTuple
 
 import structlog
 
-from common.waits import is_set_within
+from common.waits import growing_pauses, is_set_within
 from scheduler_svc.journal.store import Record, RecordLimits, Store, StoreUnavailableError
 
 log = structlog.get_logger()
 
 _MAX_BATCH = 256
-_MIN_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 1.0
 _SAY_EVERY_S = 60.0
 
 
@@ -112,7 +110,7 @@ class Records:
     async def run(self) -> None:
         """Write records, as the one writer. Returns after `close`."""
         self._stopped.clear()
-        backoff_s = _MIN_BACKOFF_S
+        pauses = growing_pauses()
         try:
             while await self._wait_for_pending():
                 ids = list(self._pending)[:_MAX_BATCH]
@@ -121,12 +119,11 @@ class Records:
                     self._record_dropped(await self._store.put_records(batch, self._limits))
                 except StoreUnavailableError as error:
                     log.warning("records not written", reason=error.message, pending=len(self._pending))
-                    if await is_set_within(self._give_up, backoff_s):
+                    if await is_set_within(self._give_up, next(pauses)):
                         log.error("records lost at the end", pending=len(self._pending))
                         return
-                    backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
                     continue
-                backoff_s = _MIN_BACKOFF_S
+                pauses = growing_pauses()
                 self._settle(batch)
         finally:
             self._stopped.set()

@@ -20,6 +20,8 @@ from scheduler_svc.journal.store import StaleEntryError, StoreConfigurationError
 
 Packed = bytes
 _BYTES_PER_S = 8 << 20  # that even a slow way takes
+# The library's own time limits start a task per command; ours, in call_many, does not.
+_OPTIONS = {"protocol": 3, "socket_timeout": None, "socket_connect_timeout": None}
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
@@ -51,7 +53,7 @@ class RedisLink:
         """Sends all at once and returns their replies. Raises the first refusal after reading every reply."""
         timeout_s = self._timeout_s + (sum(map(len, commands)) + answer_bytes) / _BYTES_PER_S
         async with self._lock:
-            for attempt in range(1, self._attempts + 1):
+            for attempt in range(self._attempts):
                 try:
                     async with asyncio.timeout(timeout_s):
                         replies = await self._exchange(commands)
@@ -62,7 +64,7 @@ class RedisLink:
                     # The library may wrap what the server said while connecting.
                     if isinstance(error, _REFUSED) or isinstance(error.__cause__, _REFUSED):
                         raise StoreConfigurationError(str(error)) from error
-                    if attempt == self._attempts:
+                    if attempt + 1 == self._attempts:
                         raise StoreUnavailableError(str(error)) from error
         for reply in replies:
             if isinstance(reply, ResponseError):
@@ -71,9 +73,7 @@ class RedisLink:
 
     async def _exchange(self, commands: list[Packed]) -> list[Any]:
         connection = self._connection
-        if not connection.is_connected:
-            await connection.connect()  # type: ignore[no-untyped-call]
-        await connection.send_packed_command(commands, check_health=False)
+        await connection.send_packed_command(commands, check_health=False)  # connects first if it must
         replies: list[Any] = []
         for _ in commands:
             try:
@@ -102,9 +102,7 @@ def _connection_to(url: str) -> AbstractConnection:
     except ValueError as error:
         raise StoreConfigurationError(str(error)) from error
     kind = options.pop("connection_class", Connection)
-    # The library's own time limits start a task per command; ours, in call_many, does not.
-    options.update(protocol=3, socket_timeout=None, socket_connect_timeout=None)
-    connection: AbstractConnection = kind(**options)
+    connection: AbstractConnection = kind(**{**options, **_OPTIONS})
     return connection
 
 

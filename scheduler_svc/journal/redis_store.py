@@ -33,6 +33,7 @@ log = structlog.get_logger()
 _CONNECT_PAUSE_S = 0.2
 _SIDE_TIMEOUT_S = 5.0
 _KEYS_AT_ONCE = 500
+_SHOWN_ENTRIES = 2  # the first and the last come with what is known of the stream
 _WORTH = {
     "always": "fsync always: it outlives every process and the loss of power",
     "everysec": "fsync everysec: the last two seconds may be lost with the store's process or with power",
@@ -61,7 +62,7 @@ class RedisStore:
         self._journal = RedisLink(url, timeout_s=timeout_s, repeatable=False)
         self._side = RedisLink(url, timeout_s=max(timeout_s, _SIDE_TIMEOUT_S), repeatable=True)
         self._record_reads = RecordReads(self._get_records)
-        self._longest_bytes = 0  # of the entries sent: the first and the last come with what is known of the stream
+        self._longest_bytes = 0  # of the entries sent
         self._append_head = _head(9 - 1, "XADD", self._keys.journal, "NOMKSTREAM")
         self._create_head = _head(8 - 1, "XADD", self._keys.journal)
 
@@ -135,7 +136,7 @@ class RedisStore:
     async def last_entry_id(self) -> EntryId | None:
         try:
             reply = await self._journal.call(
-                pack("XINFO", "STREAM", self._keys.journal), answer_bytes=2 * self._longest_bytes
+                pack("XINFO", "STREAM", self._keys.journal), answer_bytes=_SHOWN_ENTRIES * self._longest_bytes
             )
         except StoreUnavailableError as error:
             if "no such key" in error.message:
@@ -188,12 +189,12 @@ class RedisStore:
 
 def _head(num_words: int, *words: str) -> bytes:
     """The part of a command that is always the same."""
-    return pack(*words).replace(b"*%d" % len(words), b"*%d" % num_words, 1)
+    return pack(*words).replace(b"*%d" % len(words), b"*%d" % num_words)
 
 
 def _info(reply: bytes) -> dict[str, str]:
     lines = reply.decode().splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line)
+    return dict(line.partition(":")[::2] for line in lines if ":" in line)
 
 
 def _entry_id(name: bytes) -> EntryId:

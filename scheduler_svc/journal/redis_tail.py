@@ -7,21 +7,21 @@ from scheduler_svc.journal.redis_link import RedisLink, pack
 from scheduler_svc.journal.redis_store import stored_entry
 from scheduler_svc.journal.store import EntryId, StoredEntry
 
-_SLACK_S = 2.0  # a server answers later than it was told to, and a page may be long
+_WAIT_MS = 250  # for which the server may keep a read that finds nothing
+_TIMEOUT_S = 2.25  # a server answers later than it was told to, and a page may be long
 
 
 class RedisTail:
     """Used by one task. Never writes."""
 
-    def __init__(self, url: str, *, deployment: str = "default", wait_s: float = 0.25) -> None:
-        """`wait_s` is how long the server may keep a read that finds nothing."""
+    def __init__(self, url: str, *, deployment: str = "default") -> None:
+        """Take the address. Raises StoreConfigurationError or ValueError if it or the deployment is malformed."""
         self._journal = Keys.of(deployment).journal
-        self._wait_ms = max(1, round(wait_s * 1000))
-        self._link = RedisLink(url, timeout_s=wait_s + _SLACK_S, repeatable=False)
+        self._link = RedisLink(url, timeout_s=_TIMEOUT_S, repeatable=False)
 
     async def read_after(self, last: EntryId, limit: int) -> Sequence[StoredEntry]:
         """Up to `limit` entries behind `last`; none if none has come for a while. Raises StoreUnavailableError."""
-        words = ("XREAD", "COUNT", limit, "BLOCK", self._wait_ms, "STREAMS", self._journal, str(last))
+        words = ("XREAD", "COUNT", limit, "BLOCK", _WAIT_MS, "STREAMS", self._journal, str(last))
         reply = await self._link.call(pack(*words))
         if not reply:
             return []

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from common.arrays import unpack_int32, unpack_int64
 from quire.v1 import inference_pb2
 from quire.v1 import journal_pb2 as pb
+from scheduler_svc.journal import journal as journal_module
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.leader_epochs import epoch_after
@@ -184,6 +185,20 @@ async def test_a_failing_callback_does_not_stop_the_others() -> None:
     assert [log["event"] for log in logs] == ["a callback of the journal failed"]
 
 
+async def test_a_callback_that_is_cancelled_ends_the_writing() -> None:
+    def cancel() -> None:
+        raise asyncio.CancelledError
+
+    journal = Journal(MemoryStore(), leader_id="test")
+    await journal.open()
+    running = asyncio.create_task(journal.run())
+    journal.append(sequences=[1], tokens=[0], on_durable=cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        await journal.admit(admission(1))
+
+
 async def test_closing_writes_what_is_pending() -> None:
     store = MemoryStore()
     async with running_journal(store) as journal:
@@ -222,7 +237,8 @@ async def test_a_journal_with_nothing_to_write_ends_at_once_though_its_store_is_
 
     store = Away()
     async with running_journal(store, probe_every_s=1000.0, close_timeout_s=1000.0) as journal:
-        await until(lambda: journal.is_ready)
+        await journal.admit(admission(1))
+        journal.forget(1)
         store.is_away = True
         journal.probe_soon()
         await until(lambda: journal.stats.degraded)
@@ -404,7 +420,7 @@ async def test_a_leader_that_holds_nothing_leaves_a_lost_journal_to_who_began_it
 async def test_a_leader_that_holds_nothing_leaves_an_emptied_store_to_those_of_a_later_one(holds_any: bool) -> None:
     """The later one has died with the store's loss: a standby may have read what it accepted."""
     store = MemoryStore()
-    journal = Journal(store, leader_id="older")
+    journal = Journal(store, leader_id="older", probe_every_s=1000.0)  # it looks because it was asked
     epoch = await journal.open()
     running = asyncio.create_task(journal.run())
     await until(lambda: journal.is_ready)
@@ -420,6 +436,16 @@ async def test_a_leader_that_holds_nothing_leaves_an_emptied_store_to_those_of_a
         with pytest.raises(FencedError, match="another scheduler led in epoch"):
             await running
         assert await store.last_entry_id() is None
+
+
+async def test_a_leader_that_holds_nothing_begins_again_where_no_later_one_has_led() -> None:
+    store = MemoryStore()
+    async with running_journal(store, probe_every_s=1000.0) as journal:
+        epoch = journal.stats.epoch
+        store.clear()
+        journal.look_for_leader(epoch)
+        await until(lambda: journal.stats.num_recreated == 1 and not journal.stats.degraded)
+        assert journal.stats.epoch > epoch
 
 
 class BegunWhileLookedFor(MemoryStore):
@@ -439,9 +465,11 @@ class BegunWhileLookedFor(MemoryStore):
 
 @pytest.mark.parametrize("begin_at", [3, None])
 async def test_a_leader_without_the_store_for_a_lease_that_holds_nothing_lets_others_begin_in_an_emptied_one(
-    begin_at: int | None,
+    begin_at: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followers may have led meanwhile, and a standby of theirs may know what the store has lost."""
+    if begin_at is not None:  # it looks often, however long it would wait
+        monkeypatch.setattr(journal_module, "_FOLLOWED_LEASES", 10_000)
     store = BegunWhileLookedFor()
     journal = Journal(store, leader_id="older", probe_every_s=1000.0, lease_s=0.2)
     await journal.open()
@@ -551,8 +579,9 @@ async def test_a_busy_leader_finds_that_a_leader_of_an_earlier_epoch_began_in_an
     assert restated | {each.sequence for entry in entries for each in entry.admissions} == set(range(1, number + 1))
 
 
-async def test_a_leader_that_holds_nothing_goes_on_where_only_the_end_of_its_journal_was_lost() -> None:
-    """The remaining entries were written by itself, or by a leader whose entries it has read."""
+@pytest.mark.parametrize("kept", [0, 1], ids=["of the first", "its own"])
+async def test_a_leader_that_holds_nothing_goes_on_where_only_the_end_of_its_journal_was_lost(kept: int) -> None:
+    """The remaining entry was written by itself, or by a leader whose entries it has read."""
     store = MemoryStore()
     await Journal(store, leader_id="first").open()
     journal = Journal(store, leader_id="second", probe_every_s=0.001)
@@ -561,10 +590,10 @@ async def test_a_leader_that_holds_nothing_goes_on_where_only_the_end_of_its_jou
         pass
     running = asyncio.create_task(journal.run())
     await until(lambda: journal.is_ready)
-    (first, *_) = await store.read_entries(JOURNAL_START, 1)
+    left = (await store.read_entries(JOURNAL_START, 2))[kept]
     store.clear()
-    assert first.payload is not None
-    await store.append(first.entry_id, first.payload, create=True)
+    assert left.payload is not None
+    await store.append(left.entry_id, left.payload, create=True)
     await until(lambda: journal.stats.num_recreated == 1)
     await journal.close()
     await running
@@ -704,14 +733,14 @@ async def test_who_is_ready_in_an_emptied_store_before_the_leader_notices_leads(
             await super().append(entry_id, payload, create=create)
 
         async def next_epoch(self) -> int:
-            if self.is_emptied and not another.is_ready:
+            if self.is_emptied:
                 self.is_emptied = False
-                await another.open()
-                await another.begin()
+                for seq, entry in enumerate((pb.JournalEntry(leader_start=pb.LeaderStart()), pb.JournalEntry())):
+                    await super().append(EntryId(older.stats.epoch + 1, seq), entry.SerializeToString(), create=True)
             return await super().next_epoch()
 
     store = BegunMeanwhile()
-    older, another = Journal(store, leader_id="older"), Journal(store, leader_id="another")
+    older = Journal(store, leader_id="older")
     await older.open()
     running = asyncio.create_task(older.run())
     await until(lambda: older.is_ready)
@@ -797,3 +826,33 @@ async def test_a_newcomer_does_not_begin_above_a_leader_that_it_has_not_read() -
     with pytest.raises(JournalLostError):
         await newcomer.begin()
     assert await store.last_entry_id() == below
+
+
+async def test_a_leader_that_meets_a_later_one_while_it_reads_does_not_lead() -> None:
+    store = MemoryStore()
+    async with running_journal(store) as first:
+        await first.admit(admission(1))
+    journal = Journal(store, leader_id="second")
+    await journal.open()
+    await Journal(store, leader_id="third").open(after_epoch=journal.stats.epoch)
+    with pytest.raises(FencedError, match="another scheduler began to lead"):
+        _ = [entry async for entry in journal.read(EntryId(journal.stats.epoch, 1))]
+
+
+async def test_a_journal_that_is_lost_while_it_is_read_is_no_empty_one() -> None:
+    store = MemoryStore()
+    journal = Journal(store, leader_id="test")
+    await journal.open()
+    store.clear()
+    with pytest.raises(JournalLostError, match="while it was read"):
+        _ = [entry async for entry in journal.read()]
+
+
+async def test_a_leader_that_has_only_begun_the_next_epoch_is_newer() -> None:
+    store = MemoryStore()
+    journal = Journal(store, leader_id="test")
+    epoch = await journal.open()
+    await journal.confirm_leading()
+    await store.append(EntryId(epoch + 1, 0), pb.JournalEntry(leader_start=pb.LeaderStart()).SerializeToString())
+    with pytest.raises(FencedError, match=f"it wrote {epoch + 1}-0"):
+        await journal.confirm_leading()

@@ -112,11 +112,49 @@ async def test_what_waits_is_bounded_and_the_oldest_goes_first() -> None:
     assert await store.get_record("r4") == bytes(40)
 
 
+async def test_what_waits_may_take_all_its_bytes_and_counts_a_replaced_record_no_more() -> None:
+    store = AwayStore()
+    async with running_records(store, max_pending_bytes=100) as records:
+        for payload in (bytes(70), bytes(90), bytes(60)):
+            records.put("a", payload)
+        records.put("b", bytes(40))
+        assert (records.num_pending, records.num_given_up) == (2, 0)
+        records.put("c", b"x")
+        assert (records.num_pending, records.num_given_up) == (2, 1)
+        records.put("d", bytes(500))  # more than there is room for, and the latest
+        assert (records.num_pending, records.num_given_up) == (1, 3)
+        store.is_away = False
+
+
+async def test_a_tenant_whose_records_take_less_now_gives_up_none_for_another() -> None:
+    store = AwayStore()
+    async with running_records(store, max_pending_bytes=100) as records:
+        records.put("a", bytes(90), tenant="one")
+        records.put("a", bytes(10), tenant="one")
+        for request_id in ("b", "c"):
+            records.put(request_id, bytes(50), tenant="two")
+        assert (await records.get("a"), await records.get("b"), await records.get("c")) == (bytes(10), None, bytes(50))
+        store.is_away = False
+    assert not (records._pending_of or records._bytes_of)
+
+
+async def test_closing_writes_what_was_put_just_now() -> None:
+    store = MemoryStore()
+    records = Records(store)
+    records.put("a", b"one")
+    writing = asyncio.create_task(records.run())
+    await records.close()
+    assert await store.get_record("a") == b"one"
+    await writing
+
+
 async def test_closing_gives_up_on_a_store_that_stays_away() -> None:
+    records = Records(AwayStore(), close_timeout_s=0.1)
+    writing = asyncio.create_task(records.run())
     with capture_logs() as logs:
-        async with running_records(AwayStore(), close_timeout_s=0.1) as records:
-            records.put("a", b"one")
-            await asyncio.sleep(0)
+        records.put("a", b"one")
+        await records.close()
+    assert writing.done()
     assert logs[-1] == {"event": "records lost at the end", "log_level": "error", "pending": 1}
 
 

@@ -111,7 +111,12 @@ async def test_a_long_entry_has_longer_to_be_sent_and_to_be_looked_at(valkey: Va
         await asyncio.wait([appending], timeout=0.6)
         valkey.thaw()
         await appending
-        assert await store.last_entry_id() == EntryId(1, 1)
+        await store.append(EntryId(1, 2), b"")
+        valkey.freeze()
+        looking = asyncio.create_task(store.last_entry_id())
+        await asyncio.wait([looking], timeout=0.6)
+        valkey.thaw()
+        assert await looking == EntryId(1, 2)
 
 
 async def test_a_frozen_store_delays_and_loses_nothing(valkey: ValkeyProcess) -> None:

@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.journal.leases import Lease
+from scheduler_svc.journal.memory_leases import MemoryLeases
 from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.lease_keeper import LeaseKeeper
@@ -226,3 +227,24 @@ async def test_a_lease_is_held_for_longer_through_what_keeps_the_process(
 async def is_short(leases: RedisLeases) -> bool:
     held = await leases.read()
     return held is not None and held.left_ms <= 200
+
+
+def test_a_lease_is_read_as_it_was_written() -> None:
+    lease = Lease("scheduler-1", "unix:/run/of quire/s", 12)
+    assert Lease.parse(str(lease)) == lease
+
+
+async def test_a_lease_inside_the_process_ends_with_its_time_or_its_release() -> None:
+    leases = MemoryLeases()
+    assert await leases.read() is None
+    lease = Lease("us", "us:1")
+    assert await leases.take_lease(lease, 60_000) is None
+    held = await leases.read()
+    assert held is not None
+    assert held.lease == lease
+    assert 50_000 < held.left_ms <= 60_000
+    assert await leases.hold(lease, 0) is None
+    assert await leases.read() is None
+    await leases.hold(lease, 60_000)
+    await leases.release(lease)
+    assert await leases.read() is None

@@ -1,6 +1,7 @@
 """Concurrent reads of records go together, and a failed read is each of its callers'."""
 
 import asyncio
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -78,6 +79,20 @@ async def test_one_who_gives_up_takes_the_read_from_nobody_else() -> None:
     await settled()
     store.may_answer.set()
     assert await patient == b"a"
+
+
+async def test_a_failed_read_for_which_nobody_waits_any_more_is_no_error_of_the_loop() -> None:
+    store, errors = SlowStore(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    reads = RecordReads(store.read)
+    gone = asyncio.create_task(reads.get("a"))
+    await settled()
+    gone.cancel()
+    store.error = StoreUnavailableError("away")
+    store.may_answer.set()
+    await settled()
+    gc.collect()
+    assert not errors
 
 
 async def test_a_closed_store_keeps_nobody_waiting() -> None:

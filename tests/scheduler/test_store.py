@@ -48,6 +48,8 @@ async def test_an_epoch_is_raised_to_the_given_one_and_never_lowered(store: Stor
     await store.raise_epoch(6)
     await store.raise_epoch(2)
     assert await store.next_epoch() == 7
+    await store.raise_epoch(20)
+    assert await store.next_epoch() == 21
 
 
 async def test_entries_come_back_in_order(store: Store) -> None:
@@ -129,6 +131,9 @@ async def test_records_expire_in_memory(monkeypatch: pytest.MonkeyPatch) -> None
         await store.put_records([Record(f"r{minute}", "", time.time_ns(), b"x")], RecordLimits(ttl_s=3600))
     assert [await store.get_record(f"r{minute}") for minute in (0, 1, 60)] == [None, b"x", b"x"]
     assert await store.known_records(["r0", "r1", "r60"]) == {"r1", "r60"}
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns + 61 * MINUTE_NS)
+    assert [await store.get_record(f"r{minute}") for minute in (1, 60)] == [None, b"x"]
+    assert await store.known_records(["r1", "r60"]) == {"r60"}
 
 
 async def put_by_clocks_apart(store: Store, monkeypatch: pytest.MonkeyPatch, hours: int) -> list[str]:
@@ -246,11 +251,18 @@ async def test_a_malformed_deployment_is_refused_at_the_opening() -> None:
 
 
 async def test_an_unreachable_store_is_named_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError) as unreachable:
-        await open_store(f"unix://{tmp_path}/nobody", patience_s=0.3)
+    with capture_logs() as logs, pytest.raises(StoreUnavailableError) as unreachable:
+        await open_store(f"unix://{tmp_path}/nobody", patience_s=0.5)
     message = str(unreachable.value)
-    assert f"the store at unix://{tmp_path}/nobody did not answer within 0.3 s" in message
+    assert f"the store at unix://{tmp_path}/nobody did not answer within 0.5 s" in message
     assert "start Redis or Valkey" in message
+    assert [line["event"] for line in logs] == ["waiting for the store"]
+
+
+async def test_a_store_is_not_waited_for_beyond_the_patience(tmp_path: Path) -> None:
+    with capture_logs() as logs, pytest.raises(StoreUnavailableError):
+        await open_store(f"unix://{tmp_path}/nobody", patience_s=0.1)
+    assert not logs
 
 
 async def test_opening_waits_for_a_server_that_is_late() -> None:
@@ -264,6 +276,29 @@ async def test_opening_waits_for_a_server_that_is_late() -> None:
         server.close()
 
 
+@pytest.mark.parametrize(
+    ("settings", "durability"),
+    [
+        (["appendfsync", "always"], "fsync always: it outlives every process and the loss of power"),
+        (["appendfsync", "everysec"], "fsync everysec: the last two seconds may be lost"),
+        (["appendfsync", "no"], "fsync by the system's choice"),
+        (["appendonly", "no"], "none: accepted requests end with the store's process"),
+    ],
+)
+async def test_a_store_says_how_durable_an_acknowledgement_is(
+    valkey: ValkeyProcess, settings: list[str], durability: str
+) -> None:
+    valkey.command("CONFIG", "SET", *settings)
+    async with redis_store(valkey.url) as store:
+        assert store.durability.startswith(durability)
+
+
+async def test_a_store_that_hides_its_configuration_may_be_as_durable_as_any(valkey: ValkeyProcess) -> None:
+    valkey.command("ACL", "SETUSER", "quire", "on", ">s3cret", "~{quire:*", "+@all", "-config")
+    async with redis_store(f"unix://quire:s3cret@{valkey.socket_path}") as store:
+        assert store.durability.startswith("unknown")
+
+
 async def test_unsafe_server_settings_are_warned_of(valkey: ValkeyProcess) -> None:
     valkey.command("CONFIG", "SET", "appendonly", "no")
     valkey.command("CONFIG", "SET", "maxmemory", "100mb")
@@ -275,3 +310,14 @@ async def test_unsafe_server_settings_are_warned_of(valkey: ValkeyProcess) -> No
         "NOT DURABLE: the store keeps no append-only file, what was accepted dies with it; set appendonly yes",
         "the store may evict the journal: set maxmemory-policy noeviction",
     ]
+
+
+@pytest.mark.parametrize(("max_memory", "policy"), [("0", "allkeys-lru"), ("100mb", "noeviction")])
+async def test_a_store_that_evicts_nothing_is_not_warned_of(
+    valkey: ValkeyProcess, max_memory: str, policy: str
+) -> None:
+    valkey.command("CONFIG", "SET", "maxmemory", max_memory)
+    valkey.command("CONFIG", "SET", "maxmemory-policy", policy)
+    with capture_logs() as logs:
+        await (await open_store(valkey.url)).close()
+    assert not logs
