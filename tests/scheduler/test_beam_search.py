@@ -54,6 +54,18 @@ def test_one_parent_may_have_all_survivors() -> None:
     assert advance(search, {7: -0.5, 8: -1.0}, {9: -0.1}) == [Survivor(0, 7, -1.0), Survivor(0, 8, -1.5)]
 
 
+def test_tokens_are_copied_for_each_child_of_a_beam_but_the_last() -> None:
+    """A step of a long search costs no more than of a short one, as long as each beam has one child."""
+    search = BeamSearch(params())
+    advance(search, {5: -0.5, 6: -1.0})
+    first, second = (beam.token_ids for beam in search._live)
+    advance(search, {5: -2.0}, {8: -0.25})
+    assert [id(beam.token_ids) for beam in search._live] == [id(second), id(first)]
+    advance(search, {7: -0.5, 9: -0.75}, {7: -9.0})
+    assert [beam.token_ids is second for beam in search._live] == [False, True]
+    assert search.live_outputs() == [[6, 8, 7], [6, 8, 9]]
+
+
 def test_a_hypothesis_that_ends_is_scored_by_its_length_with_the_end_token() -> None:
     search = BeamSearch(params(length_penalty=2.0, early_stopping=True))
     advance(search, {5: -1.0, 6: -2.0})

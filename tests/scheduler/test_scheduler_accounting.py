@@ -5,6 +5,7 @@ import pytest
 from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.core_executor import unconstrained_output
 
 PROMPT = [11, 12, 13, 14, 15, 16]  # a block and a half
 
@@ -150,6 +151,20 @@ def test_what_was_lost_with_a_worker_counts_for_the_group_once_it_is_computed_ag
     cluster.step()
     assert group.num_recomputed_tokens == cluster.stats().num_recomputed_tokens == num_computed
     assert group.num_preemptions == 0  # it was not for want of memory
+
+
+def test_what_was_computed_before_a_restart_counts_once_it_is_computed_again() -> None:
+    cluster = make_cluster()
+    group = cluster.new_group(PROMPT, 2, 8)
+    for index, sequence in enumerate(group.sequences):
+        sequence.token_ids += unconstrained_output(PROMPT, 3, frozenset(), index)
+    cluster.scheduler.add(group)
+    assert group.num_recomputed_tokens == 0
+    cluster.step()
+    # Of nine tokens each the last was not computed yet; the second has the first's full block.
+    assert group.num_recomputed_tokens == cluster.stats().num_recomputed_tokens == 8 + 4
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
 
 
 def test_requests_and_sequences_are_counted_apart() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from tests.scheduler.core_cluster import Cluster
 
@@ -58,3 +59,14 @@ def test_a_sequence_that_has_ended_meanwhile_is_passed_over() -> None:
     other = cluster.add([*tokens, 99], 2)
     cluster.step()
     assert other.num_cached_tokens == 8  # offered when it ended
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_blocks_filled_by_decoding_can_be_pinned_as_soon_as_the_cache_was_brought_up_to_date(is_asked: bool) -> None:
+    cluster, tokens = decode_beyond_a_block()
+    cluster.complete()
+    hashes: list[bytes] = []
+    extend_block_hashes(hashes, b"", tokens, 4, 2)
+    if is_asked:
+        cluster.scheduler.cache_decoded_blocks("w")
+    assert cluster.scheduler.workers.pin_blocks("w", "prefix", hashes) is is_asked

@@ -203,6 +203,7 @@ def test_suspects_and_others_take_turns_on_a_worker() -> None:
         site.cluster.complete("a")
     trials = [turn for turn in turns if turn <= set(suspects) and len(turn) == 1]
     assert len(trials) >= len(suspects) and len(turns) - len(trials) >= len(suspects) - 1
+    assert not any(group.is_finished for group in innocents), "suspects are not left for the end"
     site.run(kills=False)
     site.assert_only_the_poisoned_failed()
 
