@@ -74,7 +74,7 @@ def _fork(worker: WorkerState, parent: Sequence, child: Sequence) -> None:
     child.block_hashes = list(parent.block_hashes)
     share_all_blocks(worker, parent, child)
     child.num_computed_tokens = parent.num_computed_tokens
-    child.num_registered_blocks = min(parent.num_registered_blocks, len(child.block_table))
+    child.num_registered_blocks = parent.num_registered_blocks
     child.num_tokens_at_start = parent.num_tokens_at_start
     child.status = SequenceStatus.RUNNING
     insort(worker.running, child, key=running_order)

@@ -22,8 +22,6 @@ def extend_block_hashes(
     hashes: list[bytes], seed: bytes, token_ids: Sequence[int], block_size: int, num_blocks: int
 ) -> None:
     """Append the missing hashes of the first `num_blocks` blocks; each is computed once."""
-    if len(hashes) >= num_blocks:
-        return
     parent = hashes[-1] if hashes else root_hash(seed)
     for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
         parent = hash_block(parent, token_ids[start : start + block_size])

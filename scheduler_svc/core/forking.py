@@ -20,7 +20,7 @@ def sample_for_forks(step: PlannedStep, parent: Sequence, row: int) -> None:
         child.num_computed_tokens = child.num_shared_tokens
         child.num_pending_tokens += 1
         child.block_hashes = list(parent.block_hashes)
-        child.num_registered_blocks = min(parent.num_registered_blocks, len(child.block_table))
+        child.num_registered_blocks = parent.num_registered_blocks
         child.first_step_id = child.last_step = plan.step_id
         plan.sampled_rows.append(row)
         plan.sampled_sequences.append(child)

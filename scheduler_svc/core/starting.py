@@ -86,13 +86,12 @@ def start_group(worker: WorkerState, group: SequenceGroup, start: GroupStart) ->
 
 def share_all_blocks(worker: WorkerState, parent: Sequence, child: Sequence) -> None:
     """Give the child the parent's full blocks; hold the partial one as its `fork_tail`, to be copied."""
-    num_full, num_in_tail = divmod(parent.num_tokens - parent.num_pending_tokens, worker.block_size)
+    num_full, num_in_tail = divmod(len(parent.token_ids), worker.block_size)
     child.block_table = parent.block_table[:num_full]
     child.fork_tail = parent.block_table[num_full] if num_in_tail else None
     worker.blocks.share(child.block_table)
     if child.fork_tail is not None:
         worker.blocks.share([child.fork_tail])
-    child.num_computed_tokens = 0
 
 
 def seat_members(worker: WorkerState, group: SequenceGroup) -> None:

@@ -167,6 +167,7 @@ class Cluster:
         if plan is not None:
             self.num_plans += 1
             assert 0 < sum(plan.num_tokens) <= self.config.max_num_batched_tokens
+            assert plan.seats == [sequence.seat for sequence in plan.sequences]
             assert len({sequence.group.cohort for sequence in plan.sequences}) == 1, "suspects and others in one step"
             self.in_flight[worker_id].append(encode(plan))
             self.plans[worker_id].append(plan)

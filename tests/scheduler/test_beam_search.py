@@ -229,6 +229,12 @@ def test_what_cannot_be_searched_for_is_refused(changes: dict[str, Any], message
         params(**changes)
 
 
+def test_a_length_penalty_may_go_to_the_bound_of_what_a_score_can_hold() -> None:
+    bound = 60.0 / math.log(7)
+    assert bound * math.log(7) == 60.0
+    assert params(max_tokens=7, length_penalty=bound).length_penalty == bound
+
+
 # Few levels and many ties, sums that are exact in float32, and tokens that are not allowed.
 LOGPROBS = st.sampled_from([-0.25, -0.5, -1.0, -1.25, -3.0, -8.0, -math.inf])
 VOCABULARY = range(9)

@@ -208,6 +208,23 @@ def test_suspects_and_others_take_turns_on_a_worker() -> None:
     site.assert_only_the_poisoned_failed()
 
 
+def test_others_have_their_turn_while_the_beams_of_a_trial_wait_for_a_decision() -> None:
+    site = SickCluster("a", depth=1)
+    suspects = site.cluster.add_group([1, 2, 3], 2, 20, is_beam=True)
+    site.cluster.start("a")
+    site.cluster.blame_step("a")
+    other = site.cluster.add([4, 5, 6], 20)
+    plan = site.cluster.start("a")
+    assert plan is not None
+    assert plan.sequences == suspects.live
+    step = site.cluster.in_flight["a"].popleft()
+    site.cluster.scheduler.apply("a", step.step_id, site.cluster.workers["a"].execute(step))
+    assert suspects.awaits_decision
+    plan = site.cluster.start("a")
+    assert plan is not None
+    assert plan.sequences == [other]
+
+
 def test_who_had_yet_to_come_back_to_its_place_had_no_part_in_a_loss() -> None:
     site = SickCluster("a", depth=1, budget=8)
     one = site.cluster.add([1] * 20, 30)
@@ -220,6 +237,21 @@ def test_who_had_yet_to_come_back_to_its_place_had_no_part_in_a_loss() -> None:
     assert site.cluster.start("a") is not None
     site.lose("a")
     assert one.group.cohort is not None, "excuses are used up"
+
+
+def test_who_had_come_back_to_its_place_and_not_past_it_had_no_part_in_a_loss() -> None:
+    site = SickCluster("a", depth=1, budget=11)
+    one = site.cluster.add([1] * 20, 30)
+    while one.num_output_tokens < 3:
+        site.go_on("a", kills=False)
+    site.cluster.start("a")  # its 23rd token
+    site.lose("a")
+    for num_steps, is_suspect in ((1, False), (2, True)):
+        for _ in range(num_steps):
+            site.go_on("a", kills=False)
+        site.cluster.start("a")
+        site.lose("a")
+        assert (one.group.cohort is not None) is is_suspect
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -386,6 +418,60 @@ def test_suspects_get_room_from_those_who_have_no_part_in_their_trial() -> None:
     assert first.num_preemptions + second.num_preemptions > 0
 
 
+def test_a_suspect_gets_room_on_a_worker_that_is_full_of_others() -> None:
+    site = SickCluster("a", depth=1, num_blocks=20)
+    first, second = site.cluster.add([2] * 30, 20), site.cluster.add([3] * 30, 20)
+    site.cluster.step("a")  # 16 blocks
+    site.add_worker("b")
+    suspect = site.cluster.add([1] * 40, 30)
+    site.cluster.start("b")
+    site.lose("b")
+    site.cluster.start("b")
+    site.cluster.lose_worker("b")
+    assert site.cluster.step("a").sequences == [suspect]
+    assert (first.num_preemptions, second.num_preemptions) == (0, 1)
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_a_suspect_that_grows_in_its_trial_gets_room_from_those_who_have_no_part_in_it() -> None:
+    site = SickCluster("a", depth=2, num_blocks=20)
+    first, second = site.cluster.add([2] * 30, 20), site.cluster.add([3] * 30, 20)
+    site.cluster.step("a")
+    site.add_worker("b")
+    suspect = site.cluster.add([1] * 40, 30)
+    while len(suspect.token_ids) < 48:
+        site.cluster.step("b")
+    for _ in range(2):
+        site.cluster.start("b")
+        site.lose("b")
+    site.cluster.remove_worker("b")
+    for num_preempted in (1, 2):  # for its 12 blocks, and for the 13th
+        plan = site.cluster.start("a")
+        assert plan is not None
+        assert plan.sequences == [suspect]
+        assert first.num_preemptions + second.num_preemptions == num_preempted
+    assert suspect.num_preemptions == 0
+    site.num_steps = {"a": 0}
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_suspects_that_start_share_the_budget_to_its_last_token_and_count_what_they_lost() -> None:
+    site = SickCluster("a", depth=1, budget=4)
+    for number in range(4):
+        site.cluster.add([number], 30)
+    for _ in range(2):
+        site.cluster.step("a")
+    site.cluster.start("a")
+    site.cluster.blame_step("a")  # they are tried in halves
+    site.lose("a")
+    plan = site.cluster.start("a")
+    assert plan is not None
+    assert plan.num_tokens == [3, 1]
+    assert site.cluster.stats("a").num_recomputed_tokens == 2 + 2
+
+
 def test_suspects_of_a_failed_step_that_lose_their_worker_are_tried_elsewhere() -> None:
     site = SickCluster("a", "b")
     groups = add_mixed(site, 8)
@@ -515,11 +601,13 @@ def test_who_is_paused_after_losses_is_a_suspect_again_if_it_was_one(num_losses:
 def test_of_a_step_only_those_whose_answer_is_not_believed_are_suspects() -> None:
     site = SickCluster("a", depth=1)
     groups = add_mixed(site, 3)
+    site.cluster.step("a")
     plan = site.cluster.start("a")
     assert plan is not None
     site.cluster.fail_steps("a")
     assert site.cluster.scheduler.record_failed_step([plan], suspects=groups[:1], is_disbelieved=True) == []
     assert [group.cohort is not None for group in groups] == [True, False, False]
+    assert [group.num_preemptions for group in groups] == [1, 0, 0]  # what it has may be wrong
     site.run(kills=False)
     site.assert_only_the_poisoned_failed()
 

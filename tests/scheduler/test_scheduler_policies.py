@@ -93,6 +93,7 @@ def test_work_whose_prompt_would_take_too_long_is_named_and_what_was_estimated_a
 def test_what_is_cached_of_a_prompt_takes_no_time() -> None:
     cluster = make_cluster()
     cache_prefix(cluster)
+    cluster.add_worker("bare", num_blocks=100)
     cluster.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=1.0))
     cached, other = cluster.add([*SHARED, 2], 1, deadline_s=5.0), cluster.add([9] * 9, 1, deadline_s=5.0)
     assert cluster.scheduler.expired_groups(3.0) == [other.group]  # 1 s is enough for one of them, 9 s are too long
@@ -240,6 +241,15 @@ def test_a_pin_that_would_break_a_promise_is_refused(is_running: bool) -> None:
     assert promised.num_output_tokens == 15
     cluster.scheduler.workers.unpin_blocks("w", "less")
     cluster.assert_idle_and_unleaked()
+
+
+def test_pins_may_take_all_blocks_where_nobody_needs_one() -> None:
+    cluster = make_cluster(num_blocks=3)
+    long, short = cluster.add(SHARED, 1), cluster.add([9, 9, 9, 9], 1)
+    cluster.run_until_idle()
+    for name, sequence in (("long", long), ("short", short)):
+        assert cluster.scheduler.workers.pin_blocks("w", name, sequence.block_hashes)
+    assert cluster.stats().num_pinned_blocks == 3
 
 
 def test_a_waiting_group_that_fits_elsewhere_does_not_stand_in_the_way_of_a_pin() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from tests.scheduler.core_cluster import Cluster
 
@@ -174,3 +175,15 @@ def test_an_evictable_prefix_counts_against_the_room_for_its_own_sequence() -> N
     assert late.seat is None
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
+
+
+@pytest.mark.parametrize("num_tokens", [2, 3])
+def test_a_block_that_a_small_chunk_fills_is_shared(num_tokens: int) -> None:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=num_tokens, watermark=0.0, pipeline_depth=1))
+    cluster.add_worker(num_blocks=40)
+    first = cluster.add([1, 2, 3, 4, 5, 6, 7, 8, 9], 4)
+    while first.num_computed_tokens < 4:
+        cluster.step()
+    hashes: list[bytes] = []
+    extend_block_hashes(hashes, b"", first.token_ids, 4, 1)
+    assert cluster.scheduler.workers.pin_blocks("w", "prefix", hashes)

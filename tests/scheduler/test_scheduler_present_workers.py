@@ -174,6 +174,17 @@ def test_the_use_of_seats_is_that_of_the_workers_that_serve() -> None:
     assert cluster.scheduler.workers.seat_use() == expected
 
 
+def test_groups_that_wait_at_a_worker_have_a_claim_to_its_seats() -> None:
+    cluster = Cluster(SchedulerConfig(pipeline_depth=1, watermark=0.0, preemption="swap"))
+    cluster.add_worker("a", num_blocks=4, num_seats=4, num_host_blocks=8)
+    first, second = cluster.add([1, 2, 3, 4], 9), cluster.add([5, 6, 7, 8], 9)
+    while second.group.swap_step is None:
+        cluster.step("a")
+    assert not first.is_finished
+    (use,) = cluster.scheduler.workers.seat_use()
+    assert (use.num_free, len(use.groups)) == (2, 1)
+
+
 @pytest.mark.parametrize("keep_on_host", [True, False])
 def test_a_group_that_was_paused_on_a_worker_that_is_gone_goes_on_at_another(keep_on_host: bool) -> None:
     cluster = make_cluster(w={"num_blocks": 10, "num_host_blocks": 10})

@@ -36,9 +36,11 @@ def test_the_head_goes_to_the_worker_that_has_its_prefix() -> None:
     cluster.add_worker("b", num_blocks=20)
     late = cluster.add([*SHARED, 2], 1)
     assert cluster.start("b") is None
+    assert late.group.num_times_left == 1
     plan = cluster.start("a")
     assert plan is not None and plan.positions == [8]
     assert late.worker_id == "a"
+    assert late.group.num_times_left == 0  # should it wait again, it may be left to another as often
 
 
 def test_requests_with_a_short_common_prefix_use_all_workers_and_with_a_long_one_the_worker_that_has_it() -> None:
@@ -145,11 +147,16 @@ def test_a_busy_worker_leaves_the_head_to_the_one_with_its_prefix_though_its_pip
     cluster.assert_outputs_are_unconstrained()
 
 
+@pytest.mark.parametrize("has_pin", [False, True])
 @pytest.mark.parametrize(("num_of_other", "num_taken"), [(1, 4), (2, 6)])
 def test_a_busy_worker_takes_no_more_than_twice_what_one_with_a_full_pipeline_would_have(
-    num_of_other: int, num_taken: int
+    num_of_other: int, num_taken: int, has_pin: bool
 ) -> None:
-    cluster = make_cluster({"other": 40})
+    cluster = make_cluster({"other": 52 if has_pin else 40})
+    if has_pin:  # which is nothing to do
+        pinned = cluster.add(list(range(50)), 1)
+        cluster.run_until_idle()
+        assert cluster.scheduler.workers.pin_blocks("other", "prefix", pinned.block_hashes[:12])
     for i in range(num_of_other):
         cluster.add([90 + i], 20)
     cluster.start("other")  # and its only step is in flight

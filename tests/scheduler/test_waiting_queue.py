@@ -199,3 +199,28 @@ def test_what_only_grows_at_its_end_is_counted_through_many_runs() -> None:
         ranks.remove((0, arrival))
     ranks.check()
     assert [ranks.num_below((0, arrival)) for arrival in (0, 50, 99, 1000)] == [0, 25, 49, 50]
+
+
+def runs_of(ranks: SortedRanks) -> list[list[int]]:
+    ranks.check()
+    return [[int(number) for (number, *_) in run] for run in ranks._runs]
+
+
+def test_runs_of_ranks_stay_short_and_few() -> None:
+    ranks = SortedRanks(4)
+    for number in range(0, 90, 10):
+        ranks.add((float(number),))
+    assert runs_of(ranks) == [[0, 10, 20, 30], [40, 50, 60, 70], [80]]  # of ranks that only grow runs are full
+    ranks.add((25.0,))
+    assert runs_of(ranks) == [[0, 10], [20, 25, 30], [40, 50, 60, 70], [80]]
+    assert [ranks.num_below((number,)) for number in (-1.0, 25.0, 26.0, 40.0, 99.0)] == [0, 3, 4, 5, 10]
+    for number in (10, 25):
+        ranks.remove((float(number),))
+    assert runs_of(ranks) == [[0], [20, 30], [40, 50, 60, 70], [80]]  # three are too many for one yet
+    ranks.remove((30.0,))
+    assert runs_of(ranks) == [[0], [20], [40, 50, 60, 70], [80]]
+    ranks.remove((0.0,))
+    assert runs_of(ranks) == [[20], [40, 50, 60, 70], [80]]
+    for number in (40, 50, 60):
+        ranks.remove((float(number),))
+    assert runs_of(ranks) == [[20], [70, 80]]
