@@ -1,7 +1,8 @@
 """Mutants of a source file: small faults, each a replacement of one span of the text.
 
-Pure: text in, mutants out, in the order of their places. What no test is meant to see is left alone: assertions,
-logging, messages of errors, annotations, docstrings, and constants of a module or class, which are tunables.
+Pure: text in, mutants out, in the order of their places. What no test is meant to see is left alone: assertions, the
+`strict` of zip among them, logging, messages of errors, annotations, docstrings, and constants of a module or class,
+which are tunables.
 """
 
 import ast
@@ -27,6 +28,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.FloorDiv: ("//", "*"),
 }
 _EXTREMES = {"min": "max", "max": "min"}
+_SYMMETRIC = {"minimum", "maximum"}  # of arrays, element by element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,10 @@ class _Finder(ast.NodeVisitor):
     def visit_Raise(self, node: ast.Raise) -> None:
         self._add("dropped statement", self._span(node), "pass")
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "strict":  # states what would be our own bug
+            self.generic_visit(node)
+
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.visit(node.value)
@@ -206,6 +212,8 @@ class _Finder(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Name) and node.func.id in _EXTREMES:  # in which the order means nothing
             self._add("min/max", self._span(node.func), _EXTREMES[node.func.id])
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in _SYMMETRIC:
+            pass
         elif len(node.args) >= 2 and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
             first, second = node.args[:2]
             start, end = self._span(first)[0], self._span(second)[1]

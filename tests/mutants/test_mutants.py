@@ -30,7 +30,7 @@ class Thing:
             self.tell(by, self.size)
         elif self.size is None:
             raise ValueError(f"{by + 1}")
-        for _ in ():
+        for _ in zip((), numpy.minimum(by, 1), strict=True):
             continue
         return max(self.size, 2)
 '''
@@ -56,6 +56,8 @@ def test_each_operator_makes_its_faults_and_no_other() -> None:
         ("negated condition", "self.size is None", "not (self.size is None)"),
         ("comparison", "is", "is not"),
         ("dropped statement", 'raise ValueError(f"{by + 1}")', "pass"),
+        ("swapped arguments", "(), numpy.minimum(by, 1)", "numpy.minimum(by, 1), ()"),
+        ("constant", "1", "2"),
         ("dropped statement", "continue", "pass"),
         ("min/max", "max", "min"),
         ("return None", "max(self.size, 2)", "None"),

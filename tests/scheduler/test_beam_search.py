@@ -188,6 +188,20 @@ def test_the_common_prefix_is_what_all_live_and_returnable_hypotheses_share() ->
     assert search.common_prefix() == search.finish()[0].token_ids == (5, 7, 9, EOS)
 
 
+def test_the_details_of_the_common_prefix_go_with_its_tokens() -> None:
+    search = BeamSearch(params(num_return=1, length_penalty=0.0, max_tokens=2))
+    assert (search.num_live, search.common_details()) == (1, ())
+    search.advance([[Candidate(5, -1.0, "five"), Candidate(6, -4.0, "six")]])
+    assert (search.num_live, search.common_details()) == (2, ())
+    search.advance([[Candidate(7, -1.0, "seven"), Candidate(8, -1.5, "eight")], [Candidate(9, -9.0, "nine")]])
+    assert search.num_live == 0
+    assert (search.common_prefix(), search.common_details()) == ((5, 7), ("five", "seven"))
+    assert search.common_details(1) == ("seven",)
+    nothing = BeamSearch(params())
+    advance(nothing, {})
+    assert (nothing.num_live, nothing.common_details()) == (0, ())
+
+
 @pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.6, 1.4])
 def test_a_width_that_holds_everything_finds_what_enumeration_finds(

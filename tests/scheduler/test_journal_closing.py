@@ -1,4 +1,4 @@
-"""How a journal ends: what closing waits for, what it fails, and what a hand-over says."""
+"""End of a journal: what closing waits for, what it fails, and what a hand-over says."""
 
 import asyncio
 

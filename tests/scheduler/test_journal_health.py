@@ -1,4 +1,4 @@
-"""When the store counts as degraded: after a refusal, or when an answer is late by turns of our own event loop."""
+"""Health of the store: degraded after a refusal, or when an answer is late by turns of our own event loop."""
 
 import asyncio
 import time

@@ -40,7 +40,7 @@ def test_an_epoch_is_later_than_another_of_the_same_time_or_of_a_clock_that_is_a
 
 
 def leader_of(*entries: pb.JournalEntry) -> LaterLeader:
-    """What the entries of epoch 9 say."""
+    """Leader of epoch 9, as its entries show it."""
     found: LaterLeader | None = None
     for seq, entry in enumerate(entries):
         found = LaterLeader.of(stored(seq, entry.SerializeToString()), found, follows_ours=True)

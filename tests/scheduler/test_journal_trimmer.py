@@ -1,4 +1,4 @@
-"""When the journal is trimmed, up to where, and what becomes of a trim that the store does not answer."""
+"""Trims of the journal: when one is due, up to where, and what becomes of one that the store does not answer."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ class SlowlyTrimmedStore(MemoryStore):
 
 
 async def write_entries(trimmer: Trimmer, first: int, last: int) -> None:
-    """Of entries with these numbers each is the oldest that is needed when it is written."""
+    """Write entries with these numbers, each the oldest that is needed by then."""
     for number in range(first, last + 1):
         trimmer.trim_if_due(number, EntryId(1, number))
         await asyncio.sleep(0)

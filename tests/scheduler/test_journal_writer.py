@@ -1,4 +1,4 @@
-"""How the journal's writer takes an epoch, and what it makes of a store that has lost entries of its own."""
+"""Writer of the journal: how it takes an epoch, and what it makes of a store that has lost entries of its own."""
 
 import asyncio
 import time
