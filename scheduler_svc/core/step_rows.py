@@ -95,8 +95,8 @@ def _may_compute(sequence: Sequence) -> bool:
     """True if it has a token to compute now; a member that has caught up waits for the rest of its group."""
     source = sequence.source
     if source is not None:
-        # The source comes before it in every plan, and has the whole budget until all of its tokens are computed.
-        assert source.num_computed_tokens >= sequence.num_shared_tokens
+        if source.num_computed_tokens < sequence.num_shared_tokens:
+            return False
         sequence.source = None
         sequence.num_computed_tokens = sequence.num_shared_tokens
     if sequence.has_caught_up and not sequence.group.has_caught_up:
