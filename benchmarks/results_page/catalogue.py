@@ -42,6 +42,7 @@ SECTIONS: tuple[PageSection, ...] = (
     faults.SIMULATION,
     faults.HOSTILE_INPUT,
     faults.STRUCTURED_OUTPUTS,
+    faults.GATEWAY_DEATHS,
     kv_utilisation.SECTION,
     memory_saving.SECTION,
     prefix_reuse.SECTION,

@@ -155,6 +155,31 @@ def structured_outputs(document: Document) -> Section:
     )
 
 
+def gateway_deaths(document: Document) -> Section:
+    kills: dict[str, int] = document["kills"]
+    answers: dict[str, int] = document["answers"]
+    num_faults = document["num_faults"]
+    return Section(
+        done=(
+            f"{document['clients']} clients of OpenAI's package with its defaults ask two gateways on one port, one "
+            "request after another. Meanwhile scheduler, workers, store and gateways are killed in turn, one every "
+            f"second or two, with seed {document['seed']}. A fault is an error that the package gives up with, or a text "
+            "that is not that of a calm run."
+        ),
+        headlines=[
+            Headline(
+                f"{sum(kills.values()):,} kills, {sum(answers.values()):,} answers: {num_faults or 'no'} faults",
+                [Target("none", num_faults == 0)],
+            )
+        ],
+        blocks=[
+            grid(tuple(f"{name} killed" for name in kills), [tuple(f"{times:,}" for times in kills.values())]),
+            grid(tuple(answers), [tuple(f"{times:,}" for times in answers.values())]),
+        ],
+        versions=("grpcio",),
+    )
+
+
 FAULTS = PageSection(
     kinds=("chaos",),
     title="Faults",
@@ -193,4 +218,14 @@ STRUCTURED_OUTPUTS = PageSection(
     measures=(*SERVICES, "tests/structured"),
     target="no fault",
     render=structured_outputs,
+)
+
+GATEWAY_DEATHS = PageSection(
+    kinds=("gateway_deaths",),
+    title="Deaths behind HTTP",
+    question="Does a client of OpenAI's package see that anything behind its URL was killed?",
+    command="python -m tests.gateway.deaths --record",
+    measures=(*SERVICES, "gateway_svc", "tests/gateway"),
+    target="no failed request, no wrong or repeated character",
+    render=gateway_deaths,
 )
