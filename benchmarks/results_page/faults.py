@@ -163,8 +163,8 @@ def gateway_deaths(document: Document) -> Section:
         done=(
             f"{document['clients']} clients of OpenAI's package with its defaults ask two gateways on one port, one "
             "request after another. Meanwhile scheduler, workers, store and gateways are killed in turn, one every "
-            f"second or two, with seed {document['seed']}. A fault is an error that the package gives up with, or a text "
-            "that is not that of a calm run."
+            f"second or two, with seed {document['seed']}. A fault is an error that the package gives up with, or a "
+            "text that is not that of a calm run."
         ),
         headlines=[
             Headline(
