@@ -172,7 +172,9 @@ async def test_requests_from_a_fuzzer_are_refused_in_words_or_served_and_nobody_
                 assert error.details() and len(error.details() or "") < 3000
     # A timeout of 1 ms is a valid one.
     assert {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT} <= codes
-    assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DEADLINE_EXCEEDED}
+    # A structured output needs a tokenizer, which the model has not.
+    refusals = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
+    assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED, *refusals}
     assert tokens_in(await going_on) == list(range(11, 611))
     for step in worker.steps:
         for state in step.whole:

@@ -68,7 +68,7 @@ PROMPTS: dict[str, list[Any]] = {
     "prompt": [[], [-1], "x" * 70_000, "x" * 12_000_000],
     "messages": [[], [{"role": "", "content": "x"}], [{"role": "user"}], [{"role": "user", "content": "x" * 70_000}]],
 }
-OF_A_CHAT = {"add_generation_prompt", "continue_final_message"}  # keywords of `chat` that take any truth value
+OF_A_CHAT = {"add_generation_prompt", "continue_final_message", "tools", "template_kwargs"}  # keywords of `chat` alone
 GENERATE = typer.main.get_command(app).commands["generate"]  # type: ignore[attr-defined]
 FLAGS = flags_of(GENERATE)
 OF_THE_COMMAND = {"address", "as_json", "stats"}  # say nothing of the request
