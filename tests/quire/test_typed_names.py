@@ -20,14 +20,13 @@ KINDS = SERVICES
 BAD_TEXTS = {
     "scheduler": "nonsense",
     "advertise": "a:b:c:d",
-    "metrics_listen": "a:b:c:d",
     "worker_id": "x" * 200,
     "model_name": "x" * 2000,
     "only_model": "x" * 2000,
 }
 # Texts that only whoever uses them can refuse, and what is no setting of a person.
 ANY_TEXT = {
-    *("model", "listen", "store", "log_file", "api_key_file", "tls_cert", "tls_key"),
+    *("model", "listen", "metrics_listen", "store", "log_file", "api_key_file", "tls_cert", "tls_key"),
     *("status_fd", "parent_pipe_fd", "check", "print_config"),
 }
 
