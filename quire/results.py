@@ -237,6 +237,7 @@ class RequestRecord:
     seed: int
     tenant: str
     annotation: bytes = b""  # as it was submitted
+    in_reasoning: bool = False  # as in Accepted
     waiting_for: str | None = None  # in words for people, which may change; None: it runs or has ended
 
     @property

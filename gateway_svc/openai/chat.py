@@ -18,7 +18,7 @@ from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.answer_reader import AnswerReader
-from quire.parsing.answer_format import TOOL_PARSERS, AnswerFormat
+from quire.parsing.answer_format import AnswerFormat
 from quire.stream import CompletionStream
 
 
@@ -38,11 +38,8 @@ class Chats:
         if body.top_logprobs is not None and not body.logprobs:
             raise invalid("top_logprobs", "give logprobs as well")
         name = await self._model.check(body.model)
-        format = (await self._model.get()).answer_format
-        if body.offered_tools and format.tool_parser not in TOOL_PARSERS:
-            raise invalid("tools", "the format in which this model calls tools is not known: see --tool-parser")
-        if not body.offered_tools:
-            format = format.without_calls()
+        tool_use = body.tool_use
+        format = tool_use.format((await self._model.get()).answer_format)
         call = _Call(body, name, new_request_id("chatcmpl-", idempotency_key, body.tenant), self._vocabulary)
         counts = event_counts(idempotency_key, last_event_id, body.num_outputs, streamed=bool(body.stream))
         chat, keywords = body.chat, body.keywords(call.request_id)
@@ -50,8 +47,8 @@ class Chats:
         if not format.is_plain:
             keywords["keep_special_tokens"] = True  # markers may be such
         with sdk_refusals(call.names):
-            if forced := body.forced_tools:
-                keywords["lark"] = await self._forced_calls.grammar(format, chat, forced, several=body.may_call_several)
+            if tool_use.is_forced:
+                keywords["lark"] = await self._forced_calls.grammar(format, chat, tool_use)
             stream = self._client.stream_chat(
                 chat.messages,
                 add_generation_prompt=chat.add_generation_prompt,
@@ -73,7 +70,7 @@ class _Call(CompletionCall):
         super().__init__(body, "chat.completion.chunk" if body.stream else "chat.completion", model, request_id)
         self._body = body
         self._vocabulary = vocabulary
-        self._parallel_calls = body.may_call_several
+        self._parallel_calls = body.tool_use.may_call_several
         self._has_reasoning = body.include_reasoning is not False
         self._calling: set[int] = set()  # outputs with calls
         self._stream: CompletionStream | None = None

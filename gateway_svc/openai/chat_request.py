@@ -9,7 +9,8 @@ import quire
 from gateway_svc.api_error import invalid
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
-from gateway_svc.openai.tools import NamedChoice, ToolChoice, Tools
+from gateway_svc.openai.tool_use import ToolUse
+from gateway_svc.openai.tools import ToolChoice, Tools
 from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, Unsupported
 from quire.params import GenerateParams
 
@@ -92,31 +93,14 @@ class ChatRequest(GenerationFields):
         return {**_NAMES, "structured_output": "response_format", "json_schema": "response_format.json_schema"}
 
     @property
-    def offered_tools(self) -> Tools:
-        """Tools that the model gets to see."""
-        return self.tools if self.tools and self.tool_choice != "none" else []
-
-    @property
-    def forced_tools(self) -> Tools:
-        """Tools of which the model has to call some; none if it may do as it likes. Raises ApiError."""
-        choice = self.tool_choice
-        if choice in (None, "none", "auto"):
-            return []
-        tools = [
-            each
-            for each in self.tools or ()
-            if not isinstance(choice, NamedChoice) or each.function.name == choice.function.name
-        ]
-        if not tools:
-            raise invalid("tool_choice", "asks for a tool that tools does not have")
-        if self.response_format is not None or self.structured_outputs is not None:
-            raise invalid("tool_choice", "give auto or none where the form of the content is given")
-        return tools
-
-    @property
-    def may_call_several(self) -> bool:
-        """True if more than one call may come back."""
-        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedChoice)
+    def tool_use(self) -> ToolUse:
+        """Rules for calls."""
+        return ToolUse(
+            tools=self.tools or [],
+            choice=self.tool_choice,
+            parallel=self.parallel_tool_calls,
+            strict_field="function.strict",
+        )
 
     @property
     def chat(self) -> quire.Chat:
@@ -125,7 +109,7 @@ class ChatRequest(GenerationFields):
         given = {name: value for name, value in named.items() if value is not None}
         return chat_of(
             self.messages,
-            self.offered_tools,
+            self.tool_use.offered,
             given | (self.chat_template_kwargs or {}),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=bool(self.continue_final_message),
@@ -133,8 +117,7 @@ class ChatRequest(GenerationFields):
 
     def keywords(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK. Raises ApiError for fields that contradict each other."""
-        if not self.forced_tools:
-            self._check_not_strict()
+        self.tool_use.check(has_form=self.response_format is not None or self.structured_outputs is not None)
         given = self.params(request_id)
         bound = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         if bound is not None:
@@ -149,9 +132,3 @@ class ChatRequest(GenerationFields):
                 raise invalid("structured_outputs", "leave it out where response_format is given")
             given.update(self.response_format.keywords())
         return given
-
-    def _check_not_strict(self) -> None:
-        for index, each in enumerate(self.tools or ()):
-            if each.function.strict:
-                reason = "arguments follow their schema only where tool_choice forces a call; leave it out"
-                raise invalid(f"tools[{index}].function.strict", reason)

@@ -1798,6 +1798,7 @@ class GetRequestResponse(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     ANNOTATION_FIELD_NUMBER: _builtins.int
+    IN_REASONING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id of the request."""
     state: Global___RequestState.ValueType
@@ -1814,6 +1815,8 @@ class GetRequestResponse(_message.Message):
     """waiting_for describes what it waits for, as in RequestSummary. Empty while it runs, and once it has ended."""
     annotation: _builtins.bytes
     """annotation of the request, as it was submitted."""
+    in_reasoning: _builtins.bool
+    """in_reasoning as in Accepted."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleOutput]:
         """samples so far, in the order of their index."""
@@ -1847,10 +1850,11 @@ class GetRequestResponse(_message.Message):
         memory: Global___RequestMemory | None = ...,
         waiting_for: _builtins.str = ...,
         annotation: _builtins.bytes = ...,
+        in_reasoning: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotation", b"annotation", "created_unix_ns", b"created_unix_ns", "error", b"error", "memory", b"memory", "request_id", b"request_id", "samples", b"samples", "seed", b"seed", "state", b"state", "tenant", b"tenant", "timings", b"timings", "usage", b"usage", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotation", b"annotation", "created_unix_ns", b"created_unix_ns", "error", b"error", "in_reasoning", b"in_reasoning", "memory", b"memory", "request_id", b"request_id", "samples", b"samples", "seed", b"seed", "state", b"state", "tenant", b"tenant", "timings", b"timings", "usage", b"usage", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

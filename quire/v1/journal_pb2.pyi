@@ -640,7 +640,6 @@ class RequestRecord(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
-    IN_REASONING_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
     request_digest: _builtins.bytes
     """request_digest shows if a later submission with the same request_id is the same request."""
@@ -648,8 +647,6 @@ class RequestRecord(_message.Message):
     """max_tokens that was in force."""
     num_samples: _builtins.int
     """num_samples as in Accepted."""
-    in_reasoning: _builtins.bool
-    """in_reasoning as in Accepted."""
     deleted: _builtins.bool
     """deleted by DeleteRecord: of the response it has the end alone, and no digest. It keeps its request_id taken, and a
     new leader from making the record again from the journal.
@@ -680,12 +677,11 @@ class RequestRecord(_message.Message):
         samples: _abc.Iterable[Global___SampleRecord] | None = ...,
         prompt_logprobs: _abc.Iterable[_inference_pb2.TokenLogprobs] | None = ...,
         num_samples: _builtins.int = ...,
-        in_reasoning: _builtins.bool = ...,
         deleted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "in_reasoning", b"in_reasoning", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "output", b"output", "prompt_logprobs", b"prompt_logprobs", "request_digest", b"request_digest", "response", b"response", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "output", b"output", "prompt_logprobs", b"prompt_logprobs", "request_digest", b"request_digest", "response", b"response", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 import quire
+from tests.gateway.reciter import serve_reciter
 from tests.services import start_gateway, start_scheduler, start_worker
 
 MODEL = "demo"
@@ -25,6 +26,13 @@ def deployment() -> Iterator[tuple[str, str]]:
         stack.enter_context(gateway)
         scheduler.wait_for("worker ready")
         yield address, url
+
+
+@pytest.fixture(scope="session")
+def reciter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Addresses of the scheduler and of the gateway of a model that recites answers."""
+    with serve_reciter(tmp_path_factory.mktemp("reciter")) as addresses:
+        yield addresses
 
 
 @pytest.fixture(scope="session")

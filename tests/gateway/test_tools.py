@@ -14,75 +14,15 @@ from typer.testing import CliRunner
 
 import quire
 from quire.cli.app import app
-from tests.gateway.reciting_model import cue, write_reciting_model
+from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
+from tests.gateway.reciting_model import cue
 from tests.quire.spoken_answers import SPOKEN
-from tests.services import start_gateway, start_scheduler, start_worker
-
-MODEL = "reciter"
-# Shows what it got, and ends with the name of the answer that the last message asks for.
-TEMPLATE = """
-{%- for tool in tools or [] %}{{- 'tool ' + tool.function.name + ' ' + tool.function.parameters | tojson }}{% endfor %}
-{%- for message in messages %}
-    {{- '\\n' + message.role + ': ' + message.content }}
-    {%- if message.reasoning_content %}{{- '<think>' + message.reasoning_content + '</think>' }}{% endif %}
-    {%- for call in message.tool_calls or [] %}
-        {{- '<tool_call>' + call.function.name + ' ' + call.function.arguments.city + '</tool_call>' }}
-    {%- endfor %}
-    {%- if message.tool_call_id %}{{- ' answers ' + message.tool_call_id }}{% endif %}
-{%- endfor %}
-{%- for document in documents or [] %}{{- document.text }}{% endfor %}
-{%- if add_generation_prompt %}
-    {{- '<think>' if enable_thinking else '※' + (say or messages[-1].content) + '※' }}
-{%- endif %}
-"""
-ARGUMENTS = '{"city": "Paris", "unit": "C"}'
-ANSWERS: dict[str, list[str]] = {
-    cue("call"): [
-        "<think>\nWhich one?\n</think>",
-        "\n\nLet me look.\n",
-        "<tool_call>",
-        f'\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n',
-        "</tool_call>",
-    ],
-    cue("calls"): [
-        '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>\n'
-        '<tool_call>{"name": "tides", "arguments": {"port": "Kiel"}}</tool_call>'
-    ],
-    cue("broken"): ['No <tool_call>{"nom": 1}</tool_call>.'],
-    cue("hello"): ["Hello, <b>you</b> there."],
-    cue("atlantis"): ['<tool_call>\n{"name": "weather", "arguments": {"city": "Atlantis", "unit": "K"}}\n</tool_call>'],
-    "<think>": ["Hm: 2 + 2 it is.\n", "</think>", "\n\nFour."],
-    **{cue(name): [spoken.text] for name, spoken in SPOKEN.items() if not spoken.in_reasoning},
-}
-TOOLS: list[Any] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}},
-        },
-    }
-]
-
-
-def asking(answer: str) -> list[Any]:
-    return [{"role": "user", "content": answer}]
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def deployment(reciter: tuple[str, str]) -> tuple[str, str]:
     """Addresses of the scheduler and of the gateway."""
-    folder = tmp_path_factory.mktemp("reciter")
-    write_reciting_model(folder, ANSWERS, TEMPLATE, ["<tool_call>", "</tool_call>", "</think>"])
-    with ExitStack() as stack:
-        scheduler, address = start_scheduler()
-        stack.enter_context(scheduler)
-        options = ("--dtype", "float32", "--threads", "1", "--num-blocks", "300", "--model-name", MODEL)
-        stack.enter_context(start_worker(address, *options, model=folder))
-        gateway, url = start_gateway(address)
-        stack.enter_context(gateway)
-        scheduler.wait_for("worker ready")
-        yield address, url
+    return reciter
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,15 @@ read back as a client's data, since any client may annotate a request.
 
 from typing import Any
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from common.bounds import MOST_ANNOTATION_BYTES
 from gateway_svc.api_error import invalid
-from gateway_svc.openai.responses.items import InputMessage
+from gateway_svc.openai.responses.items import InputItem
 from gateway_svc.request_fields import ApiModel
+from quire.parsing.answer_format import AnswerFormat
+
+ID_PREFIX = "resp_"
 
 
 class Annotation(ApiModel):
@@ -37,16 +40,28 @@ class Annotation(ApiModel):
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
-    input: list[InputMessage]  # empty if it is not stored
+    tools: list[dict[str, Any]] = Field(default_factory=list)  # as the object has them
+    tool_choice: str | dict[str, str] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: dict[str, str | None] = Field(default={"effort": None, "summary": None})
+    tool_parser: str | None = None  # of the format of its output, as is the next
+    reasoning_parser: str | None = None
+    may_call_several: bool = True
+    input: list[InputItem]  # empty if it is not stored
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """The format of its output."""
+        return AnswerFormat(tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
 
     def encode(self) -> bytes:
         """Raises ApiError if it is too large to be kept."""
-        data = self.model_dump_json().encode()
+        data = self.model_dump_json(by_alias=True).encode()
         if len(data) > MOST_ANNOTATION_BYTES:
             raise invalid(
                 "input",
-                f"takes {len(data):,} bytes to store, and at most {MOST_ANNOTATION_BYTES:,} are kept: shorten it, or "
-                "give store: false",
+                f"takes {len(data):,} bytes to store with tools and instructions, and at most "
+                f"{MOST_ANNOTATION_BYTES:,} are kept: shorten it, or give store: false",
             )
         return data
 

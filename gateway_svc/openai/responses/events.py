@@ -1,6 +1,6 @@
 """Events of a streamed response, numbered so that every stream of a response has the same ones.
 
-There is an event for each token with text, however the output arrives. A stream that resumes makes the events from the
+Events are those of single tokens, however the output arrives. A stream that resumes makes the events from the
 beginning, and leaves out those that its reader has.
 """
 
@@ -12,11 +12,16 @@ import quire
 from gateway_svc.api_error import ApiError
 from gateway_svc.event_stream import named_event, with_id
 from gateway_svc.openai.errors import error_object
-from gateway_svc.openai.responses.output import Output, message_item, text_part
+from gateway_svc.openai.responses.output import Addition, ItemStatus, Output, OutputItem, content_part
 from gateway_svc.openai.responses.response_object import ResponseHead, Snapshot, item_status
 from gateway_svc.single_tokens import single_tokens
 
 _LAST_EVENTS = {"completed": "response.completed", "failed": "response.failed"}  # all others: response.incomplete
+_TEXTS = {
+    "message": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+}
 
 
 class ResponseEvents:
@@ -28,7 +33,7 @@ class ResponseEvents:
         self._output = output
         self._after = after
         self._next = 0
-        self._place = {"item_id": head.item_id, "output_index": 0, "content_index": 0}
+        self._item: OutputItem | None = None  # the last that has begun
 
     def begin(self) -> bytes:
         """Events before any output."""
@@ -37,22 +42,21 @@ class ResponseEvents:
         return self._event("response.created", response=response) + self._event(f"response.{status}", response=response)
 
     async def add(self, chunk: quire.Chunk) -> bytes:
-        """Events of a chunk, one for each token that has text or log-probabilities."""
+        """Events of a chunk, token by token: of each piece of an item, and of items that begin and end."""
         events = []
         for token in single_tokens(chunk):
-            if not self._output.num_tokens and token.num_tokens:
-                events.append(self._begin_item())
-            logprobs = await self._output.add(token)
-            if token.text or logprobs:
-                delta = {"delta": token.text, "logprobs": logprobs}
-                events.append(self._event("response.output_text.delta", **self._place, **delta))
+            if not self._output.num_tokens and token.num_tokens and self._head.annotation.background:
+                events.append(self._event("response.in_progress", response=self._head.beginning("in_progress")))
+            events += [self._addition(each) for each in await self._output.add(token)]
         return b"".join(events)
 
     def end(self, outcome: quire.Outcome) -> bytes:
         """Events of the end."""
+        events = [self._addition(each) for each in self._output.end()]
         response = self._head.at(Snapshot.of_end(outcome, self._output))
         status = response["status"]
-        events = [self._end_item(item_status(status))] if self._output.num_tokens else []
+        if self._item is not None:
+            events.append(self._end_item(self._item, item_status(status)))
         events.append(self._event(_LAST_EVENTS.get(status, "response.incomplete"), response=response))
         return b"".join(events)
 
@@ -63,27 +67,36 @@ class ResponseEvents:
         data = {**details, "type": "error", "sequence_number": number, "error": details}
         return named_event("error", orjson.dumps(data))
 
-    def _begin_item(self) -> bytes:
-        head = self._head
-        began = b""
-        if head.annotation.background:
-            began = self._event("response.in_progress", response=head.beginning("in_progress"))
-        item = message_item(head.item_id, "in_progress", [])
-        return (
-            began
-            + self._event("response.output_item.added", output_index=0, item=item)
-            + self._event("response.content_part.added", **self._place, part=text_part("", []))
-        )
+    def _addition(self, addition: Addition) -> bytes:
+        began, item = b"", addition.item
+        if item is not self._item:
+            if self._item is not None:
+                began = self._end_item(self._item, "completed")
+            began += self._begin_item(item)
+            self._item = item
+        if not addition.text and not addition.logprobs:
+            return began
+        extra = {"logprobs": addition.logprobs} if item.kind == "message" else {}
+        return began + self._event(f"{_TEXTS[item.kind]}.delta", **_place(item), delta=addition.text, **extra)
 
-    def _end_item(self, status: Any) -> bytes:
-        text, logprobs = self._output.text, self._output.logprobs
-        part = text_part(text, logprobs)
-        item = message_item(self._head.item_id, status, [part])
-        return (
-            self._event("response.output_text.done", **self._place, text=text, logprobs=logprobs)
-            + self._event("response.content_part.done", **self._place, part=part)
-            + self._event("response.output_item.done", output_index=0, item=item)
-        )
+    def _begin_item(self, item: OutputItem) -> bytes:
+        added = self._event("response.output_item.added", output_index=item.index, item=item.begun())
+        if item.kind == "function_call":
+            return added
+        return added + self._event("response.content_part.added", **_place(item), part=content_part(item.kind, "", []))
+
+    def _end_item(self, item: OutputItem, status: ItemStatus) -> bytes:
+        kind = f"{_TEXTS[item.kind]}.done"
+        match item.kind:
+            case "function_call":
+                done = self._event(kind, **_place(item), name=item.name, arguments=item.text)
+            case "reasoning":
+                done = self._event(kind, **_place(item), text=item.text)
+            case "message":
+                done = self._event(kind, **_place(item), text=item.text, logprobs=item.logprobs)
+        if item.kind != "function_call":
+            done += self._event("response.content_part.done", **_place(item), part=item.part)
+        return done + self._event("response.output_item.done", output_index=item.index, item=item.made(status))
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._next = self._next, self._next + 1
@@ -91,3 +104,8 @@ class ResponseEvents:
             return b""
         data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
         return with_id(str(number), named_event(kind, data))
+
+
+def _place(item: OutputItem) -> dict[str, Any]:
+    place = {"item_id": item.id, "output_index": item.index}
+    return place if item.kind == "function_call" else {**place, "content_index": 0}

@@ -1,34 +1,29 @@
 """Body of a request for a response, and its meaning for the SDK.
 
-The sampling parameters beyond OpenAI's are those of completions. Tools and reasoning are refused unless they ask for
-none.
+The sampling parameters beyond OpenAI's are those of completions.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.functional_validators import AfterValidator
-from pydantic_core import PydanticCustomError
 
 import quire
 from gateway_svc.api_error import invalid
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields, StreamOptions
 from gateway_svc.openai.responses.annotation import Annotation
-from gateway_svc.openai.responses.items import InputMessage, messages_of
+from gateway_svc.openai.responses.items import InputItem, items_of
+from gateway_svc.openai.responses.tools import Choice, FunctionTools, Reasoning, tool_use_of
+from gateway_svc.openai.tool_use import ToolUse
+from gateway_svc.openai.tools import template_tools
 from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
-from quire.params import GenerateParams
+from quire.params import GenerateParams, Messages
+from quire.parsing.answer_format import AnswerFormat
 
 _LOGPROBS = "message.output_text.logprobs"
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 _Name = Annotated[str, Field(max_length=512)]
-
-
-def _refuse_any(tools: list[Any]) -> list[Any]:
-    if tools:
-        raise PydanticCustomError("unsupported", "this server does not support tools here; leave them out")
-    return tools
 
 
 class TextFormat(ApiModel):
@@ -73,13 +68,6 @@ class TextOptions(ApiModel):
     verbosity: Ignored
 
 
-class Reasoning(ApiModel):
-    """Options of reasoning, of which there is none."""
-
-    effort: Literal["none"] | None = None
-    summary: Literal["auto"] | None = None
-
-
 class ResponseStreamOptions(StreamOptions):
     """Options of a streamed response, whose last event has the usage in any case."""
 
@@ -90,7 +78,7 @@ class ResponseStreamOptions(StreamOptions):
 class ResponseRequest(GenerationFields):
     """The body of a request for a response."""
 
-    input: str | list[InputMessage] = Field(description="Text, or the items of a conversation.")
+    input: str | list[InputItem] = Field(description="Text, or the items of a conversation.")
     instructions: str | None = Field(None, description="The system's message, before the conversation.")
     previous_response_id: str | None = Field(
         None, max_length=128, description="Stored response whose conversation goes on."
@@ -122,11 +110,13 @@ class ResponseRequest(GenerationFields):
     user: _Name | None = None
     safety_identifier: _Name | None = None
     prompt_cache_key: _Name | None = None
-    tools: Annotated[list[Any], AfterValidator(_refuse_any)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tools: FunctionTools | None = None
+    tool_choice: Choice | None = Field(None, description="Default: auto.")
+    parallel_tool_calls: bool | None = Field(None, description="False: only the first call comes back.")
     reasoning: Reasoning | None = None
     stream_options: ResponseStreamOptions | None = None
-    parallel_tool_calls: Ignored
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
+    client_metadata: Ignored
     prompt_cache_options: Ignored
     prompt_cache_retention: Ignored
     service_tier: Ignored
@@ -148,6 +138,9 @@ class ResponseRequest(GenerationFields):
     def names(self) -> Mapping[str, str]:
         """Names of fields by the SDK's keywords, where they differ."""
         names = {**super().names, "prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+        names["template_kwargs"] = "chat_template_kwargs"
+        if self.tool_use.is_forced:
+            return names | {"structured_output": "tool_choice", "lark": "tool_choice"}
         if self._format is None:
             return names
         return names | {"structured_output": "text.format", "json_schema": "text.format.schema"}
@@ -155,6 +148,11 @@ class ResponseRequest(GenerationFields):
     @property
     def is_stored(self) -> bool:
         return self.store is not False
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Rules for calls."""
+        return tool_use_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def has_logprobs(self) -> bool:
@@ -166,6 +164,8 @@ class ResponseRequest(GenerationFields):
             raise invalid("background", "give store: true as well, or the response cannot be retrieved")
         if self.top_logprobs and not self.has_logprobs:
             raise invalid("top_logprobs", f"give include: ['{_LOGPROBS}'] as well")
+        has_form = self.structured_outputs is not None or (self._format is not None and bool(self._format.keywords))
+        self.tool_use.check(has_form=has_form)
         if self._format is not None:
             self._format.check()
             if self.structured_outputs is not None and self._format.keywords:
@@ -175,9 +175,10 @@ class ResponseRequest(GenerationFields):
     def _format(self) -> TextFormat | None:
         return None if self.text is None else self.text.format
 
-    def annotation(self, model: quire.Model, given: GenerateParams) -> Annotation:
-        """What is kept with the request, of which `given` are the keywords."""
-        defaults = model.sampling_defaults
+    def annotation(self, model: quire.Model, format: AnswerFormat, given: GenerateParams) -> Annotation:
+        """What is kept with the request, of which `given` are the keywords and `format` is that of its output."""
+        defaults, tool_use = model.sampling_defaults, self.tool_use
+        choice = self.tool_choice or "auto"
         return Annotation(
             model=model.name,
             store=self.is_stored,
@@ -197,7 +198,24 @@ class ResponseRequest(GenerationFields):
             user=self.user,
             safety_identifier=self.safety_identifier,
             prompt_cache_key=self.prompt_cache_key,
-            input=messages_of(self.input) if self.is_stored else [],
+            tools=[each.echo(is_forced=tool_use.is_forced) for each in self.tools or ()],
+            tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            reasoning={"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},
+            tool_parser=format.tool_parser,
+            reasoning_parser=format.reasoning_parser,
+            may_call_several=tool_use.may_call_several,
+            input=items_of(self.input) if self.is_stored else [],
+        )
+
+    def chat(self, turns: Messages) -> quire.Chat:
+        """The conversation of these turns for the SDK."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        variables = {} if effort is None else {"reasoning_effort": effort}
+        return quire.Chat(
+            messages=turns,
+            tools=template_tools(self.tool_use.offered),
+            template_kwargs=variables | (self.chat_template_kwargs or {}),
         )
 
     def keywords(self, request_id: str) -> GenerateParams:

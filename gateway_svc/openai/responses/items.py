@@ -1,17 +1,17 @@
-"""Input items of a response, and the turns of a conversation that they stand for.
+"""Input items of a response: messages of text, reasoning, calls of functions and their outputs.
 
-Knows messages of text; an item or a part of another type is refused.
+Knows no conversation; an item or a part of another type is refused.
 """
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-import quire
-from gateway_svc.request_fields import ApiModel, Ignored
+from gateway_svc.openai.tools import CalledFunction
+from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
 
-_SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
+_ItemId = Annotated[str | None, Field(max_length=128)]
 
 
 class InputText(ApiModel):
@@ -40,22 +40,17 @@ class InputMessage(ApiModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
-    id: str | None = Field(None, max_length=128)
+    id: _ItemId = None
     status: Ignored
     phase: Ignored
 
     @property
     def text(self) -> str:
         """The text; parts are lines of their own."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-
-    @property
-    def turn(self) -> quire.ChatMessage:
-        """The message as the chat template takes it."""
-        return quire.ChatMessage("system" if self.role in _SYSTEM_ROLES else self.role, self.text)
+        return _text(self.content)
 
     def to_item(self, item_id: str) -> dict[str, Any]:
-        """The item of a listing; `item_id` is for a message without one."""
+        """The item of a listing; `item_id` is for one without an id."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         extra: dict[str, Any] = {"annotations": [], "logprobs": []} if self.role == "assistant" else {}
         texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
@@ -68,6 +63,102 @@ class InputMessage(ApiModel):
         }
 
 
-def messages_of(given: str | Sequence[InputMessage]) -> list[InputMessage]:
+class ReasoningText(ApiModel):
+    """A piece of reasoning, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class InputReasoning(ApiModel):
+    """Reasoning of an earlier response; the summary counts where the reasoning itself is missing."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] = Field(default_factory=list)
+    content: list[ReasoningText] | None = None
+    id: _ItemId = None
+    status: Ignored
+    encrypted_content: Unsupported
+
+    @property
+    def text(self) -> str:
+        """The reasoning; parts are lines of their own."""
+        return _text(self.content or self.summary)
+
+    def to_item(self, item_id: str) -> dict[str, Any]:
+        """The item of a listing; `item_id` is for one without an id."""
+        made = self.model_dump(include={"type", "summary", "content"})
+        return {**made, "id": self.id or item_id, "status": "completed"}
+
+
+class InputCall(CalledFunction):
+    """A call of a function by the model."""
+
+    type: Literal["function_call"]
+    call_id: str
+    id: _ItemId = None
+    status: Ignored
+    namespace: Unsupported
+    caller: Unsupported
+    async_: Annotated[Any, Unsupported] = Field(None, alias="async")
+
+    def to_item(self, item_id: str) -> dict[str, Any]:
+        """The item of a listing; `item_id` is for one without an id."""
+        made = self.model_dump(include={"type", "call_id", "name", "arguments"})
+        return {**made, "id": self.id or item_id, "status": "completed"}
+
+
+class InputCallOutput(ApiModel):
+    """The output of a function that was called: text, or parts of text."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputText]
+    name: str | None = Field(None, description="Of the function, for the chat template.")
+    id: _ItemId = None
+    status: Ignored
+    namespace: Unsupported
+    caller: Unsupported
+
+    @property
+    def text(self) -> str:
+        """The text; parts are lines of their own."""
+        return _text(self.output)
+
+    def to_item(self, item_id: str) -> dict[str, Any]:
+        """The item of a listing; `item_id` is for one without an id."""
+        made = self.model_dump(include={"type", "call_id", "output"})
+        return {**made, "id": self.id or item_id, "status": "completed"}
+
+
+def _tag_of(item: Any) -> Any:
+    """Tag of an item by its type; one without a type is a message."""
+    return _TAGS.get(item.get("type", "message")) if isinstance(item, dict) else type(item).__name__
+
+
+_TAGS = {
+    "message": "InputMessage",
+    "reasoning": "InputReasoning",
+    "function_call": "InputCall",
+    "function_call_output": "InputCallOutput",
+}
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("InputMessage")]
+    | Annotated[InputReasoning, Tag("InputReasoning")]
+    | Annotated[InputCall, Tag("InputCall")]
+    | Annotated[InputCallOutput, Tag("InputCallOutput")],
+    Discriminator(
+        _tag_of,
+        custom_error_type="unsupported",
+        custom_error_message=f"this server supports items of the types {', '.join(_TAGS)}",
+    ),
+]
+
+
+def items_of(given: str | Sequence[InputItem]) -> list[InputItem]:
     """The items of an input; a text alone is the user's message."""
     return [InputMessage.model_validate({"role": "user", "content": given})] if isinstance(given, str) else list(given)
+
+
+def _text(content: str | Sequence[InputText | OutputText | ReasoningText]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import quire
-from gateway_svc.openai.responses.annotation import Annotation
-from gateway_svc.openai.responses.output import ItemStatus, Output, message_item, text_part
+from gateway_svc.openai.responses.annotation import ID_PREFIX, Annotation
+from gateway_svc.openai.responses.output import ItemStatus, Output, OutputItem
 
-ID_PREFIX = "resp_"
 _LIVE = ("queued", "in_progress")
+_NOT_REPEATED = {"has_logprobs", "input", "tool_parser", "reasoning_parser", "may_call_several"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,8 @@ class Snapshot:
     timings: quire.Timings
     usage: quire.Usage
     error: str
-    text: str
+    items: list[OutputItem]
     num_tokens: int
-    logprobs: list[dict[str, Any]]
     reason: quire.FinishReason | None
 
     @classmethod
@@ -35,23 +34,24 @@ class Snapshot:
             timings=outcome.timings,
             usage=outcome.usage,
             error=outcome.error,
-            text=output.text,
+            items=output.items,
             num_tokens=output.num_tokens,
-            logprobs=output.logprobs,
             reason=output.reason,
         )
 
     @classmethod
-    def of_record(cls, record: quire.RequestRecord) -> "Snapshot":
-        """What the record has, which is all but log-probabilities."""
+    def of_record(cls, record: quire.RequestRecord, output: Output) -> "Snapshot":
+        """What the record has, which is all but log-probabilities; `output` is empty before."""
+        output.add_text(record.text, len(record.token_ids))
+        if record.state.is_terminal:
+            output.end()
         return cls(
             state=record.state,
             timings=record.timings,
             usage=record.usage,
             error=record.error,
-            text=record.text,
-            num_tokens=len(record.token_ids),
-            logprobs=[],
+            items=output.items,
+            num_tokens=output.num_tokens,
             reason=record.finish.reason if record.finish else None,
         )
 
@@ -61,10 +61,10 @@ class ResponseHead:
 
     def __init__(self, response_id: str, annotation: Annotation, created_unix_s: float) -> None:
         self.response_id = response_id
-        self.item_id = "msg_" + response_id.removeprefix(ID_PREFIX)
+        self.stem = response_id.removeprefix(ID_PREFIX)  # of the ids of items
         self.annotation = annotation
         self._created_unix_s = created_unix_s
-        self._echoed = annotation.model_dump(exclude={"has_logprobs", "input"})
+        self._echoed = annotation.model_dump(exclude=_NOT_REPEATED)
 
     def beginning(self, status: str) -> dict[str, Any]:
         """The object before there is output."""
@@ -73,9 +73,8 @@ class ResponseHead:
     def at(self, snapshot: Snapshot) -> dict[str, Any]:
         """The object at a moment; usage comes with the end."""
         status = self.status(snapshot)
-        items = []
-        if snapshot.num_tokens:
-            items = [message_item(self.item_id, item_status(status), [text_part(snapshot.text, snapshot.logprobs)])]
+        items = [each.made("completed") for each in snapshot.items[:-1]]
+        items += [each.made(item_status(status)) for each in snapshot.items[-1:]]
         completed_at = None
         if status == "completed":
             completed_at = int(self._created_unix_s + (snapshot.timings.finished_s or 0.0))
@@ -114,17 +113,13 @@ class ResponseHead:
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": usage,
-            "reasoning": {"effort": None, "summary": None},
-            "tools": [],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
             "max_tool_calls": None,
             "service_tier": "default",
         }
 
 
 def item_status(status: str) -> ItemStatus:
-    """Status of the message of a response with this status."""
+    """Status of the last item of a response with this status; those before it are completed."""
     if status in _LIVE:
         return "in_progress"
     return "completed" if status == "completed" else "incomplete"

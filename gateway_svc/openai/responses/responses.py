@@ -14,15 +14,19 @@ from gateway_svc.api_error import from_quire, invalid, sdk_refusals
 from gateway_svc.event_stream import DONE, EventStream
 from gateway_svc.generation import new_request_id
 from gateway_svc.openai.errors import ID_HEADER
+from gateway_svc.openai.forced_calls import ForcedCalls
+from gateway_svc.openai.responses.annotation import ID_PREFIX
 from gateway_svc.openai.responses.events import ResponseEvents
 from gateway_svc.openai.responses.fields import ResponseRequest
-from gateway_svc.openai.responses.items import messages_of
+from gateway_svc.openai.responses.items import items_of
 from gateway_svc.openai.responses.output import Output
-from gateway_svc.openai.responses.response_object import ID_PREFIX, ResponseHead, Snapshot
+from gateway_svc.openai.responses.response_object import ResponseHead, Snapshot
 from gateway_svc.openai.responses.stored_responses import StoredResponse, StoredResponses
 from gateway_svc.openai.responses.truncation import last_turns_that_fit
+from gateway_svc.openai.responses.turns import turns_of
 from gateway_svc.resumption import not_resumable
 from gateway_svc.served_model import ServedModel
+from gateway_svc.single_tokens import single_tokens
 from gateway_svc.vocabulary import Vocabulary
 
 
@@ -34,6 +38,7 @@ class Responses:
         self._model = model
         self._vocabulary = vocabulary
         self._stored = StoredResponses(client)
+        self._forced_calls = ForcedCalls(client, vocabulary)
 
     async def create(self, body: ResponseRequest, idempotency_key: str | None, after: int = -1) -> Response:
         """The answer to a request: the response, its beginning if it runs in the background, or its events.
@@ -42,12 +47,20 @@ class Responses:
         """
         body.check()
         await self._model.check(body.model)
-        turns = await self._turns(body)
+        model = await self._model.get()
+        format = body.tool_use.format(model.answer_format)
+        chat = body.chat(await self._turns(body))
         keywords = body.keywords(new_request_id(ID_PREFIX, idempotency_key, body.tenant))
-        annotation = body.annotation(await self._model.get(), keywords)
+        annotation = body.annotation(model, format, keywords)
         keywords["annotation"] = annotation.encode()
+        if not format.is_plain:
+            keywords["keep_special_tokens"] = True  # markers may be such
         with sdk_refusals(body.names):
-            stream = self._client.stream_chat(turns, **keywords)
+            if body.tool_use.is_forced:
+                keywords["lark"] = await self._forced_calls.grammar(format, chat, body.tool_use)
+            stream = self._client.stream_chat(
+                chat.messages, tools=chat.tools, template_kwargs=chat.template_kwargs, **keywords
+            )
         # Who streams a stored response may come back for it; who waits for a whole one does not know its id.
         detaches = idempotency_key is not None or annotation.background or (annotation.store and bool(body.stream))
         try:
@@ -56,7 +69,7 @@ class Responses:
                 raise not_resumable()
             head = ResponseHead(accepted.request_id, annotation, accepted.created_unix_s)
             if body.stream:
-                return self._streamed(head, stream, after=after, detaches=detaches)
+                return await self._streamed(head, stream, after=after, detaches=detaches)
             if annotation.background:
                 stream.detach()
                 return await self.retrieve(head.response_id) if accepted.attached else _json(head.beginning("queued"))
@@ -75,7 +88,11 @@ class Responses:
         """The events of a response behind the one with this number; -1: all of them."""
         stored = await self._stored.get(response_id)
         stream = self._client.attach(response_id)
-        return self._streamed(stored.head, stream, after=after, detaches=True)
+        try:
+            return await self._streamed(stored.head, stream, after=after, detaches=True)
+        except BaseException:  # the reader has gone, or the request
+            stream.detach()
+            raise
 
     async def cancel(self, response_id: str) -> Response:
         """End a response, and return it; one that has ended stays as it is."""
@@ -93,8 +110,8 @@ class Responses:
     async def input_items(self, response_id: str, *, limit: int, order: str, after: str | None) -> Response:
         """One page of the items of a response's own input, without those of the responses before it."""
         stored = await self._stored.get(response_id)
-        stem = stored.head.item_id
-        items = [each.to_item(f"{stem}-in-{number}") for number, each in enumerate(stored.annotation.input)]
+        stem = stored.head.stem
+        items = [each.to_item(f"msg_{stem}-in-{number}") for number, each in enumerate(stored.annotation.input)]
         if order == "desc":
             items.reverse()
         if after is not None:
@@ -120,32 +137,35 @@ class Responses:
         turns = []
         if body.previous_response_id is not None:
             turns = await self._stored.conversation(body.previous_response_id)
-        turns += [message.turn for message in messages_of(body.input)]
+        turns += turns_of(items_of(body.input))
         if body.truncation != "auto":
             return instructions + turns
         most_tokens = (await self._model.get()).max_model_len - (body.max_output_tokens or 1)
-        return await last_turns_that_fit(self._client, instructions, turns, most_tokens)
+        return await last_turns_that_fit(self._client, body.chat, instructions, turns, most_tokens)
 
     async def _object(self, stored: StoredResponse) -> dict[str, Any]:
         head, record = stored.head, stored.record
         if record.state.is_terminal and stored.annotation.has_logprobs:  # records do not have them, streams do
             return head.at(await self._end(head, self._client.attach(record.request_id)))
-        return head.at(Snapshot.of_record(record))
+        return head.at(Snapshot.of_record(record, self._output(head, in_reasoning=record.in_reasoning)))
 
-    def _output(self, head: ResponseHead) -> Output:
-        return Output(self._vocabulary, head.annotation.top_logprobs)
+    def _output(self, head: ResponseHead, *, in_reasoning: bool) -> Output:
+        return Output(head.response_id, head.annotation, self._vocabulary, in_reasoning=in_reasoning)
 
     async def _end(self, head: ResponseHead, stream: quire.CompletionStream) -> Snapshot:
         """The end of a response, whatever it is, once it has come."""
-        output = self._output(head)
+        output = self._output(head, in_reasoning=(await stream.accepted()).in_reasoning)
         async for chunk in _chunks(stream):
-            await output.add(chunk)
+            for token in single_tokens(chunk):
+                await output.add(token)
+        output.end()
         return Snapshot.of_end(_outcome(stream), output)
 
-    def _streamed(
+    async def _streamed(
         self, head: ResponseHead, stream: quire.CompletionStream, *, after: int, detaches: bool
     ) -> EventStream:
-        events = ResponseEvents(head, self._output(head), after=after)
+        output = self._output(head, in_reasoning=(await stream.accepted()).in_reasoning)
+        events = ResponseEvents(head, output, after=after)
         return EventStream(_sent(events, stream, detaches=detaches), {ID_HEADER: head.response_id})
 
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import quire
 from common.bounds import MOST_TEXT_BYTES
 from gateway_svc.api_error import ApiError, invalid
-from gateway_svc.openai.responses.annotation import Annotation, decode_annotation
-from gateway_svc.openai.responses.response_object import ID_PREFIX, ResponseHead
+from gateway_svc.openai.responses.annotation import ID_PREFIX, Annotation, decode_annotation
+from gateway_svc.openai.responses.response_object import ResponseHead
+from gateway_svc.openai.responses.turns import turns_of
+from quire.parsing.answer_parser import AnswerParser
+from quire.parsing.deltas import parsed_answer
 
 MAX_EARLIER_RESPONSES = 256  # of one conversation
 _ID = re.compile(rf"{ID_PREFIX}[A-Za-z0-9._:-]{{1,120}}")
@@ -23,6 +26,15 @@ class StoredResponse:
     @property
     def head(self) -> ResponseHead:
         return ResponseHead(self.record.request_id, self.annotation, self.record.created_unix_s)
+
+    @property
+    def answer(self) -> quire.ChatMessage:
+        """Its output as a turn of the conversation; it must have ended."""
+        record, annotation = self.record, self.annotation
+        parser = AnswerParser(annotation.answer_format, record.request_id, in_reasoning=record.in_reasoning)
+        parsed = parsed_answer([*parser.push(record.text), *parser.end()])
+        calls = parsed.tool_calls if annotation.may_call_several else parsed.tool_calls[:1]
+        return quire.ChatMessage("assistant", parsed.content, tool_calls=calls, reasoning=parsed.reasoning)
 
 
 class StoredResponses:
@@ -47,9 +59,8 @@ class StoredResponses:
         num_chars, wanted = 0, response_id
         for _ in range(MAX_EARLIER_RESPONSES):
             found = await self._earlier(wanted)
-            own = [message.turn for message in found.annotation.input]
-            own.append(quire.ChatMessage("assistant", found.record.text))
-            num_chars += sum(len(turn.content) for turn in own)
+            own = [*turns_of(found.annotation.input), found.answer]
+            num_chars += sum(map(_num_chars, own))
             if num_chars > MOST_TEXT_BYTES:
                 raise invalid("previous_response_id", f"its conversation has more than {MOST_TEXT_BYTES:,} characters")
             turns += reversed(own)
@@ -76,3 +87,7 @@ class StoredResponses:
             return None
         annotation = decode_annotation(record.annotation)
         return StoredResponse(annotation, record) if annotation is not None and annotation.store else None
+
+
+def _num_chars(turn: quire.ChatMessage) -> int:
+    return len(turn.content) + len(turn.reasoning) + sum(len(call.arguments) for call in turn.tool_calls)

@@ -253,6 +253,7 @@ class LiveRequest:
             tenant=self.params.tenant,
             memory=finished.memory if finished else self.memory(),
             annotation=self.params.annotation,
+            in_reasoning=self.stream.accepted.in_reasoning,
         )
 
 

@@ -28,7 +28,6 @@ def record_of(request: LiveRequest) -> journal_pb2.RequestRecord:
         ],
         prompt_logprobs=stream.prompt_logprobs,
         num_samples=stream.accepted.num_samples,
-        in_reasoning=stream.accepted.in_reasoning,
     )
 
 
@@ -57,7 +56,7 @@ def stream_of_record(record: journal_pb2.RequestRecord) -> OutputStream:
         seed=response.seed,
         attached=True,
         num_samples=record.num_samples,
-        in_reasoning=record.in_reasoning,
+        in_reasoning=response.in_reasoning,
         created_unix_ns=response.created_unix_ns,
     )
     samples = []

@@ -1,0 +1,69 @@
+"""Tools of a response, whose form is flat where that of chat completions nests, and options of reasoning."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from gateway_svc.openai.tool_use import ToolUse
+from gateway_svc.openai.tools import MAX_TOOLS, FunctionDefinition, NamedChoice, NamedFunction, Tool
+from gateway_svc.request_fields import ApiModel, Unsupported
+
+
+class FunctionTool(FunctionDefinition):
+    """A function that the model may call; functions are the only kind of tools."""
+
+    type: Literal["function"]
+    allowed_callers: Unsupported
+    async_: Annotated[Any, Unsupported] = Field(None, alias="async")
+    defer_loading: Unsupported
+    output_schema: Unsupported
+
+    @property
+    def nested(self) -> Tool:
+        """The tool in the form of chat completions."""
+        given = self.model_dump(include={*FunctionDefinition.model_fields}, exclude_unset=True)
+        return Tool(type="function", function=FunctionDefinition.model_validate(given))
+
+    def echo(self, *, is_forced: bool) -> dict[str, Any]:
+        """The tool as the response object has it; arguments follow their schema if calls are forced."""
+        return {**self.model_dump(include={"type", "name", "description", "parameters"}), "strict": is_forced}
+
+
+def _refuse_other_types(tool: Any) -> Any:
+    if isinstance(tool, dict) and (kind := tool.get("type")) != "function":
+        raise PydanticCustomError(
+            "unsupported", "this server does not support tools of type {kind}", {"kind": str(kind)}
+        )
+    return tool
+
+
+FunctionTools = Annotated[
+    list[Annotated[FunctionTool, BeforeValidator(_refuse_other_types)]], Field(max_length=MAX_TOOLS)
+]
+
+
+class FunctionChoice(NamedFunction):
+    """The choice of one function."""
+
+    type: Literal["function"]
+
+
+Choice = Literal["none", "auto", "required"] | FunctionChoice
+
+
+class Reasoning(ApiModel):
+    """Options of reasoning, of which no summary is made."""
+
+    effort: str | None = Field(None, max_length=64, description="For the chat template, as reasoning_effort.")
+    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Without effect.")
+
+
+def tool_use_of(tools: list[FunctionTool] | None, choice: Choice | None, parallel: bool | None) -> ToolUse:
+    """Rules for calls."""
+    nested = choice if not isinstance(choice, FunctionChoice) else _named(choice)
+    return ToolUse(tools=[each.nested for each in tools or ()], choice=nested, parallel=parallel, strict_field="strict")
+
+
+def _named(choice: FunctionChoice) -> NamedChoice:
+    return NamedChoice(type="function", function=NamedFunction(name=choice.name))

@@ -1,0 +1,52 @@
+"""Turns of a conversation that input items stand for.
+
+A chat template knows one turn of the assistant with reasoning, text and calls, where this API has items of their own.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import quire
+from gateway_svc.openai.responses.items import InputCall, InputCallOutput, InputItem, InputMessage, InputReasoning
+
+_SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
+
+
+def turns_of(items: Iterable[InputItem]) -> list[quire.ChatMessage]:
+    """The turns of some items, in their order."""
+    turns: list[quire.ChatMessage] = []
+    for item in items:
+        last = turns[-1] if turns and turns[-1].role == "assistant" else None
+        joined = None if last is None else _joined(last, item)
+        if joined is None:
+            turns.append(_turn(item))
+        else:
+            turns[-1] = joined
+    return turns
+
+
+def _joined(last: quire.ChatMessage, item: InputItem) -> quire.ChatMessage | None:
+    """The assistant's last turn with an item that belongs to it; None if it begins a turn."""
+    match item:
+        case InputCall():
+            return replace(last, tool_calls=[*last.tool_calls, _call(item)])
+        case InputMessage(role="assistant") if not (last.content or last.tool_calls):
+            return replace(last, content=item.text)
+        case _:
+            return None
+
+
+def _turn(item: InputItem) -> quire.ChatMessage:
+    match item:
+        case InputMessage():
+            return quire.ChatMessage("system" if item.role in _SYSTEM_ROLES else item.role, item.text)
+        case InputReasoning():
+            return quire.ChatMessage("assistant", reasoning=item.text)
+        case InputCall():
+            return quire.ChatMessage("assistant", tool_calls=[_call(item)])
+        case InputCallOutput():
+            return quire.ChatMessage("tool", item.text, tool_call_id=item.call_id, name=item.name or "")
+
+
+def _call(item: InputCall) -> quire.ToolCall:
+    return quire.ToolCall(item.call_id, item.name, item.arguments)

@@ -1,0 +1,67 @@
+"""Rules of a request for its calls: the tools that the model sees, those that it has to call, and how many calls come.
+
+Chat completions and responses share them; knows no other field of theirs.
+"""
+
+from dataclasses import dataclass
+
+from gateway_svc.api_error import invalid
+from gateway_svc.openai.tools import NamedChoice, ToolChoice, Tools
+from quire.parsing.answer_format import TOOL_PARSERS, AnswerFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """What a request says of tools."""
+
+    tools: Tools
+    choice: ToolChoice | None  # None: auto
+    parallel: bool | None  # False: only the first call comes back
+    strict_field: str  # path of a tool's `strict` within the tool
+
+    @property
+    def offered(self) -> Tools:
+        """Tools that the model gets to see."""
+        return self.tools if self.choice != "none" else []
+
+    @property
+    def is_forced(self) -> bool:
+        """True if the model has to call."""
+        return self.choice not in (None, "none", "auto")
+
+    @property
+    def may_call_several(self) -> bool:
+        """True if more than one call may come back."""
+        return self.parallel is not False and not isinstance(self.choice, NamedChoice)
+
+    @property
+    def forced(self) -> Tools:
+        """Tools of which the model has to call some; none if it may do as it likes."""
+        if not self.is_forced:
+            return []
+        if not isinstance(self.choice, NamedChoice):
+            return self.tools
+        return [each for each in self.tools if each.function.name == self.choice.function.name]
+
+    def check(self, *, has_form: bool) -> None:
+        """Raises ApiError for fields that contradict each other; `has_form`: the form of the content is given."""
+        if not self.is_forced:
+            self._check_not_strict()
+        elif not self.forced:
+            raise invalid("tool_choice", "asks for a tool that tools does not have")
+        elif has_form:
+            raise invalid("tool_choice", "give auto or none where the form of the content is given")
+
+    def format(self, of_model: AnswerFormat) -> AnswerFormat:
+        """The format of the answers. Raises ApiError if that of calls is not known."""
+        if not self.offered:
+            return of_model.without_calls()
+        if of_model.tool_parser not in TOOL_PARSERS:
+            raise invalid("tools", "the format in which this model calls tools is not known: see --tool-parser")
+        return of_model
+
+    def _check_not_strict(self) -> None:
+        for index, each in enumerate(self.tools):
+            if each.function.strict:
+                reason = "arguments follow their schema only where tool_choice forces a call; leave it out"
+                raise invalid(f"tools[{index}].{self.strict_field}", reason)

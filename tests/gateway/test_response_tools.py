@@ -1,0 +1,231 @@
+"""Tools and reasoning of `/v1/responses`: items, their events, and conversations that go on with results of calls."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+import quire
+from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
+from tests.gateway.reciting_model import cue
+from tests.gateway.test_response_streams import events_of, resumed
+
+FLAT: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
+CALL: dict[str, Any] = {"model": MODEL, "input": "call", "tools": FLAT, "temperature": 0}
+THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
+
+
+@pytest.fixture(scope="module")
+def api(reciter: tuple[str, str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{reciter[1]}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(reciter: tuple[str, str]) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=reciter[1]) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sdk(reciter: tuple[str, str]) -> Iterator[quire.Client]:
+    with quire.Client(reciter[0]) as client:
+        yield client
+
+
+def test_a_call_is_an_item_beside_reasoning_and_text(api: openai.OpenAI) -> None:
+    response = api.responses.create(**CALL)
+    reasoning, message, call = response.output
+    assert reasoning.type == "reasoning" and reasoning.content is not None
+    assert ([each.text for each in reasoning.content], reasoning.summary) == (["Which one?"], [])
+    assert message.type == "message" and response.output_text == "Let me look."
+    assert call.type == "function_call" and (call.name, call.arguments) == ("weather", ARGUMENTS)
+    assert call.call_id.startswith("call_")
+    assert response.status == "completed" and {each.to_dict()["status"] for each in response.output} == {"completed"}
+    assert len({each.id for each in response.output}) == 3
+    assert all(str(each.id).startswith(PREFIXES[each.type]) for each in response.output)
+    shown = response.to_dict()
+    assert shown["tools"] == [{**FLAT[0], "description": None, "strict": False}]
+    assert (shown["tool_choice"], shown["parallel_tool_calls"]) == ("auto", True)
+    assert api.responses.retrieve(response.id).to_dict() == shown
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        (CALL, ["reasoning", "message", "function_call"]),
+        (CALL | {"background": True}, ["reasoning", "message", "function_call"]),
+        (CALL | {"input": "calls"}, ["function_call", "function_call"]),
+        (CALL | {"input": "calls", "parallel_tool_calls": False}, ["function_call"]),
+        (CALL | {"input": "broken"}, ["message"]),
+        (CALL | {"include": ["message.output_text.logprobs"]}, ["reasoning", "message", "function_call"]),
+        (CALL | {"max_output_tokens": 8}, None),
+        ({"model": MODEL, "input": "?", **THINKING}, ["reasoning", "message"]),
+    ],
+)
+def test_events_add_up_to_the_items_from_wherever_they_are_read(
+    http: httpx2.Client, fields: dict[str, Any], kinds: list[str] | None
+) -> None:
+    events = events_of(http.post("/v1/responses", json=fields | {"stream": True}).text.splitlines())
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    last = events[-1]["response"]
+    items = last["output"]
+    assert kinds is None or [item["type"] for item in items] == kinds
+    for index, item in enumerate(items):
+        check_events_of_item([event for event in events if event.get("output_index") == index], item)
+    assert http.get(f"/v1/responses/{last['id']}").json() == last
+    for after in (-1, 1, len(events) // 2, len(events) - 3):
+        params = {} if after < 0 else {"starting_after": after}
+        assert resumed(http, last["id"], **params) == events[after + 1 :]
+
+
+def check_events_of_item(events: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    """Kinds, places and texts of the events of an item."""
+    of_call = item["type"] == "function_call"
+    text = item["arguments"] if of_call else item["content"][0]["text"]
+    parts = [] if of_call else ["response.content_part"]
+    name = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
+    stem = f"response.{name[item['type']]}"
+    begins = ["response.output_item.added", *(f"{each}.added" for each in parts)]
+    ends = [f"{stem}.done", *(f"{each}.done" for each in parts), "response.output_item.done"]
+    num_deltas = len(events) - len(begins) - len(ends)
+    assert [event["type"] for event in events] == [*begins, *[f"{stem}.delta"] * num_deltas, *ends]
+    assert "".join(event["delta"] for event in events if "delta" in event) == text
+    added, done = events[0]["item"], events[-1]["item"]
+    empty: dict[str, Any] = {"arguments": ""} if of_call else {"content": []}
+    assert done == item and added == item | {"status": "in_progress"} | empty
+    assert {event["item_id"] for event in events[1:-1]} == {item["id"]}
+    assert all(event["content_index"] == 0 for event in events[1:-1]) if not of_call else num_deltas > 2
+    rows = [row for event in events[1:-1] if "delta" in event for row in event.get("logprobs", ())]
+    assert of_call or rows == item["content"][0].get("logprobs", [])
+    of_text = next(event for event in events if event["type"] == f"{stem}.done")
+    assert of_text["arguments" if of_call else "text"] == text
+
+
+def test_openais_client_gathers_calls(api: openai.OpenAI) -> None:
+    with api.responses.stream(**CALL) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        final = stream.get_final_response()
+    call = final.output[-1]
+    assert call.type == "function_call" and "".join(deltas) == call.arguments == ARGUMENTS
+
+
+def test_a_call_that_is_cut_off_makes_the_response_incomplete(api: openai.OpenAI) -> None:
+    whole = api.responses.create(**CALL)
+    assert whole.usage is not None
+    response = api.responses.create(**CALL, max_output_tokens=whole.usage.output_tokens - 6)
+    call = response.output[-1]
+    assert response.status == "incomplete"
+    assert call.type == "function_call" and call.status == "incomplete"
+    assert call.arguments and call.arguments != ARGUMENTS and ARGUMENTS.startswith(call.arguments)
+
+
+def test_a_conversation_goes_on_by_id_or_by_items(api: openai.OpenAI, sdk: quire.Client) -> None:
+    first = api.responses.create(**CALL)
+    call = first.output[-1]
+    assert call.type == "function_call"
+    told: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "hello"}
+    parts: Any = told | {"output": [{"type": "input_text", "text": "hello"}]}
+    items: Any = [{"role": "user", "content": "call"}, *(each.to_dict() for each in first.output)]
+    by_id = api.responses.create(**CALL | {"input": [told]}, previous_response_id=first.id)
+    by_items = api.responses.create(**CALL | {"input": [*items, parts]})
+    seen = quire.Chat(
+        messages=[
+            quire.ChatMessage("user", "call"),
+            quire.ChatMessage(
+                "assistant",
+                "Let me look.",
+                tool_calls=[quire.ToolCall(call.call_id, "weather", ARGUMENTS)],
+                reasoning="Which one?",
+            ),
+            quire.ChatMessage("tool", "hello", tool_call_id=call.call_id),
+        ],
+        tools=TOOLS,
+    )
+    num_tokens = len(sdk.tokenize(seen).token_ids)
+    for response in (by_id, by_items):
+        assert response.output_text == "Hello, <b>you</b> there."
+        assert response.usage is not None and response.usage.input_tokens == num_tokens
+    listed = list(api.responses.input_items.list(by_items.id, order="asc"))
+    assert [each.type for each in listed] == [
+        "message",
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call_output",
+    ]
+    again: Any = [each.to_dict() for each in listed]  # a listing can be sent again
+    assert api.responses.create(**CALL | {"input": again}).output_text == by_items.output_text
+
+
+def test_calls_one_after_another_are_of_one_turn(api: openai.OpenAI, sdk: quire.Client) -> None:
+    calls = [("a", '{"city": "Rome"}'), ("b", '{"city": "Kiel"}')]
+    sent: Any = [{"type": "function_call", "call_id": id, "name": "weather", "arguments": each} for id, each in calls]
+    sent += [{"type": "function_call_output", "call_id": id, "output": "hello"} for id, _ in calls]
+    turns = [
+        quire.ChatMessage("assistant", tool_calls=[quire.ToolCall(id, "weather", each) for id, each in calls]),
+        *(quire.ChatMessage("tool", "hello", tool_call_id=id) for id, _ in calls),
+    ]
+    response = api.responses.create(model=MODEL, input=sent)
+    assert response.usage is not None and response.usage.input_tokens == len(sdk.tokenize(turns).token_ids)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_a_call_is_forced_and_its_arguments_follow_the_schema(api: openai.OpenAI, choice: Any) -> None:
+    city = {"city": {"enum": ["Paris", "Rome"]}}
+    schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}
+    tool: Any = {"type": "function", "name": "weather", "strict": True, "parameters": schema}
+    response = api.responses.create(**CALL | {"input": "atlantis", "tools": [tool]}, tool_choice=choice)
+    call = response.output[0]
+    assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Paris", "Rome")
+    shown = response.to_dict()
+    assert (shown["tool_choice"], shown["tools"]) == (choice, [{**tool, "description": None}])
+    assert api.responses.retrieve(response.id) == response
+
+
+@pytest.mark.parametrize("without", [{}, {"tools": FLAT, "tool_choice": "none"}])
+def test_without_tools_the_text_is_content(api: openai.OpenAI, without: dict[str, Any]) -> None:
+    response = api.responses.create(model=MODEL, input="calls", **without)
+    assert response.output_text == ANSWERS[cue("calls")][0]
+
+
+def test_the_effort_reaches_the_template(api: openai.OpenAI, sdk: quire.Client) -> None:
+    response = api.responses.create(model=MODEL, input="hello", reasoning={"effort": "high", "summary": "auto"})
+    seen = quire.Chat(messages=asking("hello"), template_kwargs={"reasoning_effort": "high"})
+    assert response.usage is not None and response.usage.input_tokens == len(sdk.tokenize(seen).token_ids)
+    assert response.reasoning is not None and response.reasoning.effort == "high"
+
+
+def test_logprobs_are_those_of_the_message(http: httpx2.Client) -> None:
+    include = {"include": ["message.output_text.logprobs"]}
+    response = http.post("/v1/responses", json=CALL | include).json()
+    [message] = [item for item in response["output"] if item["type"] == "message"]
+    tokens = "".join(each["token"] for each in message["content"][0]["logprobs"])
+    assert tokens.strip() == "Let me look."
+    assert http.get(f"/v1/responses/{response['id']}").json() == response
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "name": "f", "strict": True}]}, "tools[0].strict"),
+        ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": FLAT * 129}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "none", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": FLAT, "tool_choice": {"type": "function", "name": "tides"}}, "tool_choice"),
+        ({"tools": FLAT, "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(http: httpx2.Client, extra: dict[str, Any], param: str) -> None:
+    answer = http.post("/v1/responses", json={"input": "hello", **extra})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
