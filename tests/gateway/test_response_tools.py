@@ -209,6 +209,24 @@ def test_logprobs_are_those_of_the_message(http: httpx2.Client) -> None:
     assert http.get(f"/v1/responses/{response['id']}").json() == response
 
 
+def test_a_request_of_codex_is_answered(http: httpx2.Client) -> None:
+    fields = {
+        "input": [
+            {"type": "message", "id": "msg_1", "role": "user", "content": [{"type": "input_text", "text": "call"}]}
+        ],
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "key",
+        "client_metadata": {"session_id": "1"},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "stream": True,
+    }
+    events = events_of(http.post("/v1/responses", json=CALL | fields).text.splitlines())
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message", "function_call"]
+
+
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
