@@ -36,7 +36,7 @@ _MOST_RESUMED = 20  # times, of one stream
 
 
 class Site:
-    """All processes, each of which can be killed and is started again at its address."""
+    """Processes of a deployment, each of which can be killed and is started again at its address."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -78,7 +78,7 @@ class Job:
     seed: int
 
     def text(self, api: openai.OpenAI) -> str:
-        """Its answer's text. Raises what the package raises when it gives up."""
+        """Text of its answer. Raises what the package raises when it gives up."""
         ask: dict[str, Callable[[openai.OpenAI], str]] = {
             "completion": self._completion,
             "chat": self._chat,
