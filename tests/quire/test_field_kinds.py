@@ -30,7 +30,7 @@ KEYWORDS = [
     field.name
     for kind in (SamplingParams, StopParams, OutputParams, RequestParams)
     for field in fields(kind)
-    if field.name not in ("sampling", "stopping", "output", "beam")
+    if field.name not in ("sampling", "stopping", "output", "beam", "structured_output")
 ]
 BEAM_KEYWORDS = [field.name for field in fields(BeamParams)]
 
