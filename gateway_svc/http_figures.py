@@ -42,7 +42,7 @@ class HttpFigures:
         self._seconds.labels(self.process, handler, method).observe(seconds)
 
     def families(self) -> Iterable[Metric]:
-        """All of them, with CPU time, memory and files of the process."""
+        """Figures of HTTP, with CPU time, memory and files of the process."""
         for family in self._registry.collect():
             family.samples = [each for each in family.samples if not each.name.endswith("_created")]
             yield family

@@ -13,7 +13,7 @@ _MAX_PAGE = 1000
 
 
 class PauseRequest(ApiModel):
-    """What a paused request keeps."""
+    """Body of a pause: what the request keeps meanwhile."""
 
     keep: PauseKeep = "auto"
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("common", "kernels", "quire", "scheduler_svc", "worker_svc", "benchmarks", "demo", "tests", "hatch_build.py")
+SERVICES = ("scheduler_svc", "worker_svc", "gateway_svc")
+FOLDERS = ("common", "kernels", "quire", *SERVICES, "benchmarks", "demo", "tests", "hatch_build.py")
 GENERATED = ROOT / "quire" / "v1"
 # Pronouns, relatives and conjunctions. Determiners in front of a noun ("Each worker", "No block") are welcome.
 _UNTELLING = """

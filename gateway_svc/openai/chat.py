@@ -142,5 +142,5 @@ class _Call(CompletionCall):
 
 
 def _reason(reason: quire.FinishReason, *, has_calls: bool) -> str:
-    """Why an output ended, for the client."""
+    """Reason of an output's end, for the client."""
     return "tool_calls" if has_calls and reason is quire.FinishReason.STOP else reason.value

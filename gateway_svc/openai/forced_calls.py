@@ -29,7 +29,7 @@ class ForcedCalls:
         )
 
     async def _opens_reasoning(self, chat: quire.Chat) -> bool:
-        """As `Accepted.in_reasoning` tells it once the request is accepted."""
+        """True if the prompt opens reasoning: `Accepted.in_reasoning` tells it once the request is accepted."""
         prompt = await self._client.tokenize(chat)
         tail = await self._client.detokenize(prompt.token_ids[-_MOST_TAG_TOKENS:], keep_special_tokens=True)
         return tail.rstrip().endswith(OPENING_TAGS)

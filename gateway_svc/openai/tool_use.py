@@ -12,7 +12,7 @@ from quire.parsing.answer_format import TOOL_PARSERS, AnswerFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """What a request says of tools."""
+    """Tools of a request, and which of them an answer may or must call."""
 
     tools: Tools
     choice: ToolChoice | None  # None: auto

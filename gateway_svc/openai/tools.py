@@ -33,7 +33,7 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 
 class CalledFunction(ApiModel):
-    """What a call calls."""
+    """Function of a call, and its arguments."""
 
     name: str = _NAME
     arguments: str

@@ -176,7 +176,7 @@ class ResponseRequest(GenerationFields):
         return None if self.text is None else self.text.format
 
     def annotation(self, model: quire.Model, format: AnswerFormat, given: GenerateParams) -> Annotation:
-        """What is kept with the request, of which `given` are the keywords and `format` is that of its output."""
+        """Annotation of the request, of which `given` are the keywords and `format` is that of its output."""
         defaults, tool_use = model.sampling_defaults, self.tool_use
         choice = self.tool_choice or "auto"
         return Annotation(

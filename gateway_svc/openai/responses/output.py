@@ -32,7 +32,7 @@ class OutputItem:
 
     @property
     def text(self) -> str:
-        """Its text, or the arguments of a call."""
+        """Text of the item, or the arguments of a call."""
         return "".join(self.pieces)
 
     @property
@@ -42,7 +42,7 @@ class OutputItem:
 
     @property
     def name(self) -> str:
-        """Of the function that a call calls."""
+        """Name of the function that a call calls."""
         return self.call.name if self.call is not None else ""
 
     def begun(self) -> dict[str, Any]:

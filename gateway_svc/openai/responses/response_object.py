@@ -41,7 +41,7 @@ class Snapshot:
 
     @classmethod
     def of_record(cls, record: quire.RequestRecord, output: Output) -> "Snapshot":
-        """What the record has, which is all but log-probabilities; `output` is empty before."""
+        """Snapshot of a record, which has all but log-probabilities; `output` is empty before."""
         output.add_text(record.text, len(record.token_ids))
         if record.state.is_terminal:
             output.end()
@@ -57,7 +57,7 @@ class Snapshot:
 
 
 class ResponseHead:
-    """Everything of a response that does not change."""
+    """Fields of a response that do not change."""
 
     def __init__(self, response_id: str, annotation: Annotation, created_unix_s: float) -> None:
         self.response_id = response_id

@@ -29,7 +29,7 @@ class StoredResponse:
 
     @property
     def answer(self) -> quire.ChatMessage:
-        """Its output as a turn of the conversation; it must have ended."""
+        """Output of the response, which must have ended, as a turn of the conversation."""
         record, annotation = self.record, self.annotation
         parser = AnswerParser(annotation.answer_format, record.request_id, in_reasoning=record.in_reasoning)
         parsed = parsed_answer([*parser.push(record.text), *parser.end()])
