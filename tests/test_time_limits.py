@@ -29,6 +29,7 @@ async def goes_on() -> None:
     task = asyncio.create_task(compute())
     while not task.done():
         await asyncio.sleep(0)
+    task.exception()
     await asyncio.sleep(600)
 
 def test_first() -> None:

@@ -407,6 +407,7 @@ async def test_whatever_was_to_end_a_request_later_lets_go_of_it_at_its_end(site
     call = site.inference.Generate(counting(10, 4, "left", timeout_ms=3_600_000))
     await anext(aiter(call))
     call.cancel()
+    await until(lambda: "timed" in site.engine.live)
     timed, left = site.engine.live["timed"], site.engine.live["left"]
     await until(lambda: left.abandonment is not None)
     worker.may_answer.set()
