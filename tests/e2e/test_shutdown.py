@@ -138,7 +138,7 @@ async def test_a_scheduler_ends_without_its_store(valkey: ValkeyProcess) -> None
 
 async def test_a_scheduler_outlives_a_worker_that_claims_to_follow_a_newer_one() -> None:
     """The store knows of none: the worker is put out of service, and the request waits for another."""
-    async with scheduler() as (service, address), scripted_worker(address) as worker:
+    async with scheduler("--drain-timeout-s", "3") as (service, address), scripted_worker(address) as worker:
 
         def script(request: worker_pb2.StepRequest) -> Answer:
             stale = worker_pb2.STEP_STATUS_STALE_EPOCH

@@ -4,12 +4,12 @@ import pytest
 
 from tests.simulation.campaign import num_cores, outcomes, told
 
-NUM_SEEDS = 500
+NUM_SEEDS = 250
 NUM_COMPARED = 20
 
 
 @pytest.mark.timeout(900)
-def test_every_promise_holds_in_five_hundred_seeds() -> None:
+def test_every_promise_holds_in_the_first_seeds() -> None:
     failed = [told(each) for each in outcomes(range(NUM_SEEDS), num_cores()) if each.violations]
     assert not failed, "\n".join(failed)
 
