@@ -35,7 +35,12 @@ def main() -> None:
     set_up_service_logging(SERVICE, settings, Status(settings.status_fd), names)
     try:
         keys = accepted_keys(settings)
-        client = quire.AsyncClient(settings.scheduler, api_key=key_to_send(settings))
+        client = quire.AsyncClient(
+            settings.scheduler,
+            api_key=key_to_send(settings),
+            connect_timeout_s=settings.scheduler_timeout_s,
+            reconnect_timeout_s=settings.scheduler_timeout_s,
+        )
         sock = listening_socket(settings.listen, shares_port=settings.shares_port)
     except (AccessError, ListenError, ValueError) as error:
         refuse_to_start(SERVICE, str(error), names)

@@ -1,5 +1,6 @@
 """The HTTP application: routes, the errors that they share, and the bound of a body."""
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
@@ -33,6 +34,8 @@ from gateway_svc.vocabulary import Vocabulary
 from quire.api_keys import AcceptedKeys
 
 AnthropicVersion = Annotated[str | None, Header()]
+
+_READY_S = 3.0  # for the scheduler's answer; requests wait longer for it
 
 
 def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None) -> FastAPI:
@@ -128,8 +131,9 @@ def _add_health(app: FastAPI, client: quire.AsyncClient) -> None:
     async def ready() -> Response:
         """200 if requests can be served now, else 503."""
         try:
-            is_serving = await client.health() is quire.Health.SERVING
-        except quire.QuireError:
+            async with asyncio.timeout(_READY_S):
+                is_serving = await client.health() is quire.Health.SERVING
+        except (quire.QuireError, TimeoutError):
             is_serving = False
         return Response(status_code=200 if is_serving else 503)
 

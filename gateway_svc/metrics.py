@@ -4,6 +4,7 @@ Routers of requests scrape many times a second, so the text is kept for a moment
 of the work and is read over minutes, for longer.
 """
 
+import asyncio
 import time
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from common.engine_metrics import engine_histograms, engine_numbers
 from common.metric_families import CONTENT_TYPE, gauges, text_of
 from gateway_svc.http_figures import HttpFigures
 
+_ASK_S = 3.0  # requests wait longer for a scheduler
 _KEPT_S = 0.5
 _HISTOGRAMS_KEPT_S = 2.0
 
@@ -38,8 +40,9 @@ class Metrics:
 
     async def _ask(self) -> quire.Stats | None:
         try:
-            return await self._client.stats()
-        except quire.QuireError:
+            async with asyncio.timeout(_ASK_S):
+                return await self._client.stats()
+        except (quire.QuireError, TimeoutError):
             return None
 
     def _histogram_text(self, stats: quire.Stats | None) -> bytes:

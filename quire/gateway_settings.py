@@ -23,6 +23,12 @@ class GatewaySettings(AccessSettings):
         description="scheduler to send requests to, host:port, or several with commas between, of which one leads; a "
         "host name stands for all of its addresses",
     )
+    scheduler_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="how long an HTTP request waits for a scheduler that does not answer, such as one that "
+        "is started again, before its answer is 503",
+    )
     shares_port: bool = Field(
         False,
         description="let other gateways listen on the same port (SO_REUSEPORT): each gets a part of the connections",

@@ -240,8 +240,8 @@ class ClientOptions:
     """Timeouts, retries and buffers of a client, and how it and its server know each other."""
 
     timeout_s: float | None = None  # of requests without a timeout of their own; None: no bound
-    connect_timeout_s: float = 3.0  # to reach a server that this client has not reached yet
-    reconnect_timeout_s: float = 30.0  # to reach a server again
+    connect_timeout_s: float = 3.0  # to reach a server: of a request, the first time; of other calls, each time
+    reconnect_timeout_s: float = 30.0  # of requests: to reach a server again
     call_timeout_s: float = 10.0  # of calls other than requests: for each answer, and for a refusal to pass
     retries: int = 4  # of a submission or call refused as overloaded or unavailable
     buffer_tokens: int = 4096  # unread tokens held for each request

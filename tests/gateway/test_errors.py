@@ -122,7 +122,7 @@ def test_a_body_beyond_the_bound_is_refused_whether_or_not_it_says_so(http: http
 
 
 def test_without_a_scheduler_a_client_is_told_when_to_come_back() -> None:
-    gateway, url = start_gateway(free_address())
+    gateway, url = start_gateway(free_address(), "--scheduler-timeout-s", "0.5")
     with gateway, httpx2.Client(base_url=url, timeout=30) as http:
         answer = http.post("/v1/completions", json={"prompt": "x"})
         assert answer.status_code == 503

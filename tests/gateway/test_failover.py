@@ -3,12 +3,14 @@
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 
+import httpx2
 import openai
 
 import quire
+from quire.params import ClientOptions
 from tests.gateway.conftest import MODEL
 from tests.patience import patient
 from tests.services import Service, free_address, start_gateway, start_scheduler, start_worker
@@ -109,3 +111,19 @@ def test_answers_go_on_whatever_dies() -> None:
                 die()
             assert not any(reader.done() for reader in readers), "deaths that came too late mean nothing"
             assert [reader.result() for reader in readers] == expected
+
+
+def test_a_new_gateway_waits_for_a_scheduler_that_comes_later() -> None:
+    calls: list[tuple[str, dict[str, object]]] = [
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 4}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}),
+        ("/v1/responses", {"input": "Hello", "background": True, "max_output_tokens": 16}),
+        ("/tokenize", {"prompt": "Once upon"}),
+    ]
+    address, at_first_s = free_address(), ClientOptions().connect_timeout_s
+    gateway, url = start_gateway(address)
+    with gateway, httpx2.Client(base_url=url, timeout=patient(60)) as http, ThreadPoolExecutor() as threads:
+        answers = [threads.submit(http.post, path, json=body) for path, body in calls]
+        assert not wait(answers, timeout=at_first_s + 1, return_when=FIRST_COMPLETED).done
+        with start_scheduler(listen=address)[0], start_worker(address, "--dtype", "float32", "--threads", "1"):
+            assert [answer.result().status_code for answer in answers] == [200] * len(calls)
