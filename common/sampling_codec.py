@@ -30,6 +30,7 @@ def sampling_to_pb(sampling: SequenceSampling) -> worker_pb2.SequenceSampling:
         num_logprobs=sampling.num_logprobs,
         num_prompt_logprobs=sampling.num_prompt_logprobs,
         grammar=sampling.grammar,
+        forces_text=sampling.forces_text,
     )
 
 
@@ -54,5 +55,6 @@ def sampling_from_pb(message: worker_pb2.SequenceSampling) -> SequenceSampling:
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
         grammar=message.grammar,
+        forces_text=message.forces_text,
         **given_numbers(message.numbers),
     )

@@ -57,6 +57,7 @@ class SequenceSampling:
     seed: int  # uint64
     sample_index: int = 0
     grammar: str = ""  # that the output follows, as JSON for llguidance; empty: none
+    forces_text: bool = False  # tokens for which the grammar leaves no choice may come several at a time
     allowed_token_ids: Sequence[int] | None = None
     suppressed_token_ids: tuple[int, ...] = ()  # barred while the sampled position is below suppressed_until
     suppressed_until: int = 0

@@ -53,6 +53,7 @@ class Step:
     num_tokens: Ints = ()  # one per row; empty: 1 each
     samples: Ints | None = None  # (row, seat); None: every row into its own seat
     candidates: Ints = ()  # (row, k): nothing is sampled there, the k best next tokens are answered
+    num_spare_positions: int = 0  # of each seat's blocks, that forced tokens leave free
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,3 +102,4 @@ class StepResult:
     total_ns: int = 0
     swap_ns: int = 0  # time of moving blocks between device and host, which may overlap with computing
     candidates: list[Candidates] = field(default_factory=list)  # in the order of the step's
+    forced: dict[int, Ints] = field(default_factory=dict)  # by index of the sample: tokens before its own

@@ -7,6 +7,7 @@ from common.arrays import pack_float32, pack_int32, unpack_float32, unpack_int32
 from common.sampling_codec import sampling_from_pb, sampling_to_pb
 from common.step import (
     Candidates,
+    Ints,
     LogprobRows,
     PromptLogprobs,
     SequenceState,
@@ -31,6 +32,7 @@ def step_to_pb(step: Step) -> pb.StepRequest:
         copies=pack_int32(step.copies),
         rows=pack_int32(step.rows),
         num_tokens=pack_int32(step.num_tokens),
+        num_spare_positions=step.num_spare_positions,
     )
     if step.samples is not None:
         message.samples = pack_int32(step.samples)
@@ -55,6 +57,7 @@ def step_from_pb(message: pb.StepRequest) -> Step:
         num_tokens=unpack_int32(message.num_tokens),
         samples=_unpack_pairs("samples", message.samples) if message.HasField("samples") else None,
         candidates=_unpack_pairs("candidates", message.candidates),
+        num_spare_positions=message.num_spare_positions,
     )
 
 
@@ -77,6 +80,7 @@ def result_to_pb(result: StepResult) -> pb.StepResponse:
         total_ns=result.total_ns,
         swap_ns=result.swap_ns,
         candidates=[_candidates_to_pb(each) for each in result.candidates],
+        forced=pack_int32([n for sample, forced in result.forced.items() for token in forced for n in (sample, token)]),
     )
 
 
@@ -99,7 +103,16 @@ def result_from_pb(message: pb.StepResponse) -> StepResult:
         total_ns=message.total_ns,
         swap_ns=message.swap_ns,
         candidates=[_candidates_from_pb(each) for each in message.candidates],
+        forced=_forced_from_pb(message.forced),
     )
+
+
+def _forced_from_pb(data: bytes) -> dict[int, Ints]:
+    forced: dict[int, list[int]] = {}
+    pairs = _unpack_pairs("forced", data)
+    for sample, token_id in zip(pairs[::2], pairs[1::2], strict=True):
+        forced.setdefault(sample, []).append(token_id)
+    return dict(forced)
 
 
 def _unpack_pairs(name: str, data: bytes) -> "list[int]":

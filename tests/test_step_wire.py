@@ -38,6 +38,7 @@ steps = st.builds(
     append_pairs=pairs,
     rows=int32s,
     samples=st.none() | pairs,
+    num_spare_positions=st.integers(0, 2**32 - 1),
 )
 results = st.builds(
     StepResult,
@@ -47,6 +48,7 @@ results = st.builds(
     error=st.text(max_size=20),
     token_ids=int32s,
     exec_ns=st.integers(0, 2**63),
+    forced=st.dictionaries(st.integers(0, 2**31 - 1), int32s.filter(bool), max_size=3),
 )
 
 

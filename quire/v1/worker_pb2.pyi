@@ -351,6 +351,7 @@ class StepRequest(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    NUM_SPARE_POSITIONS_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """epoch of the scheduler. A worker answers an epoch lower than the highest it has seen with STALE_EPOCH."""
@@ -384,6 +385,11 @@ class StepRequest(_message.Message):
     """candidates, int32[n][2]: (row, k): the answer has the k best next tokens of the row, fewer if the vocabulary is
     smaller. Nothing is sampled: the scheduler chooses, and sends the seat's state again.
     """
+    num_spare_positions: _builtins.int
+    """num_spare_positions of the blocks of each seat with forces_text that forced tokens must leave free: those of steps
+    that come before this one is answered. A worker may force tokens in rows that compute one token of the output and
+    sample for their own seat alone, up to its max_batched_tokens; it may force fewer than it could, or none.
+    """
     checksum: _builtins.int
     """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire. A step on a
     StepStream that does not match, or has none, ends the stream with DATA_LOSS and is not executed.
@@ -408,11 +414,12 @@ class StepRequest(_message.Message):
         num_tokens: _builtins.bytes = ...,
         samples: _builtins.bytes | None = ...,
         candidates: _builtins.bytes = ...,
+        num_spare_positions: _builtins.int = ...,
         checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "checksum", b"checksum", "copies", b"copies", "epoch", b"epoch", "freed_seats", b"freed_seats", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "checksum", b"checksum", "copies", b"copies", "epoch", b"epoch", "freed_seats", b"freed_seats", "num_spare_positions", b"num_spare_positions", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__samples: _TypeAlias = _typing.Literal["samples"]  # noqa: Y015
     _WhichOneofArgType__samples: _TypeAlias = _typing.Literal["_samples", b"_samples"]  # noqa: Y015
@@ -487,6 +494,7 @@ class SequenceSampling(_message.Message):
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    FORCES_TEXT_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """seed of the noise."""
     sample_index: _builtins.int
@@ -509,6 +517,10 @@ class SequenceSampling(_message.Message):
     """grammar that the output follows, as JSON that llguidance reads; empty: none. At most 262,144 bytes. Only tokens that
     it allows after the output so far can be sampled or ranked.
     """
+    forces_text: _builtins.bool
+    """forces_text: tokens for which the grammar leaves no choice may come several in an answer, as `forced`. Not set where
+    the scheduler must see each token by itself, such as with stop strings or log-probabilities.
+    """
     @_builtins.property
     def numbers(self) -> _inference_pb2.SamplingParams:
         """numbers are the optional numbers of SamplingParams from temperature to frequency_penalty, with its defaults and
@@ -529,10 +541,11 @@ class SequenceSampling(_message.Message):
         num_prompt_logprobs: _builtins.int | None = ...,
         numbers: _inference_pb2.SamplingParams | None = ...,
         grammar: _builtins.str = ...,
+        forces_text: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "numbers", b"numbers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_ids", b"allowed_ids", "bias_ids", b"bias_ids", "bias_values", b"bias_values", "grammar", b"grammar", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "numbers", b"numbers", "sample_index", b"sample_index", "seed", b"seed", "suppressed_ids", b"suppressed_ids", "suppressed_until", b"suppressed_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_ids", b"allowed_ids", "bias_ids", b"bias_ids", "bias_values", b"bias_values", "forces_text", b"forces_text", "grammar", b"grammar", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "numbers", b"numbers", "sample_index", b"sample_index", "seed", b"seed", "suppressed_ids", b"suppressed_ids", "suppressed_until", b"suppressed_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -564,6 +577,7 @@ class StepResponse(_message.Message):
     TOTAL_NS_FIELD_NUMBER: _builtins.int
     SWAP_NS_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    FORCED_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """epoch of the step; with STALE_EPOCH, the highest that the worker has seen. The scheduler rejects an answer with
@@ -589,6 +603,10 @@ class StepResponse(_message.Message):
     swap_ns: _builtins.int
     """swap_ns is the duration of block moves between device and host, if the step has swaps; a worker may compute
     meanwhile.
+    """
+    forced: _builtins.bytes
+    """forced, int32[n][2]: (sample, token): tokens that the sample's seat got before the sampled one, because its grammar
+    allows no other, in the order of the output. Their KV is computed. See StepRequest.num_spare_positions.
     """
     checksum: _builtins.int
     """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire. The scheduler drops
@@ -622,11 +640,12 @@ class StepResponse(_message.Message):
         total_ns: _builtins.int = ...,
         swap_ns: _builtins.int = ...,
         candidates: _abc.Iterable[Global___Candidates] | None = ...,
+        forced: _builtins.bytes = ...,
         checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "checksum", b"checksum", "epoch", b"epoch", "error", b"error", "exec_ns", b"exec_ns", "invalid_samples", b"invalid_samples", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "status", b"status", "step_id", b"step_id", "swap_ns", b"swap_ns", "token_ids", b"token_ids", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "checksum", b"checksum", "epoch", b"epoch", "error", b"error", "exec_ns", b"exec_ns", "forced", b"forced", "invalid_samples", b"invalid_samples", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "status", b"status", "step_id", b"step_id", "swap_ns", b"swap_ns", "token_ids", b"token_ids", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

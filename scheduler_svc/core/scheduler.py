@@ -5,11 +5,12 @@ for all workers, chunked prefill under a token budget; groups are started, preem
 Pure: knows nothing of the wire, clocks, requests or stop conditions; the caller tells these.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import beam_groups
 from scheduler_svc.core.admitting import is_too_late
+from scheduler_svc.core.forced_tokens import append_forced, num_forceable
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.isolation import Isolation, Verdict
@@ -161,11 +162,21 @@ class Scheduler:
         """Make the next plan a snapshot. It is made once no step is in flight."""
         self._places.workers[worker_id].needs_snapshot = True
 
-    def apply(self, worker_id: str, step_id: int, token_ids: Collection[int]) -> list[tuple[Sequence, int]]:
+    def apply(
+        self, worker_id: str, step_id: int, token_ids: Collection[int], forced: Mapping[int, Seq[int]] | None = None
+    ) -> list[tuple[Sequence, int]]:
         """Apply the result of the oldest step in flight; `token_ids` stand beside its `sampled_sequences`.
 
-        Return each sequence that got a token, with the token. The caller decides which of them end, and calls
-        `finish`. Raises ValueError, and changes nothing, if the result is not that of the oldest step.
+        Return each token with the sequence that got it; those behind the end of a sequence are dropped. The caller
+        decides which sequences end, and calls `finish`. Raises ValueError, and changes nothing, if the result is not
+        that of the oldest step.
+
+        Args:
+            worker_id: worker that executed the step.
+            step_id: the step.
+            token_ids: one for each sample.
+            forced: tokens before the sampled one that the step computed as well, by index of the sample: at most
+                `num_forceable`.
         """
         worker = self._places.workers[worker_id]
         plan = worker.in_flight[0].plan if worker.in_flight else None
@@ -175,10 +186,14 @@ class Scheduler:
             num_samples = len(plan.sampled_sequences)
             raise ValueError(f"worker {worker_id}: {len(token_ids)} tokens for {num_samples} samples")
         appended = []
-        for sequence, token_id in zip(plan.sampled_sequences, token_ids, strict=True):
+        for sample, (sequence, token_id) in enumerate(zip(plan.sampled_sequences, token_ids, strict=True)):
             sequence.num_pending_tokens -= 1
             if sequence.status is SequenceStatus.FINISHED:
                 continue
+            if forced and sample in forced:
+                appended += append_forced(worker, plan, sample, forced[sample])
+                if sequence.has_ended:
+                    continue
             sequence.token_ids.append(token_id)
             appended.append((sequence, token_id))
         for row in plan.candidate_rows:
@@ -186,6 +201,10 @@ class Scheduler:
         worker.complete_step()
         self._places.place_parked(worker)
         return appended
+
+    def num_forceable(self, plan: StepPlan, sample: int) -> int:
+        """Most tokens that the oldest step in flight may have forced before its sample of this index."""
+        return num_forceable(self._places.workers[plan.worker_id], plan, sample)
 
     def replace_beams(self, group: SequenceGroup, survivors: Seq[tuple[Sequence, int]]) -> list[Sequence]:
         """Continue a beam group that `awaits_decision`: each survivor is a live beam and its next token.

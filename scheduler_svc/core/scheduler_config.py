@@ -21,6 +21,11 @@ class SchedulerConfig:
     preemption: PreemptionMode = "auto"  # what happens to the blocks of a preempted group
     preempt_every: int | None = None  # for tests: force a preemption before every nth step of a worker
 
+    @property
+    def num_spare_positions(self) -> int:
+        """Positions of a sequence's blocks that forced tokens leave free: for steps planned without knowing of them."""
+        return self.pipeline_depth - 1
+
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "pipeline_depth"):
             if getattr(self, name) < 1:

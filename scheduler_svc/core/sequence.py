@@ -132,6 +132,11 @@ class Sequence:
         self.num_registered_blocks = 0
         self.first_step_id = 0
 
+    @property
+    def has_ended(self) -> bool:
+        """True if its confirmed tokens are at their end: the last is a stop token, or they are `max_tokens`."""
+        return self.num_output_tokens >= self.max_tokens or self.ends_with_stop_token()
+
     def ends_with_stop_token(self) -> bool:
         """True if the last confirmed token is a stop token that counts (`min_tokens` reached)."""
         num_output_tokens = self.num_output_tokens

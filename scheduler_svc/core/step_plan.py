@@ -16,6 +16,7 @@ class StepPlan:
     worker_id: str
     step_id: int  # consecutive per worker, from 1; never used twice, so a rollback leaves a gap
     snapshot: bool  # every live seat is in `whole`; the worker drops all others first
+    num_spare_positions: int = 0  # of a sequence's blocks, that forced tokens leave free: see `forced_tokens`
     sequences: list[Sequence] = field(default_factory=list)  # one a row
     seats: list[int] = field(default_factory=list)  # beside sequences: their seats, perhaps lost when the answer comes
     num_tokens: list[int] = field(default_factory=list)  # beside sequences: computed in this step, >= 1

@@ -19,6 +19,7 @@ class StepPlanner:
 
     def __init__(self, config: SchedulerConfig, limits: WorkerLimits, places: GroupPlaces, trials: Trials) -> None:
         self._pipeline_depth = config.pipeline_depth
+        self._num_spare_positions = config.num_spare_positions
         self._preempt_every = config.preempt_every
         self._places = places
         self._trials = trials
@@ -47,7 +48,7 @@ class StepPlanner:
 
     def _plan(self, worker: WorkerState, now_s: float) -> PlannedStep | None:
         """Return a step with rows; None if there is nothing to compute."""
-        plan = StepPlan(worker.worker_id, worker.next_step_id, worker.needs_snapshot)
+        plan = StepPlan(worker.worker_id, worker.next_step_id, worker.needs_snapshot, self._num_spare_positions)
         step = PlannedStep(plan)
         workers = self._places.workers.values()
         if self._preempt_every and plan.step_id % self._preempt_every == 0:

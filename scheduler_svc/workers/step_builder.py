@@ -50,6 +50,7 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SequenceSam
         num_tokens=() if all_single else plan.num_tokens,
         samples=samples,
         candidates=candidates,
+        num_spare_positions=plan.num_spare_positions,
     )
 
 

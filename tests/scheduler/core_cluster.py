@@ -46,8 +46,11 @@ class WatchedGroup(SequenceGroup):
 class Cluster:
     """`start` and `complete` are the two halves of a step."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, *, most_forced: int = 0) -> None:
+        """`most_forced`: tokens that a row computes beside its own, as if a grammar forced them."""
         self.config = config
+        self.most_forced = most_forced
+        self.num_forced = 0
         self.scheduler = Scheduler(config)
         self.workers: dict[str, FakeWorker] = {}
         self.in_flight: dict[str, deque[EncodedStep]] = {}
@@ -81,6 +84,7 @@ class Cluster:
             max_model_len=max_model_len,
         )
         self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_seats, num_host_blocks)
+        self.workers[worker_id].most_forced = self.most_forced
         self.in_flight[worker_id] = deque()
         self.plans[worker_id] = deque()
 
@@ -180,14 +184,23 @@ class Cluster:
         step = self.in_flight[worker_id].popleft()
         plan = self.plans[worker_id].popleft()
         tokens = self.workers[worker_id].execute(step)
-        appended = self.scheduler.apply(worker_id, step.step_id, tokens)
+        forced = self.workers[worker_id].forced
+        for sample, token_ids in forced.items():
+            if not plan.sampled_sequences[sample].is_finished:
+                assert len(token_ids) <= self.scheduler.num_forceable(plan, sample)
+                self.num_forced += len(token_ids)
+        appended = self.scheduler.apply(worker_id, step.step_id, tokens, forced)
+        gained: dict[Sequence, list[int]] = {}
         for sequence, token_id in appended:
-            assert sequence.token_ids[-1] == token_id
+            gained.setdefault(sequence, []).append(token_id)
+        for sequence, token_ids in gained.items():
+            assert sequence.token_ids[-len(token_ids) :] == token_ids
+            assert sequence.num_output_tokens <= sequence.max_tokens
             if sequence.ends_with_stop_token() or sequence.num_output_tokens == sequence.max_tokens:
                 self.scheduler.finish(sequence)
         self.search_on(worker_id, step.step_id)
         self.at_fault |= self.scheduler.record_executed_step(plan)
-        return [sequence for sequence, _ in appended]
+        return list(gained)
 
     def search_on(self, worker_id: str, step_id: int) -> None:
         """Beam search, as soon as the candidates of all beams of a group are there."""

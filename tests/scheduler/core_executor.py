@@ -99,6 +99,7 @@ class EncodedStep:
     copies: list[int]
     swap_out: list[int]
     swap_in: list[int]
+    num_spare_positions: int
     contexts: list[list[int] | None]  # for the checks alone: known tokens of the row, None where some are not
 
 
@@ -133,6 +134,7 @@ def encode(plan: StepPlan) -> EncodedStep:
         copies=list(plan.copies),
         swap_out=list(plan.swap_out),
         swap_in=list(plan.swap_in),
+        num_spare_positions=plan.num_spare_positions,
         contexts=[
             s.token_ids[:end] if end <= len(s.token_ids) else None for s, end in zip(plan.sequences, ends, strict=True)
         ],
@@ -147,6 +149,8 @@ class FakeWorker:
         self.block_size = block_size
         self.num_seats = num_seats
         self.seats: dict[int, Seat] = {}
+        self.most_forced = 0  # tokens that a row computes beside its own, as if a grammar forced them
+        self.forced: dict[int, list[int]] = {}  # by sample of the last step executed
         self.num_computed_tokens = 0
         self.num_copies = 0
         self.last_of_candidates: list[KV] = []  # beside the candidate rows of the last step executed
@@ -163,13 +167,17 @@ class FakeWorker:
         assert len(step.rows) == len(set(step.rows)) == len(step.positions) > 0
         self._check_single_writers(step)
         last = [self._compute(step, row) for row in range(len(step.rows))]
+        self.forced = {}
         sampled = []
         assert len({seat_id for _, seat_id in step.samples}) == len(step.samples)
-        for row, seat_id in step.samples:
+        for sample, (row, seat_id) in enumerate(step.samples):
             seat = self.seats[seat_id]
             assert not self.seats[step.rows[row]].token_ids or seat_id != step.rows[row]
             assert not seat.token_ids, "a seat samples at the end of its tokens only"
-            assert seat.position == step.positions[row] + step.num_tokens[row]
+            num_skipped = seat.position - step.positions[row] - step.num_tokens[row]
+            assert num_skipped == 0 or (self.most_forced and num_skipped > 0), "only forced tokens move a seat ahead"
+            if step.num_tokens[row] == 1 and [seat_id] == [own for other, own in step.samples if other == row]:
+                last[row] = self._force(step, sample, seat, last[row])
             seat.token_ids = [next_token(last[row], seat.sample_index)]
             sampled.append(seat.token_ids[0])
         for row in step.candidate_rows:
@@ -178,11 +186,23 @@ class FakeWorker:
         self.last_of_candidates = [last[row] for row in step.candidate_rows]
         return sampled
 
+    def _force(self, step: EncodedStep, sample: int, seat: Seat, last: KV) -> KV:
+        """Compute some of the next tokens at once, as far as the seat's blocks allow. Returns the last."""
+        room = len(seat.block_table) * self.block_size - seat.position - step.num_spare_positions
+        for _ in range(min(last[1] % (self.most_forced + 1), room)):
+            token_id = next_token(last, seat.sample_index)
+            last = (token_id, checksum(last[1], token_id))
+            self._kv[self._address(seat.block_table, seat.position)] = last
+            seat.position += 1
+            self.num_computed_tokens += 1
+            self.forced.setdefault(sample, []).append(token_id)
+        return last
+
     def scramble(self, step: EncodedStep) -> None:
         """The step fails in the middle: what it would have written is garbage, the seats are in disorder."""
         self._update_seats(step)
-        for seat_id, n, position in zip(step.rows, step.num_tokens, step.positions, strict=True):
-            table = self.seats[seat_id].block_table
+        for seat_id, n in zip(step.rows, step.num_tokens, strict=True):
+            table, position = self.seats[seat_id].block_table, self.seats[seat_id].position
             for p in range(position, position + n):
                 self._kv[self._address(table, p)] = None
             self.seats[seat_id].position = position + n
@@ -218,7 +238,8 @@ class FakeWorker:
 
     def _check_single_writers(self, step: EncodedStep) -> None:
         writer_of: dict[int, int] = {}
-        for seat_id, position, num_tokens in zip(step.rows, step.positions, step.num_tokens, strict=True):
+        for seat_id, num_tokens in zip(step.rows, step.num_tokens, strict=True):
+            position = self.seats[seat_id].position
             for p in range(position, position + num_tokens):
                 block = self.seats[seat_id].block_table[p // self.block_size]
                 assert writer_of.setdefault(block, seat_id) == seat_id, "two rows write one block"
@@ -226,7 +247,8 @@ class FakeWorker:
     def _compute(self, step: EncodedStep, row: int) -> KV:
         """Write the KV of a row's tokens, read its context back, return the last."""
         seat, num_tokens = self.seats[step.rows[row]], step.num_tokens[row]
-        assert seat.position == step.positions[row] and 1 <= num_tokens <= len(seat.token_ids)
+        assert seat.position == step.positions[row] or (self.most_forced and seat.position > step.positions[row])
+        assert 1 <= num_tokens <= len(seat.token_ids)
         previous = self._read(seat, seat.position)
         value = previous[-1][1] if previous else 0
         for token_id in seat.token_ids[:num_tokens]:

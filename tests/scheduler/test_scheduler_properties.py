@@ -49,9 +49,14 @@ prompts = st.builds(
 class SchedulerMachine(RuleBasedStateMachine):
     """Every rule is a call, or a run of calls, that the engine may make at that moment."""
 
-    @initialize(config=configs, block_size=st.sampled_from([1, 2, 4]), num_workers=st.integers(0, 3))
-    def configure(self, config: SchedulerConfig, block_size: int, num_workers: int) -> None:
-        self.cluster = Cluster(config)
+    @initialize(
+        config=configs,
+        block_size=st.sampled_from([1, 2, 4]),
+        num_workers=st.integers(0, 3),
+        most_forced=st.sampled_from([0, 0, 3]),
+    )
+    def configure(self, config: SchedulerConfig, block_size: int, num_workers: int, most_forced: int) -> None:
+        self.cluster = Cluster(config, most_forced=most_forced)
         self.block_size = block_size
         for _ in range(num_workers):
             self.add_worker(50, 8)

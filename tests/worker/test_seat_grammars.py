@@ -43,9 +43,17 @@ def grammar_of(texts: Sequence[str]) -> str:
     return json.dumps({"grammars": [{"lark_grammar": "start: " + " | ".join(map(json.dumps, texts))}]})
 
 
-def place(grammars: SeatGrammars, seat: int, texts: Sequence[str], output: Sequence[int], position: int = 0) -> None:
+def place(
+    grammars: SeatGrammars,
+    seat: int,
+    texts: Sequence[str],
+    output: Sequence[int],
+    position: int = 0,
+    *,
+    forces: bool = False,
+) -> None:
     known = [*PROMPT, *output]
-    sampling = SequenceSampling(seed=0, grammar=grammar_of(texts))
+    sampling = SequenceSampling(seed=0, grammar=grammar_of(texts), forces_text=forces)
     state = SequenceState(
         seat=seat,
         position=position,
@@ -163,3 +171,36 @@ def test_seats_without_a_grammar_have_no_masks(grammars: SeatGrammars) -> None:
     )
     assert grammars.matched(np.array([1])) is None
     assert grammars.masks(None) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts=choices, steps=st.lists(st.integers(0, 6), max_size=4), room=st.integers(1, 5), forces=st.booleans())
+def test_forced_tokens_are_those_that_masks_leave_alone(
+    grammars: SeatGrammars, texts: list[str], steps: list[int], room: int, forces: bool
+) -> None:
+    output = walk(texts, steps)
+    place(grammars, 5, texts, output, forces=forces)
+    place(grammars, 6, texts, output)
+    (forced,) = grammars.force([5], [room])
+    assert len(forced) <= room
+    for token_id in forced:
+        assert allowed(grammars, 6) == [{token_id}]
+        grammars.follow(grammars.matched(np.array([6])), [token_id])
+    assert allowed(grammars, 5) == allowed(grammars, 6)
+    if len(forced) < room:
+        assert grammars.force([5, 6], [room, room]) == [[], []]
+
+
+def test_a_seat_that_forced_tokens_is_taken_over_where_its_output_went_on(grammars: SeatGrammars) -> None:
+    place(grammars, 1, ["abcabcab"], [], forces=True)
+    assert grammars.force([1], [2]) == [[TOKENS.index("ab"), TOKENS.index("c")]]
+    grammars.follow(grammars.matched(np.array([1])), [TOKENS.index("ab")])
+    place(grammars, 1, ["abcabcab"], [TOKENS.index("ab"), TOKENS.index("c"), TOKENS.index("ab")], forces=True)
+    assert grammars.force([1], [9]) == [[TOKENS.index("c"), TOKENS.index("ab")]]
+    assert allowed(grammars, 1) == [{EOS}]
+
+
+def test_a_seat_whose_grammar_failed_forces_nothing(grammars: SeatGrammars) -> None:
+    place(grammars, 1, ["abc", "cab"], [], forces=True)
+    grammars.follow(grammars.matched(np.array([1])), [TOKENS.index("bb")])
+    assert grammars.force([1], [3]) == [[]]

@@ -16,6 +16,7 @@ from worker_svc.cpu.host_decoder import GreedyChoice, HostDecoder
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.sampling.candidates import CandidateRanker
+from worker_svc.sampling.forced_room import forced_room
 from worker_svc.sampling.prompt_logprobs import PromptSpan, find_prompt_spans, launch_prompts, pack_prompts
 from worker_svc.sampling.sampler import Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
@@ -74,8 +75,19 @@ class CpuRunner:
                 self._grammars.apply(step.whole)
             result = StepResult(epoch=step.epoch, step_id=step.step_id, swap_ns=self._move_blocks(checked))
             if len(checked.rows.seats):
-                self._compute(checked.rows, result)
+                self._compute(self._force_tokens(checked.rows, step.num_spare_positions, result), result)
             return result
+
+    def _force_tokens(self, rows: StepRows, num_spare_positions: int, result: StepResult) -> StepRows:
+        """Give seats the tokens that their grammars force. Returns the rows with them."""
+        if self._grammars is None:
+            return rows
+        room = forced_room(self._seats, self._columns, rows, num_spare_positions)
+        if room is None:
+            return rows
+        forced = self._grammars.force(rows.sample_seats[room.samples].tolist(), room.most.tolist())
+        result.forced = {sample: ids for sample, ids in zip(room.samples.tolist(), forced, strict=True) if ids}
+        return self._seats.lengthen(rows, result.forced) if result.forced else rows
 
     def _move_blocks(self, checked: CheckedStep) -> int:
         """Move blocks and return the nanoseconds that swaps took."""

@@ -55,10 +55,13 @@ class GrammarVocabulary:
 class SeatMatcher:
     """Matcher of one seat's output. The seat's next owner may take it over: see `begin`."""
 
-    def __init__(self, grammar: str) -> None:
+    def __init__(self, grammar: str, *, forces: bool = False) -> None:
+        """`forces`: tokens that the grammar forces will be asked for, so they are looked up ahead."""
         self.grammar = grammar
+        self.forces = forces
         self.matcher: LLMatcher | None = None  # before `begin`, and once it has failed or is taken over
         self._token_ids: list[int] = []  # that it has followed
+        self._forced: list[int] = []  # tokens that come next, if they were looked up: the grammar allows no other
 
     def begin(self, vocabulary: GrammarVocabulary, output: Sequence[int], earlier: "SeatMatcher | None") -> None:
         """Follow an output up to now. If `earlier` has the same grammar, only what differs from its output costs."""
@@ -78,7 +81,20 @@ class SeatMatcher:
                 break
             self.matcher.consume_token(token_id)
             self._token_ids.append(token_id)
+            self._forced = self._forced[1:] if self._forced[:1] == [token_id] else []
         self.has_failed()
+
+    def look_ahead(self) -> None:
+        """Look up the tokens that come next because the grammar allows no other."""
+        if not self._forced and not self.has_failed() and self.matcher is not None and not self.matcher.is_stopped():
+            self._forced = self.matcher.compute_ff_tokens()
+
+    def force(self, most: int) -> list[int]:
+        """Follow at most so many tokens that the grammar forces, and return them."""
+        self.look_ahead()
+        num_followed = len(self._token_ids)
+        self.follow(self._forced[:most])
+        return self._token_ids[num_followed:]
 
     def has_failed(self) -> bool:
         """True if no token can follow, by a fault: the grammar went beyond a limit, or a token was not of it."""

@@ -32,6 +32,7 @@ class Feature(IntFlag):
     BIAS = 32
     LOGPROBS = 64
     GRAMMAR = 128
+    FORCES_TEXT = 256
 
     EDITS = PENALTIES | ALLOWED_IDS | SUPPRESSED_IDS | BIAS
 
@@ -107,6 +108,7 @@ class SamplingColumns:
             Feature.BIAS: bool(sampling.logit_bias),
             Feature.LOGPROBS: sampling.num_logprobs is not None,
             Feature.GRAMMAR: bool(sampling.grammar),
+            Feature.FORCES_TEXT: bool(sampling.grammar) and sampling.forces_text,
         }
         features = Feature(0)
         for feature, on in is_on.items():

@@ -53,7 +53,9 @@ class SeatGrammars:
         for state in whole:
             earlier = self._matchers.pop(state.seat, None)
             if state.sampling.grammar:
-                matcher = self._matchers[state.seat] = SeatMatcher(state.sampling.grammar)
+                matcher = self._matchers[state.seat] = SeatMatcher(
+                    state.sampling.grammar, forces=state.sampling.forces_text
+                )
                 self._thread.submit(self._begin, matcher, _output(state), earlier)
 
     def matched(self, seats: IntArray) -> Matched | None:
@@ -70,6 +72,10 @@ class SeatGrammars:
         if matched is None:
             return None
         return Masks(matched.rows, self._thread.submit(self._make_masks, matched.matchers))
+
+    def force(self, seats: Sequence[int], rooms: Sequence[int]) -> list[list[int]]:
+        """Follow tokens that come next because the grammars allow no other, at most `rooms` beside `seats`; wait."""
+        return self._thread.submit(_force, [self._matchers[seat] for seat in seats], rooms).result()
 
     def follow(self, matched: Matched | None, token_ids: Sequence[int]) -> None:
         """Follow the tokens that were sampled, one for each of the seats that `matched` was made from."""
@@ -94,6 +100,13 @@ def _output(state: SequenceState) -> Sequence[int]:
 def _follow(matchers: Sequence[SeatMatcher], token_ids: Sequence[int]) -> None:
     for matcher, token_id in zip(matchers, token_ids, strict=True):
         matcher.follow([token_id])
+    for matcher in matchers:
+        if matcher.forces:
+            matcher.look_ahead()
+
+
+def _force(matchers: Sequence[SeatMatcher], rooms: Sequence[int]) -> list[list[int]]:
+    return [matcher.force(room) for matcher, room in zip(matchers, rooms, strict=True)]
 
 
 def _thread_with_deep_stack() -> ThreadPoolExecutor:

@@ -4,7 +4,8 @@ The state is on the host, in arrays over all seats, so that a batch is gathered 
 scheduler's messages: it owns no blocks and knows no requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,15 @@ class SeatTable:
         self.counts.num_known[rows.sample_seats] = positions + 1
         if token_ids is not None:
             self.token_ids[rows.sample_seats, positions] = token_ids
+
+    def lengthen(self, rows: StepRows, forced: Mapping[int, Sequence[int]]) -> StepRows:
+        """The rows with tokens that follow their own before they sample, by index of the sample."""
+        ends = rows.ends.copy()
+        for sample, token_ids in forced.items():
+            row, seat = rows.sample_rows[sample], rows.sample_seats[sample]
+            self.token_ids[seat, ends[row] : ends[row] + len(token_ids)] = token_ids
+            ends[row] += len(token_ids)
+        return replace(rows, ends=ends, is_decode=False)
 
     def _place(self, state: SequenceState) -> None:
         self.block_tables[state.seat] = 0

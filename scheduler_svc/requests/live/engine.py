@@ -32,7 +32,7 @@ from scheduler_svc.requests.live.live_sample import LiveSample
 from scheduler_svc.requests.live.paused_requests import PausedRequests
 from scheduler_svc.requests.live.publisher import Delivery, Publisher
 from scheduler_svc.requests.live.recent_latency import RecentLatency
-from scheduler_svc.requests.live.result_check import MAX_VOCAB_SIZE, check_result
+from scheduler_svc.requests.live.result_check import MAX_VOCAB_SIZE, check_forced, check_result
 from scheduler_svc.requests.live.result_logprobs import store_logprobs, store_prompt_logprobs
 from scheduler_svc.requests.live.settle_pace import SettlePace
 from scheduler_svc.requests.live.wait_estimate import WaitEstimate
@@ -236,7 +236,9 @@ class Engine:
         if logits were not finite.
         """
         check_result(plan, result, self.vocab_size, self.sampling_of, self._with_logprobs)
-        appended = self.scheduler.apply(plan.worker_id, plan.step_id, result.token_ids)
+        if result.forced:
+            check_forced(plan, result, self.vocab_size, self.sampling_of, self.scheduler.num_forceable)
+        appended = self.scheduler.apply(plan.worker_id, plan.step_id, result.token_ids, result.forced)
         if self.computations:
             appended = self.computations.take_results(plan.worker_id, appended)
         self.output_tokens += len(appended)
@@ -255,7 +257,7 @@ class Engine:
                 or num_output_tokens >= sequence.max_tokens
                 or sequence.seq_id in self._with_stop_strings
             ):
-                self._end_if_due(sequence, token_id)
+                self._end_if_due(sequence)
         if result.candidates:
             self._take_candidates(plan, result)
         for worker_id in self.scheduler.record_executed_step(plan):  # last: a step whose result raised is not executed
@@ -302,14 +304,14 @@ class Engine:
         if group in self._request_of:
             self.end(self._request_of[group], pb.REQUEST_STATE_EXPIRED)
 
-    def _end_if_due(self, sequence: Sequence, token_id: int) -> None:
+    def _end_if_due(self, sequence: Sequence) -> None:
         request, sample = self._request_of[sequence.group], self._sample_of[sequence.seq_id]
         if sample.finish is not None:  # another sample in this result broke off the request
             return
         is_last = sequence.num_output_tokens >= sequence.max_tokens
         finish = pb.SampleFinish(sample_index=sample.sample_index)
         if sequence.ends_with_stop_token():
-            set_token_stop(finish, request.params, token_id)
+            set_token_stop(finish, request.params, sequence.token_ids[-1])
         elif request.params.stop and (stop := self._push_text(request, sample, is_last=is_last)) is not None:
             finish.reason, finish.stop_string = pb.FINISH_REASON_STOP, stop
         elif is_last:

@@ -1,6 +1,6 @@
 """Check of a worker's answer against its step, before any of it is used. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from math import inf, isnan
 
@@ -64,6 +64,35 @@ def check_result(
         raise NotFiniteError(groups)
 
 
+def check_forced(
+    plan: StepPlan,
+    result: StepResult,
+    vocab_size: int,
+    sampling_of: Mapping[int, SequenceSampling],
+    num_forceable: Callable[[StepPlan, int], int],
+) -> None:
+    """Raise ImpossibleAnswerError if a grammar cannot have forced these tokens in this step.
+
+    Args:
+        plan: the step that the worker got.
+        result: its answer, checked otherwise.
+        vocab_size: of the model being served.
+        sampling_of: by seq_id, of all sequences.
+        num_forceable: most tokens that the step may have forced before a sample, by its index.
+    """
+    for sample, forced in result.forced.items():
+        if not _are_within(forced, 0, vocab_size - 1):
+            raise _impossible(plan, f"a forced token of sample {sample} is beyond the vocabulary of {vocab_size}")
+        sequence = plan.sampled_sequences[sample]
+        sampling = sampling_of.get(sequence.seq_id)
+        if sampling is None or sequence.is_finished:
+            continue  # nothing is taken
+        if not sampling.forces_text:
+            raise _impossible(plan, f"forced tokens of sample {sample}, which has no grammar, or needs each by itself")
+        if len(forced) > (most := num_forceable(plan, sample)):
+            raise _impossible(plan, f"{len(forced)} forced tokens of sample {sample}, where {most} have room")
+
+
 def not_finite(plan: StepPlan, result: StepResult) -> list[SequenceGroup]:
     """Groups with a live member whose logits were not finite, each once."""
     rows = zip(plan.candidate_rows, result.candidates, strict=True)
@@ -84,7 +113,7 @@ def _check_samples(plan: StepPlan, result: StepResult, vocab_size: int) -> None:
         raise _impossible(plan, f"a token id is beyond the vocabulary of {vocab_size}")
     if len(result.invalid_samples) > num_samples:
         raise _impossible(plan, f"{len(result.invalid_samples)} invalid samples where there are {num_samples}")
-    for sample in (*result.invalid_samples, *result.logprobs):
+    for sample in (*result.invalid_samples, *result.logprobs, *result.forced):
         if not 0 <= sample < num_samples:
             raise _impossible(plan, f"news of sample {sample}, where there are {num_samples}")
 

@@ -137,15 +137,17 @@ def num_sequences_of(request: pb.GenerateRequest) -> int:
 
 def _sequence_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: int) -> SequenceSampling:
     sampling, output = request.sampling, request.output
-    numbers = given_numbers(sampling)
+    numbers, grammar = given_numbers(sampling), grammar_of(request.structured_output)
+    suppressed = suppressed_token_ids(request.stopping, limits)
     if (top_k := numbers.get("top_k")) is not None and top_k >= limits.vocab_size:
         del numbers["top_k"]
     return SequenceSampling(
         seed=seed,
         sample_index=sampling.first_sample_index,
-        grammar=grammar_of(request.structured_output),
+        grammar=grammar,
+        forces_text=bool(grammar) and not suppressed and not _sees_each_token(request),
         allowed_token_ids=array("i", dict.fromkeys(sampling.allowed_token_ids)) or None,
-        suppressed_token_ids=tuple(sorted(suppressed_token_ids(request.stopping, limits))),
+        suppressed_token_ids=tuple(sorted(suppressed)),
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         num_logprobs=min(output.logprobs, limits.vocab_size) if output.HasField("logprobs") else None,
         num_prompt_logprobs=(
@@ -153,6 +155,16 @@ def _sequence_sampling(request: pb.GenerateRequest, limits: ModelLimits, seed: i
         ),
         **numbers,
     )
+
+
+def _sees_each_token(request: pb.GenerateRequest) -> bool:
+    """True if each token must come by itself: its text may end the output, or something other than the grammar bars it.
+
+    Log-probabilities, by which `best_of` ranks as well, are those of sampled tokens.
+    """
+    sampling = request.sampling
+    is_ranked = request.HasField("beam") or sampling.best_of > (sampling.n or 1)
+    return bool(request.stopping.stop or sampling.allowed_token_ids) or request.output.HasField("logprobs") or is_ranked
 
 
 def _beam(beam: pb.BeamParams, end_token_ids: frozenset[int], num_return: int) -> BeamSearchParams:

@@ -1,0 +1,52 @@
+"""Forced tokens: those that a worker computed before the sampled one, since the sequence's grammar allows no other.
+
+The scheduler hears of them when the step is answered. The step behind it was planned without them, so it computes
+later positions than it says.
+"""
+
+from collections.abc import Sequence as Seq
+
+from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.worker_state import WorkerState
+
+
+def num_forceable(worker: WorkerState, plan: StepPlan, sample: int) -> int:
+    """Return how many tokens the oldest step in flight may have forced before its sample of this index.
+
+    They fill the blocks of the sequence but for the spare positions. Of one that has left the worker the blocks are
+    not known any more: what it cannot use is dropped.
+    """
+    row, sequence = plan.sampled_rows[sample], plan.sampled_sequences[sample]
+    if plan.num_tokens[row] > 1 or plan.sequences[row] is not sequence:
+        return 0
+    if not _runs_since(worker, sequence, plan):
+        return sequence.max_tokens
+    num_filled = plan.positions[row] + 1 + plan.num_spare_positions
+    return len(sequence.block_table) * worker.block_size - num_filled
+
+
+def append_forced(worker: WorkerState, plan: StepPlan, sample: int, token_ids: Seq[int]) -> list[tuple[Sequence, int]]:
+    """Append the forced tokens of a sample, of a sequence that has not finished, up to its end. Return them with it.
+
+    The plan, which was executed, and those behind it get the positions that they have in truth.
+    """
+    sequence, appended = plan.sampled_sequences[sample], []
+    for token_id in token_ids:
+        sequence.token_ids.append(token_id)
+        appended.append((sequence, token_id))
+        if sequence.has_ended:
+            return appended
+    plan.num_tokens[plan.sampled_rows[sample]] += len(token_ids)
+    if _runs_since(worker, sequence, plan):
+        sequence.num_computed_tokens += len(token_ids)
+        for later in worker.in_flight:
+            if later.plan is not plan and sequence in later.plan.sequences:
+                later.plan.positions[later.plan.sequences.index(sequence)] += len(token_ids)
+    return appended
+
+
+def _runs_since(worker: WorkerState, sequence: Sequence, plan: StepPlan) -> bool:
+    """True if the sequence runs on the worker since before the plan: what that computed is in its blocks."""
+    is_here = sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id
+    return is_here and 0 < sequence.first_step_id <= plan.step_id
