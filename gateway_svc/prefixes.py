@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 import quire
 from gateway_svc.api_error import invalid
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
-from gateway_svc.openai.tools import Tools
+from gateway_svc.openai.tools import Tools, template_tools
 from gateway_svc.request_fields import ApiModel
 
 
@@ -30,7 +30,7 @@ class PinRequest(ApiModel):
             raise invalid("prompt", "give either this or messages")
         if self.messages is None:
             return self.prompt
-        return chat_of(self.messages, self.tools, self.chat_template_kwargs)
+        return chat_of(self.messages, template_tools(self.tools or ()), self.chat_template_kwargs)
 
 
 def prefixes_router(client: quire.AsyncClient) -> APIRouter:

@@ -7,7 +7,7 @@ from pydantic import Field
 import quire
 from gateway_svc.api_error import invalid
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
-from gateway_svc.openai.tools import Tools
+from gateway_svc.openai.tools import Tools, template_tools
 from gateway_svc.request_fields import ApiModel
 from gateway_svc.served_model import ServedModel
 
@@ -49,7 +49,7 @@ class Tokens:
         if body.messages is not None:
             text = chat_of(
                 body.messages,
-                body.tools,
+                template_tools(body.tools or ()),
                 body.chat_template_kwargs,
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=bool(body.continue_final_message),

@@ -8,10 +8,10 @@ from starlette.responses import Response
 import quire
 from gateway_svc.answering import answer
 from gateway_svc.api_error import invalid, sdk_refusals
+from gateway_svc.forced_calls import ForcedCalls
 from gateway_svc.generation import Generation, new_request_id
 from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completion_call import CompletionCall
-from gateway_svc.openai.forced_calls import ForcedCalls
 from gateway_svc.openai.logprobs import chat_logprobs
 from gateway_svc.openai.tools import MessageDelta, message_object
 from gateway_svc.resumption import event_counts

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 import quire
-from gateway_svc.openai.tools import SentCall, Tool, template_tools
+from gateway_svc.openai.tools import SentCall
 from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
+from quire.params import Tools
 
 MAX_TOOL_CALLS = 128  # of a message
 _SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
@@ -58,7 +59,7 @@ class ChatMessage(ApiModel):
 
 def chat_of(
     messages: Sequence[ChatMessage],
-    tools: Sequence[Tool] | None,
+    tools: Tools,
     template_kwargs: Mapping[str, Any] | None,
     *,
     add_generation_prompt: bool | None = None,
@@ -67,7 +68,7 @@ def chat_of(
     """The conversation for the SDK."""
     return quire.Chat(
         messages=[each.turn() for each in messages],
-        tools=template_tools(tools or ()),
+        tools=tools,
         template_kwargs=template_kwargs,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,

@@ -9,9 +9,9 @@ import quire
 from gateway_svc.api_error import invalid
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
-from gateway_svc.openai.tool_use import ToolUse
-from gateway_svc.openai.tools import ToolChoice, Tools
+from gateway_svc.openai.tools import ToolChoice, Tools, tool_use_of
 from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, Unsupported
+from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams
 
 _NAMES = {
@@ -95,11 +95,8 @@ class ChatRequest(GenerationFields):
     @property
     def tool_use(self) -> ToolUse:
         """Rules for calls."""
-        return ToolUse(
-            tools=self.tools or [],
-            choice=self.tool_choice,
-            parallel=self.parallel_tool_calls,
-            strict_field="function.strict",
+        return tool_use_of(
+            self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls, strict_field="function.strict"
         )
 
     @property

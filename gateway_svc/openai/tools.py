@@ -7,9 +7,9 @@ from pydantic import Field
 
 import quire
 from gateway_svc.request_fields import ApiModel
+from gateway_svc.tool_use import MAX_TOOLS, ToolUse
 from quire.parsing.deltas import Delta
 
-MAX_TOOLS = 128
 _NAME = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
 
 
@@ -70,6 +70,19 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     """Tools as the chat template gets them: what the client sent."""
     return [each.model_dump(exclude_unset=True) for each in tools]
+
+
+def tool_use_of(
+    tools: Iterable[Tool], choice: ToolChoice | None, *, parallel: bool | None, strict_field: str
+) -> ToolUse:
+    """Rules for the calls of a request; see ToolUse."""
+    return ToolUse(
+        tools=template_tools(tools),
+        choice="required" if isinstance(choice, NamedChoice) else choice or "auto",
+        only=choice.function.name if isinstance(choice, NamedChoice) else None,
+        parallel=parallel,
+        strict_field=strict_field,
+    )
 
 
 def call_object(call: quire.ToolCall) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from gateway_svc.api_error import invalid
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields, StreamOptions
 from gateway_svc.openai.responses.annotation import Annotation
 from gateway_svc.openai.responses.items import InputItem, items_of
-from gateway_svc.openai.responses.tools import Choice, FunctionTools, Reasoning, tool_use_of
-from gateway_svc.openai.tool_use import ToolUse
-from gateway_svc.openai.tools import template_tools
+from gateway_svc.openai.responses.tools import Choice, FunctionTools, Reasoning, rules_for_calls
 from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
+from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams, Messages
 from quire.parsing.answer_format import AnswerFormat
 
@@ -152,7 +151,7 @@ class ResponseRequest(GenerationFields):
     @property
     def tool_use(self) -> ToolUse:
         """Rules for calls."""
-        return tool_use_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        return rules_for_calls(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def has_logprobs(self) -> bool:
@@ -214,7 +213,7 @@ class ResponseRequest(GenerationFields):
         variables = {} if effort is None else {"reasoning_effort": effort}
         return quire.Chat(
             messages=turns,
-            tools=template_tools(self.tool_use.offered),
+            tools=self.tool_use.offered,
             template_kwargs=variables | (self.chat_template_kwargs or {}),
         )
 

@@ -12,9 +12,9 @@ from starlette.responses import Response
 import quire
 from gateway_svc.api_error import from_quire, invalid, sdk_refusals
 from gateway_svc.event_stream import DONE, EventStream
+from gateway_svc.forced_calls import ForcedCalls
 from gateway_svc.generation import new_request_id
 from gateway_svc.openai.errors import ID_HEADER
-from gateway_svc.openai.forced_calls import ForcedCalls
 from gateway_svc.openai.responses.annotation import ID_PREFIX
 from gateway_svc.openai.responses.events import ResponseEvents
 from gateway_svc.openai.responses.fields import ResponseRequest

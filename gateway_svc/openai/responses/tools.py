@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from gateway_svc.openai.tool_use import ToolUse
-from gateway_svc.openai.tools import MAX_TOOLS, FunctionDefinition, NamedChoice, NamedFunction, Tool
+from gateway_svc.openai.tools import FunctionDefinition, NamedChoice, NamedFunction, Tool, tool_use_of
 from gateway_svc.request_fields import ApiModel, Unsupported
+from gateway_svc.tool_use import MAX_TOOLS, ToolUse
 
 
 class FunctionTool(FunctionDefinition):
@@ -59,10 +59,10 @@ class Reasoning(ApiModel):
     summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Without effect.")
 
 
-def tool_use_of(tools: list[FunctionTool] | None, choice: Choice | None, parallel: bool | None) -> ToolUse:
+def rules_for_calls(tools: list[FunctionTool] | None, choice: Choice | None, parallel: bool | None) -> ToolUse:
     """Rules for calls."""
     nested = choice if not isinstance(choice, FunctionChoice) else _named(choice)
-    return ToolUse(tools=[each.nested for each in tools or ()], choice=nested, parallel=parallel, strict_field="strict")
+    return tool_use_of([each.nested for each in tools or ()], nested, parallel=parallel, strict_field="strict")
 
 
 def _named(choice: FunctionChoice) -> NamedChoice:

@@ -1,8 +1,7 @@
 """Grammars of calls that a request forces, for the served model: its markers' token ids, and what its prompt opens."""
 
 import quire
-from gateway_svc.openai.tool_use import ToolUse
-from gateway_svc.openai.tools import template_tools
+from gateway_svc.tool_use import ToolUse
 from gateway_svc.vocabulary import Vocabulary
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.think_tags import OPENING_TAGS, TAGS
@@ -22,7 +21,7 @@ class ForcedCalls:
         """Grammar of an answer to the chat that calls some of the forced tools. Raises QuireError."""
         return tool_grammar(
             format,
-            template_tools(tool_use.forced),
+            tool_use.forced,
             several=tool_use.may_call_several,
             token_ids=await self._vocabulary.token_ids(markers_of(format)),
             in_reasoning=format.reasoning_parser in TAGS and await self._opens_reasoning(chat),

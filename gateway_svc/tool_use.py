@@ -1,13 +1,16 @@
 """Rules of a request for its calls: the tools that the model sees, those that it has to call, and how many calls come.
 
-Chat completions and responses share them; knows no other field of theirs.
+All APIs share them. Tools are in the form in which chat templates get them, which is OpenAI's; knows no other field.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gateway_svc.api_error import invalid
-from gateway_svc.openai.tools import NamedChoice, ToolChoice, Tools
+from quire.params import Tools
 from quire.parsing.answer_format import TOOL_PARSERS, AnswerFormat
+
+MAX_TOOLS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +18,9 @@ class ToolUse:
     """Tools of a request, and which of them an answer may or must call."""
 
     tools: Tools
-    choice: ToolChoice | None  # None: auto
-    parallel: bool | None  # False: only the first call comes back
+    choice: Literal["none", "auto", "required"] = "auto"
+    only: str | None = None  # name of the one tool that is required; None: any of them
+    parallel: bool | None = None  # False: only the first call comes back
     strict_field: str  # path of a tool's `strict` within the tool
 
     @property
@@ -27,21 +31,19 @@ class ToolUse:
     @property
     def is_forced(self) -> bool:
         """True if the model has to call."""
-        return self.choice not in (None, "none", "auto")
+        return self.choice == "required"
 
     @property
     def may_call_several(self) -> bool:
         """True if more than one call may come back."""
-        return self.parallel is not False and not isinstance(self.choice, NamedChoice)
+        return self.parallel is not False and self.only is None
 
     @property
     def forced(self) -> Tools:
         """Tools of which the model has to call some; none if it may do as it likes."""
         if not self.is_forced:
             return []
-        if not isinstance(self.choice, NamedChoice):
-            return self.tools
-        return [each for each in self.tools if each.function.name == self.choice.function.name]
+        return [each for each in self.tools if self.only in (None, each["function"]["name"])]
 
     def check(self, *, has_form: bool) -> None:
         """Raises ApiError for fields that contradict each other; `has_form`: the form of the content is given."""
@@ -62,6 +64,6 @@ class ToolUse:
 
     def _check_not_strict(self) -> None:
         for index, each in enumerate(self.tools):
-            if each.function.strict:
+            if each["function"].get("strict"):
                 reason = "arguments follow their schema only where tool_choice forces a call; leave it out"
                 raise invalid(f"tools[{index}].{self.strict_field}", reason)
