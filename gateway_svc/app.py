@@ -51,7 +51,7 @@ def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: Accepted
     model = ServedModel(client, vocabulary)
     _add_openai(app, client, model, vocabulary)
     app.include_router(responses_router(Responses(client, model, vocabulary)))
-    _add_anthropic(app, client, model)
+    _add_anthropic(app, client, model, vocabulary)
     _add_models(app, model)
     _add_tokens(app, Tokens(client, model))
     app.include_router(requests_router(client))
@@ -84,8 +84,8 @@ def _add_openai(app: FastAPI, client: quire.AsyncClient, model: ServedModel, voc
         return await answer_unless_departed(request, chats.answer(body, idempotency_key, last_event_id))
 
 
-def _add_anthropic(app: FastAPI, client: quire.AsyncClient, model: ServedModel) -> None:
-    messages = Messages(client, model)
+def _add_anthropic(app: FastAPI, client: quire.AsyncClient, model: ServedModel, vocabulary: Vocabulary) -> None:
+    messages = Messages(client, model, vocabulary)
 
     @app.post("/v1/messages", response_model=None)
     async def message(body: MessageRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:

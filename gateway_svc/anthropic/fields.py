@@ -1,57 +1,31 @@
 """Fields of Anthropic's Messages API, and their meaning for the SDK. Those of every API are fields here, too."""
 
 from collections.abc import Mapping
-from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic.functional_validators import BeforeValidator
-from pydantic_core import PydanticCustomError
 
 import quire
+from gateway_svc.anthropic.blocks import TextContent
+from gateway_svc.anthropic.thinking import Thinking
+from gateway_svc.anthropic.tools import ToolChoice, Tools, tool_use_of
+from gateway_svc.anthropic.turns import InputMessage, check_prefill, turns_of
 from gateway_svc.api_error import invalid
 from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, RequestFields, Unsupported
+from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams
+from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.answer_parser import template_call_id
 
 # Names of fields by the SDK's keywords, where they differ.
-NAMES = {**FIELD_NAMES, "prompt": "messages", "stop": "stop_sequences"}
+NAMES = {
+    **FIELD_NAMES,
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "template_kwargs": "chat_template_kwargs",
+}
+_FORCED_NAMES = {"structured_output": "tool_choice", "lark": "tool_choice"}
 _FORMAT_NAMES = {"structured_output": "output_config.format", "json_schema": "output_config.format.schema"}
-
-
-def _text_alone(kind: Any) -> Any:
-    if isinstance(kind, str) and kind != "text":
-        reason = "this server does not support content of type {kind}; send text"
-        raise PydanticCustomError("unsupported", reason, {"kind": repr(kind[:40])})
-    return kind
-
-
-def _as_blocks(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-class TextBlock(ApiModel):
-    """A piece of text."""
-
-    type: Annotated[Literal["text"], BeforeValidator(_text_alone)]
-    text: str
-    cache_control: Ignored
-    citations: Unsupported
-
-
-Content = Annotated[list[TextBlock], BeforeValidator(_as_blocks, str | list[TextBlock])]
-
-
-class InputMessage(ApiModel):
-    """A message of a conversation."""
-
-    role: Literal["user", "assistant", "system"]
-    content: Content
-
-
-class NoThinking(ApiModel):
-    """The one way of thinking that is supported: none."""
-
-    type: Literal["disabled"]
 
 
 class OutputFormat(ApiModel):
@@ -64,7 +38,7 @@ class OutputFormat(ApiModel):
 class OutputConfig(ApiModel):
     """Demands on the output."""
 
-    effort: Ignored
+    effort: str | None = Field(None, max_length=64, description="For the chat template, as reasoning_effort.")
     format: OutputFormat | None = None
 
 
@@ -73,31 +47,53 @@ class Conversation(ApiModel):
 
     model: str | None = Field(None, description="Name of the served model, if given.")
     messages: Annotated[list[InputMessage], Field(min_length=1)]
-    system: Content | None = None
-    thinking: NoThinking | None = None
+    system: TextContent | None = None
+    thinking: Thinking | None = Field(None, description="Default: as the chat template has it.")
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = Field(None, description="Default: auto.")
     output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
     cache_control: Ignored
     speed: Ignored
     context_management: Unsupported
     mcp_servers: Unsupported
     output_format: Unsupported
-    tool_choice: Unsupported
-    tools: Unsupported
 
     @property
-    def turns(self) -> list[quire.ChatMessage]:
-        """The conversation for the chat template: messages of one role in a row are one, and blocks are lines."""
-        given = [(each.role, block.text) for each in self.messages for block in each.content]
-        system = [("system", block.text) for block in self.system or ()]
-        return [
-            quire.ChatMessage(role, "\n".join(text for _, text in texts))
-            for role, texts in groupby([*system, *given], key=lambda turn: turn[0])
-        ]
+    def tool_use(self) -> ToolUse:
+        """Rules for calls."""
+        return tool_use_of(self.tools or (), self.tool_choice)
+
+    def chat(self, format: AnswerFormat) -> quire.Chat:
+        """The conversation for the SDK; `format` is the model's. Raises ApiError for fields that do not fit together.
+
+        It goes on with the last message if that is the assistant's.
+        """
+        self._check()
+        turns = turns_of(self.system, self.messages, lambda call_id: template_call_id(format, call_id))
+        return quire.Chat(
+            messages=turns,
+            tools=self.tool_use.offered,
+            template_kwargs=self._variables,
+            continue_final_message=self.messages[-1].role == "assistant",
+        )
 
     @property
-    def is_prefilled(self) -> bool:
-        """True if the last message is the beginning of the answer."""
-        return self.messages[-1].role == "assistant"
+    def _variables(self) -> dict[str, Any]:
+        """Variables of the chat template; those that are given by their own names win."""
+        made = {} if self.thinking is None else self.thinking.variables
+        if self.output_config is not None and self.output_config.effort is not None:
+            made["reasoning_effort"] = self.output_config.effort
+        return made | (self.chat_template_kwargs or {})
+
+    def _check(self) -> None:
+        check_prefill(self.messages)
+        if self.thinking is not None:
+            self.thinking.check()
+        if self.tool_choice is not None:
+            if not self.tools:
+                raise invalid("tool_choice", "give tools as well")
+            self.tool_choice.check()
 
 
 class MessageRequest(RequestFields, Conversation):
@@ -114,10 +110,13 @@ class MessageRequest(RequestFields, Conversation):
     @property
     def names(self) -> Mapping[str, str]:
         """See RequestFields."""
+        if self.tool_use.is_forced:
+            return {**NAMES, **_FORCED_NAMES}
         return NAMES if self._format is None else {**NAMES, **_FORMAT_NAMES}
 
     def keywords(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK. Raises ApiError for fields that contradict each other."""
+        self.tool_use.check(has_form=self._format is not None or self.structured_outputs is not None)
         given = self.params(request_id)
         given["max_tokens"] = self.max_tokens
         given["token_ids"] = False

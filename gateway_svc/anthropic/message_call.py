@@ -7,10 +7,14 @@ import orjson
 
 import quire
 from gateway_svc.answering import Call
+from gateway_svc.anthropic.content import Event, MessageContent, to_json
 from gateway_svc.anthropic.errors import ID_HEADER, error_object
 from gateway_svc.anthropic.fields import MessageRequest
 from gateway_svc.api_error import ApiError
 from gateway_svc.event_stream import named_event
+from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.answer_parser import AnswerParser
+from quire.stream import CompletionStream
 
 _STOP_REASONS = {quire.FinishReason.STOP: "end_turn", quire.FinishReason.LENGTH: "max_tokens"}
 
@@ -23,41 +27,69 @@ class MessageCall(Call):
     def __init__(self, body: MessageRequest, model: str, request_id: str) -> None:
         super().__init__(request_id, body.names)
         self._model = model
-        self._is_block_open = False
+        self._content = MessageContent(
+            may_call_several=body.tool_use.may_call_several,
+            has_thinking=body.thinking is None or body.thinking.is_on,
+            omits_thinking=body.thinking is not None and body.thinking.display == "omitted",
+        )
+        self._has_pinged = False
         self._finish: quire.Finish | None = None
+        self._stream: CompletionStream | None = None
+        self._format = AnswerFormat()
+        self._parser: AnswerParser | None = None
+
+    def read(self, stream: CompletionStream, format: AnswerFormat) -> None:
+        """Read the answer of a stream, in this format."""
+        self._stream, self._format = stream, format
 
     async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
         """The whole message."""
         sample = completions[0].samples[0]
-        content = [{"type": "text", "text": sample.text}] if sample.text else []
-        stop = stop_fields(sample.finish_reason, sample.stop_cause)
-        return orjson.dumps(self._message(content, stop, usage_object(usage)))
+        parser = await self._opened_parser()
+        self._content.add(parser.push(sample.text) + parser.end())
+        stop = stop_fields(sample.finish_reason, sample.stop_cause, has_calls=self._content.has_calls)
+        return to_json(self._message(self._content.blocks, stop, usage_object(usage)))
 
     def first_events(self, num_prompt_tokens: int) -> Iterable[bytes]:
         """The message without content; which of its tokens were cached is known at the end."""
         usage = usage_object(quire.Usage(prompt_tokens=num_prompt_tokens))
         message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
-        return (_event("message_start", message=message),)
+        return (_event({"type": "message_start", "message": message}),)
 
     async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
-        """The events of a chunk; None if it has no text."""
-        self._finish = chunk.finish or self._finish
-        if not chunk.text:
-            return None
-        begin = b"" if self._is_block_open else _block_start()
-        self._is_block_open = True
-        return begin + _event("content_block_delta", index=0, delta={"type": "text_delta", "text": chunk.text})
+        """The events of a chunk; None if it has nothing to say yet."""
+        parser = await self._opened_parser()
+        events = self._content.add(parser.push(chunk.text))
+        if chunk.finish is not None:
+            self._finish = chunk.finish
+            events += self._content.add(parser.end())
+        return b"".join(map(self._with_ping, events)) or None
 
     def last_event(self, usage: quire.Usage) -> bytes:
         """The end of the content and of the message."""
         assert self._finish is not None, "the output has ended"
-        end = _event("content_block_stop", index=0) if self._is_block_open else b""
-        stop = stop_fields(self._finish.reason, self._finish.cause)
-        return end + _event("message_delta", delta=stop, usage=usage_object(usage)) + _event("message_stop")
+        stop = stop_fields(self._finish.reason, self._finish.cause, has_calls=self._content.has_calls)
+        end = {"type": "message_delta", "delta": stop, "usage": usage_object(usage)}
+        return b"".join(map(_event, [*self._content.end(), end, {"type": "message_stop"}]))
 
     def error_event(self, error: ApiError) -> bytes:
         """The event that ends a message which failed."""
         return named_event("error", orjson.dumps(error_object(error, self.request_id)))
+
+    async def _opened_parser(self) -> AnswerParser:
+        """Parser of the answer, which is the only one of its request."""
+        if self._parser is None:
+            assert self._stream is not None, "it is read"
+            accepted = await self._stream.accepted()
+            self._parser = AnswerParser(self._format, self.request_id, in_reasoning=accepted.in_reasoning)
+        return self._parser
+
+    def _with_ping(self, event: Event) -> bytes:
+        """The event; a ping comes behind the first."""
+        if self._has_pinged:
+            return _event(event)
+        self._has_pinged = True
+        return _event(event) + _event({"type": "ping"})
 
     def _message(
         self, content: Sequence[dict[str, Any]], stop: Mapping[str, str | None], usage: dict[str, int]
@@ -66,10 +98,12 @@ class MessageCall(Call):
         return {**head, "content": content, **stop, "usage": usage}
 
 
-def stop_fields(reason: quire.FinishReason, cause: quire.StopCause | None) -> dict[str, str | None]:
+def stop_fields(reason: quire.FinishReason, cause: quire.StopCause | None, *, has_calls: bool) -> dict[str, str | None]:
     """The fields that say why a message ended."""
     if cause is not None and cause.stop_string is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": cause.stop_string}
+    if has_calls and reason is quire.FinishReason.STOP:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     return {"stop_reason": _STOP_REASONS[reason], "stop_sequence": None}
 
 
@@ -83,9 +117,5 @@ def usage_object(usage: quire.Usage) -> dict[str, int]:
     }
 
 
-def _block_start() -> bytes:
-    return _event("content_block_start", index=0, content_block={"type": "text", "text": ""}) + _event("ping")
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return named_event(kind, orjson.dumps({"type": kind, **fields}))
+def _event(event: Event) -> bytes:
+    return named_event(event["type"], orjson.dumps(event))

@@ -7,31 +7,47 @@ from gateway_svc.answering import answer
 from gateway_svc.anthropic.fields import NAMES, Conversation, MessageRequest
 from gateway_svc.anthropic.message_call import MessageCall
 from gateway_svc.api_error import sdk_refusals
+from gateway_svc.forced_calls import ForcedCalls
 from gateway_svc.generation import Generation, new_request_id
 from gateway_svc.served_model import ServedModel
+from gateway_svc.vocabulary import Vocabulary
 
 
 class Messages:
     """Answers requests for messages."""
 
-    def __init__(self, client: quire.AsyncClient, model: ServedModel) -> None:
+    def __init__(self, client: quire.AsyncClient, model: ServedModel, vocabulary: Vocabulary) -> None:
         self._client = client
         self._model = model
+        self._forced_calls = ForcedCalls(client, vocabulary)
 
     async def answer(self, body: MessageRequest, idempotency_key: str | None) -> Response:
         """The answer to a request. Raises ApiError."""
         name = await self._model.check(body.model)
+        of_model = (await self._model.get()).answer_format
+        chat, format = body.chat(of_model), body.tool_use.format(of_model)
         call = MessageCall(body, name, new_request_id("msg_", idempotency_key, body.tenant))
         with sdk_refusals(call.names):
+            keywords = body.keywords(call.request_id)
+            if not format.is_plain:
+                keywords["keep_special_tokens"] = True  # markers may be such
+            if body.tool_use.is_forced:
+                keywords["lark"] = await self._forced_calls.grammar(format, chat, body.tool_use)
             stream = self._client.stream_chat(
-                body.turns, continue_final_message=body.is_prefilled, **body.keywords(call.request_id)
+                chat.messages,
+                continue_final_message=chat.continue_final_message,
+                tools=chat.tools,
+                template_kwargs=chat.template_kwargs,
+                **keywords,
             )
+        call.read(stream, format)
         generation = Generation([stream], 1, detaches=idempotency_key is not None)
         return await answer(generation, call, streamed=bool(body.stream))
 
     async def count_tokens(self, body: Conversation) -> dict[str, int]:
         """The number of tokens that a request with this input would have. Raises ApiError, QuireError."""
         await self._model.check(body.model)
+        chat = body.chat((await self._model.get()).answer_format)
         with sdk_refusals(NAMES):
-            tokens = await self._client.tokenize(body.turns, continue_final_message=body.is_prefilled)
+            tokens = await self._client.tokenize(chat)
         return {"input_tokens": len(tokens.token_ids)}

@@ -56,6 +56,16 @@ def call_id(format: AnswerFormat, request_id: str, sample: int, index: int) -> s
     return digest[:_MISTRAL_ID_CHARS] if format.tool_parser == "mistral" else f"call_{digest[:24]}"
 
 
+def template_call_id(format: AnswerFormat, given: str) -> str:
+    """Id of a call as the templates of a format take it, for an id that may have another form; one gives one."""
+    if format.tool_parser != "mistral":
+        return given
+    bare = given.rpartition("_")[2]
+    if len(bare) == _MISTRAL_ID_CHARS and bare.isascii() and bare.isalnum():
+        return bare
+    return hashlib.sha256(given.encode()).hexdigest()[:_MISTRAL_ID_CHARS]
+
+
 def _read_answer(source: Source, output: Output, format: AnswerFormat, in_reasoning: bool) -> Reading[None]:
     if "harmony" in (format.tool_parser, format.reasoning_parser):
         yield from read_harmony(source, output, has_calls=format.tool_parser == "harmony")

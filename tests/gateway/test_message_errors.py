@@ -45,7 +45,7 @@ def error_of(answer: httpx2.Response) -> tuple[int, str, str]:
         ({"top_p": 0}, "top_p"),
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
+        ({"thinking": {"type": "always"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "wrong"}}}}, "output_config.format"),
         (
@@ -55,7 +55,7 @@ def error_of(answer: httpx2.Response) -> tuple[int, str, str]:
             },
             "structured_outputs",
         ),
-        ({"tools": []}, "tools"),
+        ({"tools": {}}, "tools"),
         ({"tool_choice": {"type": "auto"}}, "tool_choice"),
         ({"n": 2}, "n"),
         ({"temprature": 1}, "temprature"),
