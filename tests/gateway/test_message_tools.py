@@ -1,0 +1,387 @@
+"""Tools and thinking of `/v1/messages` by Anthropic's own client, of a model that recites answers in its format."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+
+import quire
+from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
+from tests.gateway.reciting_model import cue
+from tests.gateway.test_message_errors import error_of
+from tests.gateway.test_messages import events_of
+
+SCHEMA: dict[str, Any] = TOOLS[0]["function"]["parameters"]
+FLAT: list[Any] = [{"name": "weather", "input_schema": SCHEMA}]
+GREEDY: dict[str, Any] = {"model": MODEL, "max_tokens": 300, "extra_body": {"temperature": 0}}
+CALL: dict[str, Any] = {"messages": asking("call"), "tools": FLAT, **GREEDY}
+RAW: dict[str, Any] = {"messages": asking("call"), "tools": FLAT, "max_tokens": 300, "temperature": 0}
+ENABLED: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
+PARIS = json.loads(ARGUMENTS)
+
+
+@pytest.fixture(scope="module")
+def claude(reciter: tuple[str, str]) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=reciter[1], api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(reciter: tuple[str, str]) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=reciter[1]) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sdk(reciter: tuple[str, str]) -> Iterator[quire.Client]:
+    with quire.Client(reciter[0]) as client:
+        yield client
+
+
+def streamed(claude: anthropic.Anthropic, **fields: Any) -> anthropic.types.Message:
+    """The message that Anthropic's client makes of a stream."""
+    with claude.messages.stream(**fields) as stream:
+        return stream.get_final_message()
+
+
+def blocks_of(message: anthropic.types.Message) -> list[dict[str, Any]]:
+    """Content without ids of calls, which differ between requests."""
+    blocks = [each.to_dict() for each in message.content]
+    return [{name: value for name, value in each.items() if name != "id"} for each in blocks]
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
+def thinking(reasoning: str, signature: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": reasoning, "signature": signature}
+
+
+def use(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "name": name, "input": given}
+
+
+def result(tool_use_id: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": tool_use_id, **fields}
+
+
+def prompt_of(claude: anthropic.Anthropic, sdk: quire.Client, chat: quire.Chat, **fields: Any) -> str:
+    """The prompt of a chat, which has as many tokens as Anthropic's count of the fields."""
+    tokens = sdk.tokenize(chat).token_ids
+    assert claude.messages.count_tokens(model=MODEL, **fields).input_tokens == len(tokens)
+    return sdk.detokenize(tokens, keep_special_tokens=True)
+
+
+def test_a_call_is_a_block_behind_thinking_and_text(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(**CALL)
+    reasoning, words, call = message.content
+    assert reasoning.type == "thinking" and (reasoning.thinking, bool(reasoning.signature)) == ("Which one?", True)
+    assert words.type == "text" and words.text == "Let me look."
+    assert call.type == "tool_use" and (call.name, call.input) == ("weather", PARIS)
+    assert call.id.startswith("toolu_")
+    assert (message.stop_reason, message.stop_sequence) == ("tool_use", None)
+    again = streamed(claude, **CALL)
+    assert blocks_of(again) == blocks_of(message)
+    assert (again.stop_reason, again.usage.output_tokens) == ("tool_use", message.usage.output_tokens)
+
+
+def test_events_come_in_anthropics_order_and_input_in_pieces(http: httpx2.Client) -> None:
+    events = events_of(http, RAW)
+    found = [
+        (name.removeprefix("content_block_"), data.get("index"), (data.get("delta") or {}).get("type"))
+        for name, data in events
+    ]
+    in_order = [each for place, each in enumerate(found) if place == 0 or each != found[place - 1]]
+    assert in_order == [
+        ("message_start", None, None),
+        ("start", 0, None),
+        ("ping", None, None),
+        ("delta", 0, "thinking_delta"),
+        ("delta", 0, "signature_delta"),
+        ("stop", 0, None),
+        ("start", 1, None),
+        ("delta", 1, "text_delta"),
+        ("stop", 1, None),
+        ("start", 2, None),
+        ("delta", 2, "input_json_delta"),
+        ("stop", 2, None),
+        ("message_delta", None, None),
+        ("message_stop", None, None),
+    ]
+    starts = [data["content_block"] for name, data in events if name == "content_block_start"]
+    call_id = starts[2].pop("id")
+    assert starts == [thinking("", ""), text(""), use("weather", {})] and call_id.startswith("toolu_")
+    pieces = [data["delta"]["partial_json"] for _, data in events if "partial_json" in data.get("delta", {})]
+    assert "".join(pieces) == ARGUMENTS and len(pieces) > 2
+    assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+def test_a_retry_gets_the_same_ids_whole_or_as_events(claude: anthropic.Anthropic) -> None:
+    fields = CALL | {"messages": asking("calls"), "extra_headers": {"Idempotency-Key": uuid.uuid4().hex}}
+    messages = [claude.messages.create(**fields), streamed(claude, **fields), streamed(claude, **fields)]
+    found = [(each.id, [block.to_dict() for block in each.content]) for each in messages]
+    assert found[0] == found[1] == found[2]
+    assert len({block["id"] for block in found[0][1]}) == 2
+
+
+def test_a_stream_that_is_left_in_a_call_is_read_again_with_the_same_id(
+    http: httpx2.Client, claude: anthropic.Anthropic
+) -> None:
+    key = {"idempotency-key": uuid.uuid4().hex}
+    body = RAW | {"stream": True, "on_disconnect": "continue"}
+    with http.stream("POST", "/v1/messages", json=body, headers=key) as answer:
+        begun = next(line for line in answer.iter_lines() if '"tool_use"' in line)
+    call_id = json.loads(begun.removeprefix("data: "))["content_block"]["id"]
+    more = {"temperature": 0, "on_disconnect": "continue"}
+    again = streamed(claude, **CALL | {"extra_body": more, "extra_headers": key})
+    assert again.content[-1].to_dict() == {**use("weather", PARIS), "id": call_id}
+
+
+def test_a_conversation_goes_on_with_results_over_several_turns(claude: anthropic.Anthropic, sdk: quire.Client) -> None:
+    sent: list[Any] = asking("call")
+    turns = [quire.ChatMessage("user", "call")]
+    for told in ("call", "hello"):
+        message = claude.messages.create(**CALL | {"messages": sent})
+        call = message.content[-1]
+        assert call.type == "tool_use"
+        sent = [*sent, message.to_param(), {"role": "user", "content": [result(call.id, content=told)]}]
+        calls = [quire.ToolCall(call.id, "weather", ARGUMENTS)]
+        turns.append(quire.ChatMessage("assistant", "Let me look.", tool_calls=calls, reasoning="Which one?"))
+        turns.append(quire.ChatMessage("tool", told, tool_call_id=call.id, name="weather"))
+    seen = prompt_of(claude, sdk, quire.Chat(messages=turns, tools=TOOLS), messages=sent, tools=FLAT)
+    assert seen.startswith('tool weather {"type": "object"')
+    assert seen.count("<think>Which one?</think><tool_call>weather Paris</tool_call>") == 2
+    assert f"tool: hello answers {call.id}※hello※" in seen
+    last = claude.messages.create(**CALL | {"messages": sent})
+    assert blocks_of(last) == [text("Hello, <b>you</b> there.")] and last.stop_reason == "end_turn"
+    usage = last.usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == len(
+        sdk.tokenize(quire.Chat(messages=turns, tools=TOOLS)).token_ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"content": "hello"}, "hello"),
+        ({"content": [text("hel"), {**text("lo"), "cache_control": {"type": "ephemeral"}}]}, "hel\nlo"),
+        ({}, ""),
+        ({"content": []}, ""),
+        ({"content": "no such city", "is_error": True}, "Error: no such city"),
+        ({"content": "Error: none", "is_error": True, "cache_control": {"type": "ephemeral"}}, "Error: none"),
+        ({"is_error": True}, "Error"),
+        ({"content": "fine", "is_error": False}, "fine"),
+    ],
+)
+def test_the_model_sees_a_result_as_text(
+    claude: anthropic.Anthropic, sdk: quire.Client, fields: dict[str, Any], told: str
+) -> None:
+    calls = [{**use("weather", {"city": "Rome"}), "id": each} for each in ("toolu_a", "toolu_b")]
+    messages: list[Any] = [
+        *asking("calls"),
+        {"role": "assistant", "content": calls},
+        {"role": "user", "content": [result("toolu_a", **fields), result("toolu_b", content="x"), text("hello")]},
+    ]
+    turns = [
+        quire.ChatMessage("user", "calls"),
+        quire.ChatMessage(
+            "assistant",
+            tool_calls=[quire.ToolCall(each, "weather", '{"city": "Rome"}') for each in ("toolu_a", "toolu_b")],
+        ),
+        quire.ChatMessage("tool", told, tool_call_id="toolu_a", name="weather"),
+        quire.ChatMessage("tool", "x", tool_call_id="toolu_b", name="weather"),
+        quire.ChatMessage("user", "hello"),
+    ]
+    seen = prompt_of(claude, sdk, quire.Chat(messages=turns, tools=TOOLS), messages=messages, tools=FLAT)
+    assert f"\ntool: {told} answers toolu_a\ntool: x answers toolu_b\nuser: hello" in seen
+    assert blocks_of(claude.messages.create(**CALL | {"messages": messages})) == [text("Hello, <b>you</b> there.")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        (None, ["weather", "tides"]),
+        ({"type": "auto"}, ["weather", "tides"]),
+        ({"type": "auto", "disable_parallel_tool_use": False}, ["weather", "tides"]),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ["weather"]),
+    ],
+)
+def test_several_calls_or_only_the_first(claude: anthropic.Anthropic, choice: Any, names: list[str]) -> None:
+    fields = CALL | {"messages": asking("calls")} | ({} if choice is None else {"tool_choice": choice})
+    for message in (claude.messages.create(**fields), streamed(claude, **fields)):
+        assert [each["name"] for each in blocks_of(message)] == names
+        assert message.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "any", "disable_parallel_tool_use": True},
+        {"type": "tool", "name": "weather"},
+        {"type": "tool", "name": "weather", "disable_parallel_tool_use": False},
+    ],
+)
+@pytest.mark.parametrize("answer", ["atlantis", "call", None])
+def test_a_call_is_forced_and_its_input_follows_the_schema(
+    claude: anthropic.Anthropic, answer: str | None, choice: Any
+) -> None:
+    """The grammar keeps the model from going another way; its reasoning is its own, also where the prompt opens it."""
+    properties = {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    tools = [{"name": "tides", "input_schema": SCHEMA}] if choice["type"] == "tool" else []
+    tools.append({"name": "weather", "strict": True, "input_schema": schema})
+    fields = CALL | {"messages": asking(answer or "?"), "tools": tools, "tool_choice": choice}
+    fields |= {} if answer else {"thinking": ENABLED}
+    for message in (claude.messages.create(**fields), streamed(claude, **fields)):
+        *reasoning, call = blocks_of(message)
+        assert (call["type"], call["name"], message.stop_reason) == ("tool_use", "weather", "tool_use")
+        assert call["input"]["city"] in ("Paris", "Rome") and call["input"]["unit"] in ("C", "F")
+        expected = {"atlantis": [], "call": ["Which one?"], None: ["Hm: 2 + 2 it is."]}[answer]
+        assert [each["thinking"] for each in reasoning] == expected
+
+
+@pytest.mark.parametrize("without", [{"tools": []}, {"tool_choice": {"type": "none"}}])
+def test_without_tools_the_text_is_content(claude: anthropic.Anthropic, without: dict[str, Any]) -> None:
+    message = claude.messages.create(**CALL | {"messages": asking("calls")} | without)
+    assert blocks_of(message) == [text(ANSWERS[cue("calls")][0])] and message.stop_reason == "end_turn"
+
+
+def test_text_that_is_no_call_is_content(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(**CALL | {"messages": asking("broken")})
+    assert blocks_of(message) == [text(ANSWERS[cue("broken")][0])] and message.stop_reason == "end_turn"
+
+
+def test_a_call_that_is_cut_off_has_the_input_so_far(claude: anthropic.Anthropic) -> None:
+    cut = claude.messages.create(**CALL).usage.output_tokens - 4
+    message = claude.messages.create(**CALL | {"max_tokens": cut})
+    assert message.stop_reason == "max_tokens"
+    assert blocks_of(message)[-1] == use("weather", {"city": "Paris"})
+    again = streamed(claude, **CALL | {"max_tokens": cut})
+    assert (blocks_of(again), again.stop_reason) == (blocks_of(message), "max_tokens")
+
+
+def test_a_stop_sequence_within_a_call_ends_the_message(claude: anthropic.Anthropic) -> None:
+    fields = CALL | {"stop_sequences": ['"unit"']}
+    for message in (claude.messages.create(**fields), streamed(claude, **fields)):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", '"unit"')
+        assert blocks_of(message)[-1] == use("weather", {"city": "Paris"})
+
+
+def test_thinking_comes_back_shown_or_omitted_or_not_at_all(claude: anthropic.Anthropic) -> None:
+    fields: dict[str, Any] = {"messages": asking("?"), **GREEDY}
+    shown = [blocks_of(claude.messages.create(**fields, thinking=each)) for each in (ENABLED, {"type": "adaptive"})]
+    assert shown[0] == shown[1] == [thinking("Hm: 2 + 2 it is.", shown[0][0]["signature"]), text("Four.")]
+    omitted = fields | {"thinking": ENABLED | {"display": "omitted"}}
+    with claude.messages.stream(**omitted) as stream:
+        kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
+        final = stream.get_final_message()
+    assert "thinking_delta" not in kinds and kinds[0] == "signature_delta"
+    assert blocks_of(final) == blocks_of(claude.messages.create(**omitted))
+    assert blocks_of(final) == [thinking("", blocks_of(final)[0]["signature"]), text("Four.")]
+    disabled = claude.messages.create(**CALL, thinking={"type": "disabled"})
+    assert [each["type"] for each in blocks_of(disabled)] == ["text", "tool_use"]
+    assert [each["type"] for each in blocks_of(streamed(claude, **CALL, thinking={"type": "disabled"}))] == [
+        "text",
+        "tool_use",
+    ]
+
+
+def test_the_template_sees_thinking_that_comes_back_also_if_it_was_omitted(
+    claude: anthropic.Anthropic, sdk: quire.Client
+) -> None:
+    omitted = claude.messages.create(messages=asking("?"), thinking=ENABLED | {"display": "omitted"}, **GREEDY)
+    foreign = [thinking("", "of another server"), {"type": "redacted_thinking", "data": "x"}, text("Four.")]
+    for content, reasoning in ((omitted.to_param()["content"], "Hm: 2 + 2 it is."), (foreign, "")):
+        messages: list[Any] = [*asking("?"), {"role": "assistant", "content": content}, *asking("hello")]
+        turns = [
+            quire.ChatMessage("user", "?"),
+            quire.ChatMessage("assistant", "Four.", reasoning=reasoning),
+            quire.ChatMessage("user", "hello"),
+        ]
+        assert "assistant: Four." in prompt_of(claude, sdk, quire.Chat(messages=turns), messages=messages)
+
+
+def test_thinking_effort_and_variables_reach_the_template(claude: anthropic.Anthropic, sdk: quire.Client) -> None:
+    variables = {"enable_thinking": True, "reasoning_effort": "high"}
+    chat = quire.Chat(messages=asking("?"), template_kwargs=variables)
+    fields: dict[str, Any] = {"messages": asking("?"), "output_config": {"effort": "high"}}
+    assert prompt_of(claude, sdk, chat, thinking=ENABLED, **fields).endswith("effort high<think>")
+    fields["extra_body"] = {"chat_template_kwargs": {"enable_thinking": False, "say": "hello"}}
+    chat = quire.Chat(messages=asking("?"), template_kwargs={"say": "hello", "reasoning_effort": "high"})
+    assert prompt_of(claude, sdk, chat, thinking=ENABLED, **fields).endswith("※hello※")
+
+
+def after_call(*content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Messages of a question, a call, and this content of the user."""
+    call = {**use("weather", {"city": "Rome"}), "id": "toolu_a"}
+    return [*asking("call"), {"role": "assistant", "content": [call]}, {"role": "user", "content": [*content]}]
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: this server does not"),
+        ({"tools": [*FLAT, {"type": "bash_20250124", "name": "bash"}]}, "tools[1].type"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{"name": "f", "input_schema": [], "type": "custom"}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "f", "input_schema": {}, "strict": True}]}, "tools[0].strict"),
+        ({"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{"name": "f", "input_schema": {}, "parameters": {}}]}, "tools[0].parameters"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "fish"}}], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": FLAT * 129}, "tools"),
+        ({"tools": None, "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "required"}}, "tool_choice.type"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "any", "name": "weather"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "tool", "name": "tides"}}, "tool_choice"),
+        (
+            {
+                "tool_choice": {"type": "any"},
+                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+            },
+            "tool_choice",
+        ),
+        ({"tool_choice": {"type": "any"}, "structured_outputs": {"choice": ["x"]}}, "tool_choice"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 2048}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "disabled", "display": "omitted"}}, "thinking.display"),
+        ({"thinking": {"type": "adaptive", "display": "all"}}, "thinking.display"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": after_call(result("toolu_b"))}, "messages[2].content[0].tool_use_id"),
+        (
+            {"messages": after_call(text("x"), result("toolu_a", content=[{"type": "image"}]))},
+            "content[1].content[0].type",
+        ),
+        ({"messages": after_call({"type": "tool_result"})}, "messages[2].content[0].tool_use_id"),
+        ({"messages": after_call({**use("weather", {}), "id": "x"})}, "messages[2].content[0].type"),
+        ({"messages": after_call(thinking("x", "y"))}, "messages[2].content[0].type"),
+        ({"messages": after_call()[:2]}, "messages[1].content: the last message ends with no text"),
+        (
+            {"messages": [{"role": "assistant", "content": [result("toolu_a")]}, *asking("x")]},
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{"role": "assistant", "content": [use("weather", {})]}]}, "messages[0].content[0].id"),
+        ({"messages": after_call({"type": "server_tool_use", "id": "x"})}, "messages[2].content[0].type"),
+        ({"messages": after_call({"type": ["text"]})}, "messages[2].content[0].type"),
+        ({"system": [result("toolu_a")]}, "system[0].type"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(http: httpx2.Client, extra: dict[str, Any], named: str) -> None:
+    status, kind, message = error_of(http.post("/v1/messages", json=RAW | extra))
+    assert (status, kind) == (400, "invalid_request_error")
+    assert named in message
+
+
+def test_tokens_are_not_counted_of_what_is_refused(claude: anthropic.Anthropic) -> None:
+    for refused in ({"tool_choice": {"type": "any"}}, {"thinking": {"type": "enabled", "budget_tokens": 5}}):
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            claude.messages.count_tokens(model=MODEL, messages=asking("?"), **refused)  # type: ignore[arg-type]
+        assert next(iter(refused)) in caught.value.message
