@@ -16,7 +16,7 @@ import quire
 from gateway_svc.anthropic.content import MessageContent, input_of
 from gateway_svc.app import create_app
 from quire.parsing.answer_format import AnswerFormat
-from quire.parsing.answer_parser import AnswerParser
+from quire.parsing.answer_parser import AnswerParser, template_call_id
 from tests.gateway.reciter import MODEL, asking
 from tests.gateway.test_message_tools import FLAT, blocks_of
 from tests.quire.spoken_answers import FORMATS, SPOKEN, Spoken
@@ -33,7 +33,8 @@ class ToldClient(quire.AsyncClient):
 
     async def model(self) -> quire.Model:
         """The model, with the format."""
-        return replace(await super().model(), answer_format=self._format)
+        tool_parser, reasoning_parser = self._format.tool_parser or "", self._format.reasoning_parser or ""
+        return replace(await super().model(), tool_parser=tool_parser, reasoning_parser=reasoning_parser)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ async def claude(reciter: tuple[str, str], format: AnswerFormat) -> AsyncIterato
 
 async def both(claude: anthropic.AsyncAnthropic, **fields: Any) -> list[anthropic.types.Message]:
     """The message, whole and of a stream."""
-    given = {"model": MODEL, "max_tokens": 200, "extra_body": {"temperature": 0}} | fields
+    given: dict[str, Any] = {"model": MODEL, "max_tokens": 200, "extra_body": {"temperature": 0}, **fields}
     async with claude.messages.stream(**given) as stream:
         return [await claude.messages.create(**given), await stream.get_final_message()]
 
@@ -77,12 +78,23 @@ async def test_every_format_is_parsed_whole_and_as_events(claude: anthropic.Asyn
     assert whole.stop_reason == streamed.stop_reason == ("tool_use" if spoken.calls else "end_turn")
 
 
-@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-async def test_a_call_is_forced_in_every_format(claude: anthropic.AsyncAnthropic) -> None:
+@pytest.mark.parametrize(
+    ("format", "answer"),
+    [
+        (FORMATS["hermes"], "atlantis"),
+        (FORMATS["llama3"], "hello"),
+        (FORMATS["mistral"], "mistral: names"),
+        (FORMATS["harmony"], "hello"),
+        (FORMATS["deepseek"], "deepseek: names"),
+    ],
+    ids=FORMATS,
+)
+async def test_a_call_is_forced_in_every_format(claude: anthropic.AsyncAnthropic, answer: str) -> None:
+    """The model would answer otherwise: it has another city, or no call at all."""
     schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
     tools = [{"name": "weather", "input_schema": schema | {"additionalProperties": False}, "strict": True}]
     choice = {"type": "any", "disable_parallel_tool_use": True}
-    for message in await both(claude, messages=asking("hello"), tools=tools, tool_choice=choice):
+    for message in await both(claude, messages=asking(answer), tools=tools, tool_choice=choice):
         calls = [each for each in blocks_of(message) if each["type"] == "tool_use"]
         assert [(each["name"], each["input"]) for each in calls] == [("weather", {"city": "Rome"})]
         assert message.stop_reason == "tool_use"
@@ -90,24 +102,24 @@ async def test_a_call_is_forced_in_every_format(claude: anthropic.AsyncAnthropic
 
 @pytest.mark.parametrize("format", [FORMATS["mistral"]])
 async def test_mistrals_templates_see_ids_of_their_length_whatever_was_sent(
-    claude: anthropic.AsyncAnthropic, reciter: tuple[str, str]
+    claude: anthropic.AsyncAnthropic, reciter: tuple[str, str], format: AnswerFormat
 ) -> None:
     [whole, _] = await both(claude, messages=asking("mistral: a name without a mark"), tools=FLAT)
     [call] = [each for each in whole.content if each.type == "tool_use"]
-    assert len(call.id) == len("toolu_") + 9
+    assert template_call_id(format, call.id) == call.id.removeprefix("toolu_")
     async with quire.AsyncClient(reciter[0]) as sdk:
-        for sent, seen in ((call.id, call.id.removeprefix("toolu_")), ("toolu_of_another_server", None)):
+        for sent in (call.id, "toolu_of_another_server"):
             used = {"type": "tool_use", "id": sent, "name": "weather", "input": {"city": "Rome"}}
             told = {"type": "tool_result", "tool_use_id": sent, "content": "hello"}
-            messages = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [told]}]
-            counted = await claude.messages.count_tokens(model=MODEL, messages=[*asking("?"), *messages], tools=FLAT)  # type: ignore[list-item]
+            messages: list[Any] = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [told]}]
+            counted = await claude.messages.count_tokens(model=MODEL, messages=messages)
+            seen = template_call_id(format, sent)
+            assert len(seen) == 9
             turns = [
-                quire.ChatMessage("user", "?"),
-                quire.ChatMessage("assistant", tool_calls=[quire.ToolCall("x", "weather", '{"city": "Rome"}')]),
-                quire.ChatMessage("tool", "hello", tool_call_id=seen or "a1b2c3d4e", name="weather"),
+                quire.ChatMessage("assistant", tool_calls=[quire.ToolCall(seen, "weather", '{"city": "Rome"}')]),
+                quire.ChatMessage("tool", "hello", tool_call_id=seen, name="weather"),
             ]
-            tools = [{"type": "function", "function": {"name": "weather", "parameters": FLAT[0]["input_schema"]}}]
-            assert counted.input_tokens == len((await sdk.tokenize(quire.Chat(messages=turns, tools=tools))).token_ids)
+            assert counted.input_tokens == len((await sdk.tokenize(turns)).token_ids)
 
 
 @pytest.mark.parametrize("name", SPOKEN)
@@ -140,9 +152,12 @@ def added_up(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 arguments.append("")
             case "content_block_delta", {"type": "input_json_delta", "partial_json": piece}:
                 arguments[-1] += piece
-            case "content_block_delta", {"type": _, **delta}:
-                for key, piece in delta.items():
-                    blocks[-1][key] += piece
+            case "content_block_delta", {"type": "signature_delta", "signature": piece}:
+                blocks[-1]["signature"] = piece
+            case "content_block_delta", {"type": "thinking_delta", "thinking": piece}:
+                blocks[-1]["thinking"] += piece
+            case "content_block_delta", {"type": "text_delta", "text": piece}:
+                blocks[-1]["text"] += piece
         is_open = event["type"] != "content_block_stop"
         assert event["index"] == len(blocks) - 1
     assert not is_open

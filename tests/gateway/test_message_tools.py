@@ -156,7 +156,7 @@ def test_a_conversation_goes_on_with_results_over_several_turns(claude: anthropi
     seen = prompt_of(claude, sdk, quire.Chat(messages=turns, tools=TOOLS), messages=sent, tools=FLAT)
     assert seen.startswith('tool weather {"type": "object"')
     assert seen.count("<think>Which one?</think><tool_call>weather Paris</tool_call>") == 2
-    assert f"tool: hello answers {call.id}※hello※" in seen
+    assert f"tool: hello answers {turns[-1].tool_call_id}※hello※" in seen
     last = claude.messages.create(**CALL | {"messages": sent})
     assert blocks_of(last) == [text("Hello, <b>you</b> there.")] and last.stop_reason == "end_turn"
     usage = last.usage
@@ -233,7 +233,7 @@ def test_a_call_is_forced_and_its_input_follows_the_schema(
     """The grammar keeps the model from going another way; its reasoning is its own, also where the prompt opens it."""
     properties = {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}}
     schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    tools = [{"name": "tides", "input_schema": SCHEMA}] if choice["type"] == "tool" else []
+    tools: list[Any] = [{"name": "tides", "input_schema": SCHEMA}] if choice["type"] == "tool" else []
     tools.append({"name": "weather", "strict": True, "input_schema": schema})
     fields = CALL | {"messages": asking(answer or "?"), "tools": tools, "tool_choice": choice}
     fields |= {} if answer else {"thinking": ENABLED}
@@ -274,8 +274,9 @@ def test_a_stop_sequence_within_a_call_ends_the_message(claude: anthropic.Anthro
 
 def test_thinking_comes_back_shown_or_omitted_or_not_at_all(claude: anthropic.Anthropic) -> None:
     fields: dict[str, Any] = {"messages": asking("?"), **GREEDY}
-    shown = [blocks_of(claude.messages.create(**fields, thinking=each)) for each in (ENABLED, {"type": "adaptive"})]
-    assert shown[0] == shown[1] == [thinking("Hm: 2 + 2 it is.", shown[0][0]["signature"]), text("Four.")]
+    on: list[Any] = [ENABLED, {"type": "adaptive"}, ENABLED | {"display": "summarized"}]
+    shown = [blocks_of(claude.messages.create(**fields, thinking=each)) for each in on]
+    assert shown[0] == shown[1] == shown[2] == [thinking("Hm: 2 + 2 it is.", shown[0][0]["signature"]), text("Four.")]
     omitted = fields | {"thinking": ENABLED | {"display": "omitted"}}
     with claude.messages.stream(**omitted) as stream:
         kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
@@ -283,19 +284,17 @@ def test_thinking_comes_back_shown_or_omitted_or_not_at_all(claude: anthropic.An
     assert "thinking_delta" not in kinds and kinds[0] == "signature_delta"
     assert blocks_of(final) == blocks_of(claude.messages.create(**omitted))
     assert blocks_of(final) == [thinking("", blocks_of(final)[0]["signature"]), text("Four.")]
-    disabled = claude.messages.create(**CALL, thinking={"type": "disabled"})
-    assert [each["type"] for each in blocks_of(disabled)] == ["text", "tool_use"]
-    assert [each["type"] for each in blocks_of(streamed(claude, **CALL, thinking={"type": "disabled"}))] == [
-        "text",
-        "tool_use",
-    ]
+    disabled: dict[str, Any] = CALL | {"thinking": {"type": "disabled"}}
+    for message in (claude.messages.create(**disabled), streamed(claude, **disabled)):
+        assert [each["type"] for each in blocks_of(message)] == ["text", "tool_use"]
 
 
 def test_the_template_sees_thinking_that_comes_back_also_if_it_was_omitted(
     claude: anthropic.Anthropic, sdk: quire.Client
 ) -> None:
-    omitted = claude.messages.create(messages=asking("?"), thinking=ENABLED | {"display": "omitted"}, **GREEDY)
-    foreign = [thinking("", "of another server"), {"type": "redacted_thinking", "data": "x"}, text("Four.")]
+    fields: dict[str, Any] = {"messages": asking("?"), "thinking": ENABLED | {"display": "omitted"}, **GREEDY}
+    omitted = claude.messages.create(**fields)
+    foreign: list[Any] = [thinking("", "of another server"), {"type": "redacted_thinking", "data": "x"}, text("Four.")]
     for content, reasoning in ((omitted.to_param()["content"], "Hm: 2 + 2 it is."), (foreign, "")):
         messages: list[Any] = [*asking("?"), {"role": "assistant", "content": content}, *asking("hello")]
         turns = [
@@ -349,6 +348,7 @@ def after_call(*content: dict[str, Any]) -> list[dict[str, Any]]:
             "tool_choice",
         ),
         ({"tool_choice": {"type": "any"}, "structured_outputs": {"choice": ["x"]}}, "tool_choice"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 2048}}, "thinking.budget_tokens"),
@@ -383,5 +383,5 @@ def test_what_is_not_supported_is_refused_by_name(http: httpx2.Client, extra: di
 def test_tokens_are_not_counted_of_what_is_refused(claude: anthropic.Anthropic) -> None:
     for refused in ({"tool_choice": {"type": "any"}}, {"thinking": {"type": "enabled", "budget_tokens": 5}}):
         with pytest.raises(anthropic.BadRequestError) as caught:
-            claude.messages.count_tokens(model=MODEL, messages=asking("?"), **refused)  # type: ignore[arg-type]
+            claude.messages.count_tokens(model=MODEL, messages=asking("?"), **refused)
         assert next(iter(refused)) in caught.value.message
