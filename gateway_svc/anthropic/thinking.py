@@ -19,7 +19,7 @@ _OMITTED = "omitted."  # before reasoning in base64
 
 
 class Thinking(ApiModel):
-    """Whether the model thinks before it answers, and how that comes back."""
+    """Options of thinking: whether the model thinks before it answers, and how that comes back."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(

@@ -27,7 +27,7 @@ def _custom_alone(kind: Any) -> Any:
     return kind
 
 
-class Tool(ApiModel):
+class ClientTool(ApiModel):
     """A tool that the client runs; those that a server would run are refused."""
 
     type: Annotated[Literal["custom"] | None, BeforeValidator(_custom_alone)] = None
@@ -51,11 +51,11 @@ class Tool(ApiModel):
         return {"type": "function", "function": made | ({"strict": True} if self.strict else {})}
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[ClientTool], Field(max_length=MAX_TOOLS)]
 
 
 class ToolChoice(ApiModel):
-    """Which tools an answer may or must use."""
+    """The choice of tools that an answer may or must use."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(None, description="Of the tool that must be used, with the type tool.")
@@ -67,7 +67,7 @@ class ToolChoice(ApiModel):
             raise invalid("tool_choice.name", "belongs to the type tool, and is required there")
 
 
-def tool_use_of(tools: Sequence[Tool], choice: ToolChoice | None) -> ToolUse:
+def tool_use_of(tools: Sequence[ClientTool], choice: ToolChoice | None) -> ToolUse:
     """Rules for the calls of a request."""
     return ToolUse(
         tools=[each.function for each in tools],
