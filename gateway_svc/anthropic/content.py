@@ -16,6 +16,7 @@ from gateway_svc.anthropic.tools import tool_use_id
 from quire.parsing.deltas import Delta
 
 Event = dict[str, Any]
+_INVALID = "INVALID_JSON"
 
 
 @dataclass(slots=True)
@@ -174,15 +175,18 @@ class MessageContent:
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """Input of a call: the object that its arguments are, as far as they go; empty if they are no object.
+    """Input of a call: the object that its arguments are, as far as they go, as Anthropic's client reads a stream.
 
-    Anthropic's client reads the arguments of a stream in the same way.
+    Arguments that are no object are the only member of one, under the key that Anthropic's documents propose for them.
     """
+    if not arguments:
+        return {}
     try:
         found = from_json(arguments, allow_partial=True, allow_inf_nan=False)
+        json.dumps(found, allow_nan=False)  # a number may be too large for a float
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = None
+    return found if isinstance(found, dict) else {_INVALID: arguments}
 
 
 def to_json(made: dict[str, Any]) -> bytes:
