@@ -9,6 +9,7 @@ from starlette.responses import Response
 from gateway_svc.api_error import ApiError
 
 ID_HEADER = "request-id"
+_THREAD = "thread_unsupported_request"  # Anthropic's client sends the whole conversation after it
 _OVERLOADED = 529
 _STATUSES = {503: _OVERLOADED}  # Anthropic's, where it has another one
 _TYPES = {
@@ -26,7 +27,14 @@ def error_object(error: ApiError, request_id: str) -> dict[str, Any]:
     """The JSON object that says so."""
     status = _status(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    details = {"details": {"error_code": _THREAD, "unsupported": ["thread"]}} if error.code == _THREAD else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **details}, "request_id": request_id}
+
+
+def no_threads() -> ApiError:
+    """The refusal to keep the state of a conversation."""
+    message = "thread: this server keeps no threads; send the whole conversation"
+    return ApiError(400, message, param="thread", code=_THREAD)
 
 
 def error_response(error: ApiError) -> Response:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 import quire
 from gateway_svc.anthropic.blocks import TextContent
+from gateway_svc.anthropic.errors import no_threads
 from gateway_svc.anthropic.thinking import Thinking
 from gateway_svc.anthropic.tools import ToolChoice, Tools, tool_use_of
 from gateway_svc.anthropic.turns import InputMessage, check_prefill, turns_of
@@ -58,6 +59,7 @@ class Conversation(ApiModel):
     context_management: Unsupported
     mcp_servers: Unsupported
     output_format: Unsupported
+    thread: Any = Field(None, description="Not supported; null is accepted. Anthropic's client goes on without it.")
 
     @property
     def tool_use(self) -> ToolUse:
@@ -87,6 +89,8 @@ class Conversation(ApiModel):
         return made | (self.chat_template_kwargs or {})
 
     def _check(self) -> None:
+        if self.thread is not None:
+            raise no_threads()
         check_prefill(self.messages)
         if self.thinking is not None:
             self.thinking.check()

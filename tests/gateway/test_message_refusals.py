@@ -97,3 +97,11 @@ def test_tokens_are_not_counted_of_what_is_refused(reciter: tuple[str, str], ref
     ):
         claude.messages.count_tokens(model=MODEL, messages=asking("?"), **refused)
     assert named in caught.value.message
+
+
+def test_a_thread_is_refused_in_the_form_after_which_anthropics_client_goes_on(http: httpx2.Client) -> None:
+    answer = http.post("/v1/messages?beta=true", json=RAW | {"thread": {"type": "create"}})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert error["message"].startswith("thread:")

@@ -269,3 +269,20 @@ def test_a_stop_sequence_within_a_call_ends_the_message(claude: anthropic.Anthro
     for message in (claude.messages.create(**fields), streamed(claude, **fields)):
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", '"unit"')
         assert blocks_of(message)[-1] == use("weather", {"city": "Paris"})
+
+
+def test_anthropics_tool_runner_calls_a_function_and_goes_on(claude: anthropic.Anthropic) -> None:
+    given: list[tuple[str, str]] = []
+
+    @anthropic.beta_tool
+    def weather(city: str, unit: str) -> str:
+        """Tell the weather of a city."""
+        given.append((city, unit))
+        return "hello"
+
+    fields: dict[str, Any] = {"messages": asking("call"), "tools": [weather], "model": MODEL, "max_tokens": 300}
+    last = claude.beta.messages.tool_runner(**fields).until_done()
+    for _ in claude.beta.messages.tool_runner(**fields, stream=True):
+        pass
+    assert given == [("Paris", "C")] * 2
+    assert [each.to_dict() for each in last.content] == [text("Hello, <b>you</b> there.")]
