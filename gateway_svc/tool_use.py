@@ -3,6 +3,7 @@
 All APIs share them. Tools are in the form in which chat templates get them, which is OpenAI's; knows no other field.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,6 @@ class ToolUse:
     choice: Literal["none", "auto", "required"] = "auto"
     only: str | None = None  # name of the one tool that is required; None: any of them
     parallel: bool | None = None  # False: only the first call comes back
-    strict_field: str  # path of a tool's `strict` within the tool
 
     @property
     def offered(self) -> Tools:
@@ -45,13 +45,28 @@ class ToolUse:
             return []
         return [each for each in self.tools if self.only in (None, each["function"]["name"])]
 
+    @property
+    def is_strict(self) -> bool:
+        """True if the arguments of some tool must follow their schema, also in a call that is not forced."""
+        return any(each["function"].get("strict") for each in self.offered)
+
+    def enforces(self, name: str) -> bool:
+        """True if the arguments of the tool of this name must follow their schema."""
+        return self.is_forced or any(
+            each["function"].get("strict") for each in self.offered if each["function"]["name"] == name
+        )
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Fields that a refused grammar is due to, by the SDK's keywords."""
+        field = "tool_choice" if self.is_forced else "tools" if self.is_strict else None
+        return {} if field is None else {"structured_output": field, "lark": field}
+
     def check(self, *, has_form: bool) -> None:
         """Raises ApiError for fields that contradict each other; `has_form`: the form of the content is given."""
-        if not self.is_forced:
-            self._check_not_strict()
-        elif not self.forced:
+        if self.is_forced and not self.forced:
             raise invalid("tool_choice", "asks for a tool that tools does not have")
-        elif has_form:
+        if self.is_forced and has_form:
             raise invalid("tool_choice", "give auto or none where the form of the content is given")
 
     def format(self, of_model: AnswerFormat) -> AnswerFormat:
@@ -61,9 +76,3 @@ class ToolUse:
         if of_model.tool_parser not in TOOL_PARSERS:
             raise invalid("tools", "the format in which this model calls tools is not known: see --tool-parser")
         return of_model
-
-    def _check_not_strict(self) -> None:
-        for index, each in enumerate(self.tools):
-            if each["function"].get("strict"):
-                reason = "arguments follow their schema only where tool_choice forces a call; leave it out"
-                raise invalid(f"tools[{index}].{self.strict_field}", reason)

@@ -25,8 +25,11 @@ NAMES = {
     "stop": "stop_sequences",
     "template_kwargs": "chat_template_kwargs",
 }
-_FORCED_NAMES = {"structured_output": "tool_choice", "lark": "tool_choice"}
-_FORMAT_NAMES = {"structured_output": "output_config.format", "json_schema": "output_config.format.schema"}
+_FORMAT_NAMES = {
+    "structured_output": "output_config.format",
+    "lark": "output_config.format",
+    "json_schema": "output_config.format.schema",
+}
 
 
 class OutputFormat(ApiModel):
@@ -114,9 +117,7 @@ class MessageRequest(RequestFields, Conversation):
     @property
     def names(self) -> Mapping[str, str]:
         """See RequestFields."""
-        if self.tool_use.is_forced:
-            return {**NAMES, **_FORCED_NAMES}
-        return NAMES if self._format is None else {**NAMES, **_FORMAT_NAMES}
+        return {**NAMES, **({} if self._format is None else _FORMAT_NAMES), **self.tool_use.names}
 
     def keywords(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK. Raises ApiError for fields that contradict each other."""

@@ -7,7 +7,7 @@ from gateway_svc.answering import answer
 from gateway_svc.anthropic.fields import NAMES, Conversation, MessageRequest
 from gateway_svc.anthropic.message_call import MessageCall
 from gateway_svc.api_error import sdk_refusals
-from gateway_svc.forced_calls import ForcedCalls
+from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.generation import Generation, new_request_id
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary
@@ -19,7 +19,7 @@ class Messages:
     def __init__(self, client: quire.AsyncClient, model: ServedModel, vocabulary: Vocabulary) -> None:
         self._client = client
         self._model = model
-        self._forced_calls = ForcedCalls(client, vocabulary)
+        self._call_grammars = CallGrammars(client, vocabulary)
 
     async def answer(self, body: MessageRequest, idempotency_key: str | None) -> Response:
         """The answer to a request. Raises ApiError."""
@@ -31,8 +31,7 @@ class Messages:
             keywords = body.keywords(call.request_id)
             if not format.is_plain:
                 keywords["keep_special_tokens"] = True  # markers may be such
-            if body.tool_use.is_forced:
-                keywords["lark"] = await self._forced_calls.grammar(format, chat, body.tool_use)
+            await self._call_grammars.constrain(keywords, format, chat, body.tool_use)
             stream = self._client.stream_chat(
                 chat.messages,
                 continue_final_message=chat.continue_final_message,

@@ -34,7 +34,7 @@ class ClientTool(ApiModel):
     name: str = NAME
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="A JSON schema.")
-    strict: bool | None = Field(None, description="True needs a tool_choice that forces a call.")
+    strict: bool | None = Field(None, description="Arguments follow their schema.")
     cache_control: Ignored
     eager_input_streaming: Ignored
     allowed_callers: Unsupported
@@ -74,7 +74,6 @@ def tool_use_of(tools: Sequence[ClientTool], choice: ToolChoice | None) -> ToolU
         choice="auto" if choice is None else _CHOICES[choice.type],
         only=None if choice is None else choice.name,
         parallel=None if choice is None else not choice.disable_parallel_tool_use,
-        strict_field="strict",
     )
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 import quire
 from gateway_svc.answering import answer
 from gateway_svc.api_error import invalid, sdk_refusals
-from gateway_svc.forced_calls import ForcedCalls
+from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.generation import Generation, new_request_id
 from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completion_call import CompletionCall
@@ -29,7 +29,7 @@ class Chats:
         self._client = client
         self._model = model
         self._vocabulary = vocabulary
-        self._forced_calls = ForcedCalls(client, vocabulary)
+        self._call_grammars = CallGrammars(client, vocabulary)
 
     async def answer(
         self, body: ChatRequest, idempotency_key: str | None, last_event_id: str | None = None
@@ -47,8 +47,7 @@ class Chats:
         if not format.is_plain:
             keywords["keep_special_tokens"] = True  # markers may be such
         with sdk_refusals(call.names):
-            if tool_use.is_forced:
-                keywords["lark"] = await self._forced_calls.grammar(format, chat, tool_use)
+            await self._call_grammars.constrain(keywords, format, chat, tool_use)
             stream = self._client.stream_chat(
                 chat.messages,
                 add_generation_prompt=chat.add_generation_prompt,

@@ -21,6 +21,11 @@ _NAMES = {
     "max_tokens": "max_completion_tokens",
     "template_kwargs": "chat_template_kwargs",
 }
+_FORMAT_NAMES = {
+    "structured_output": "response_format",
+    "lark": "response_format",
+    "json_schema": "response_format.json_schema",
+}
 
 
 class JsonSchema(ApiModel):
@@ -86,18 +91,12 @@ class ChatRequest(GenerationFields):
     @property
     def names(self) -> Mapping[str, str]:
         """See GenerationFields."""
-        if self.tool_choice not in (None, "none", "auto"):
-            return {**_NAMES, "structured_output": "tool_choice", "lark": "tool_choice"}
-        if self.response_format is None:
-            return _NAMES
-        return {**_NAMES, "structured_output": "response_format", "json_schema": "response_format.json_schema"}
+        return {**_NAMES, **({} if self.response_format is None else _FORMAT_NAMES), **self.tool_use.names}
 
     @property
     def tool_use(self) -> ToolUse:
         """Rules for calls."""
-        return tool_use_of(
-            self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls, strict_field="function.strict"
-        )
+        return tool_use_of(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls)
 
     @property
     def chat(self) -> quire.Chat:

@@ -19,7 +19,7 @@ class FunctionDefinition(ApiModel):
     name: str = _NAME
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
-    strict: bool | None = Field(None, description="True needs a tool_choice that forces a call.")
+    strict: bool | None = Field(None, description="Arguments follow their schema.")
 
 
 class Tool(ApiModel):
@@ -72,16 +72,13 @@ def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     return [each.model_dump(exclude_unset=True) for each in tools]
 
 
-def tool_use_of(
-    tools: Iterable[Tool], choice: ToolChoice | None, *, parallel: bool | None, strict_field: str
-) -> ToolUse:
+def tool_use_of(tools: Iterable[Tool], choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse:
     """Rules for the calls of a request; see ToolUse."""
     return ToolUse(
         tools=template_tools(tools),
         choice="required" if isinstance(choice, NamedChoice) else choice or "auto",
         only=choice.function.name if isinstance(choice, NamedChoice) else None,
         parallel=parallel,
-        strict_field=strict_field,
     )
 
 

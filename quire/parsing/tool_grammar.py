@@ -1,20 +1,23 @@
-"""Grammars that force calls of tools, in the format of a parser, for `lark` of a request; llguidance reads them.
+"""Grammars of answers with calls of tools, in the format of a parser, for `lark` of a request; llguidance reads them.
 
 A pure function of the format and the tools. Knows no tokenizer: the ids of markers that are tokens are given.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.parsing import deepseek, harmony, hermes, mistral
+from quire.parsing import deepseek, harmony, hermes, llama3, mistral
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.think_tags import TAGS
 
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # of templates' tojson
 _ANY_ARGUMENTS = {"type": "object"}
+_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}  # of content
 _TEXT = "/(?s:.*)/"
+Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,11 @@ class _CallForm:
     separator: str | None = ""  # None: an answer has one call
     begin: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
+
+    @property
+    def marker(self) -> str:
+        """The text that begins the calls of an answer."""
+        return (*self.begin, *self.before)[0]
 
 
 _OBJECT, _OBJECT_ARGUMENTS = '{"name": "', '", "arguments": '
@@ -78,6 +86,9 @@ _FORMS: dict[str, tuple[_CallForm, ...]] = {
     ),
 }
 _ANALYSIS = (harmony.CHANNEL, "analysis", harmony.MESSAGE), (harmony.ENDS[0], harmony.START, "assistant")
+_FINAL = (harmony.CHANNEL, "final", harmony.MESSAGE)
+# Text without a call, where calls are no text behind a marker: what the parser would take for a call is left out.
+_LLAMA3_TEXT = rf"{_TEXT} & ~/\s*\{{(?s:.*)/ & ~/(?s:.*){re.escape(llama3.PYTHON_TAG)}(?s:.*)/"
 
 
 def markers_of(format: AnswerFormat) -> tuple[str, ...]:
@@ -95,22 +106,35 @@ def tool_grammar(
     several: bool,
     token_ids: Mapping[str, int],
     in_reasoning: bool = False,
+    is_forced: bool = True,
+    content: Schema | None = None,
 ) -> str:
-    """Grammar of an answer that calls some of these tools, after reasoning if the model likes.
+    """Grammar of an answer with calls of these tools, after reasoning if the model likes.
 
     Args:
         format: with a known tool parser.
-        tools: one or more, in OpenAI's form. Arguments follow their schemas.
+        tools: one or more, in OpenAI's form. Arguments follow their schemas; where no call is forced, those of strict
+            tools do, and others are any objects.
         several: more than one call may come.
         token_ids: of the markers that are tokens.
         in_reasoning: the prompt ends within reasoning.
+        is_forced: some call comes, and nothing else. Otherwise the answer may be text, also before its calls.
+        content: JSON schema of such text, which then has no calls behind it; None: any text.
     """
     writer = _Writer(token_ids)
     functions = [each["function"] for each in tools]
-    forms = [writer.calls(form, functions, several=several) for form in _FORMS[format.tool_parser or ""]]
+    if not is_forced:
+        functions = [each if each.get("strict") else {**each, "parameters": None} for each in functions]
+    takes_text = not is_forced and content is None and format.tool_parser not in ("llama3", "harmony")
+    kinds = [
+        writer.calls(form, functions, several=several, after_text=takes_text)
+        for form in _FORMS[format.tool_parser or ""]
+    ]
+    if not is_forced:
+        kinds.append(writer.content(format, content))
     reasoning = writer.reasoning(_reasoning_of(format), is_open=in_reasoning)
     rules = [f"arguments_{i}: %json {_schema(each)}" for i, each in enumerate(functions)]
-    return "\n".join([f"start: {reasoning}({' | '.join(forms)})", *writer.rules, *rules])
+    return "\n".join([f"start: {reasoning}({' | '.join(kinds)})", *writer.rules, *rules])
 
 
 def _reasoning_of(format: AnswerFormat) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -132,14 +156,51 @@ class _Writer:
         self._token_ids = token_ids
         self.rules: list[str] = []
 
-    def calls(self, form: _CallForm, functions: Sequence[Mapping[str, Any]], *, several: bool) -> str:
-        each = " | ".join(
-            self._sequence(*form.before, function["name"], *form.between)
-            + f" arguments_{i} {self._sequence(*form.after)}"
+    def calls(
+        self, form: _CallForm, functions: Sequence[Mapping[str, Any]], *, several: bool, after_text: bool = False
+    ) -> str:
+        opening = self._text_until(form.marker) if after_text else self._part(form.marker)
+        first = self._one_of(form.before if form.begin else form.before[1:], form, functions)
+        more = ""
+        if several and form.separator is not None:
+            more = f" ({self._sequence(form.separator)} ({self._one_of(form.before, form, functions)}))*"
+        return f"{opening} {self._sequence(*form.begin[1:])} ({first}){more} {self._sequence(*form.end)}"
+
+    def content(self, format: AnswerFormat, schema: Schema | None) -> str:
+        """Text of an answer without a call, whether or not it has a schema."""
+        before = self._sequence(*_FINAL) if format.tool_parser == "harmony" else ""
+        if schema is not None:
+            self._add_rule(f"content: %json {json.dumps({'x-guidance': _COMPACT, **schema}, ensure_ascii=False)}")
+            return f"{before} content"
+        match format.tool_parser:
+            case "harmony":
+                return f"{before} {_TEXT}"
+            case "llama3":
+                self._add_rule(f"PLAIN: {_LLAMA3_TEXT}")
+                return "PLAIN?"
+        return f"{self._text_without(_FORMS[format.tool_parser or ''][0].marker)}?"
+
+    def _one_of(self, before: Sequence[str], form: _CallForm, functions: Sequence[Mapping[str, Any]]) -> str:
+        return " | ".join(
+            self._sequence(*before, function["name"], *form.between) + f" arguments_{i} {self._sequence(*form.after)}"
             for i, function in enumerate(functions)
         )
-        more = f" ({self._sequence(form.separator)} ({each}))*" if several and form.separator is not None else ""
-        return f"{self._sequence(*form.begin)} ({each}){more} {self._sequence(*form.end)}"
+
+    def _text_until(self, marker: str) -> str:
+        """Text up to a marker, in both of its forms, and with it."""
+        plain = self._text_without(marker)
+        as_token = f" | {plain}? <[{self._token_ids[marker]}]>" if marker in self._token_ids else ""
+        self._add_rule(f"opened: found{as_token}")
+        self._add_rule(f"found[suffix={json.dumps(marker)}]: {_TEXT}")
+        return "opened"
+
+    def _text_without(self, marker: str) -> str:
+        self._add_rule(f"PLAIN: {_TEXT} & ~/(?s:.*){re.escape(marker)}(?s:.*)/")
+        return "PLAIN"
+
+    def _add_rule(self, rule: str) -> None:
+        if rule not in self.rules:
+            self.rules.append(rule)
 
     def reasoning(self, around: tuple[tuple[str, ...], tuple[str, ...]] | None, *, is_open: bool) -> str:
         if around is None:

@@ -42,6 +42,8 @@ ANSWERS: dict[str, list[str]] = {
     ],
     cue("broken"): ['No <tool_call>{"nom": 1}</tool_call>.'],
     cue("hello"): ["Hello, <b>you</b> there."],
+    cue("plain"): ["It rains: 3 < 4."],
+    cue("number"): ['{"n":7}'],
     cue("atlantis"): ['<tool_call>\n{"name": "weather", "arguments": {"city": "Atlantis", "unit": "K"}}\n</tool_call>'],
     "<think>": ["Hm: 2 + 2 it is.\n", "</think>", "\n\nFour."],
     **{cue(name): [spoken.text] for name, spoken in SPOKEN.items() if not spoken.in_reasoning},

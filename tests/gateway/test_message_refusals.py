@@ -32,7 +32,7 @@ def after_call(*content: dict[str, Any]) -> list[dict[str, Any]]:
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "f", "input_schema": [], "type": "custom"}]}, "tools[0].input_schema"),
-        ({"tools": [{"name": "f", "input_schema": {}, "strict": True}]}, "tools[0].strict"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "fish"}, "strict": True}]}, "tools"),
         ({"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [{"name": "f", "input_schema": {}, "parameters": {}}]}, "tools[0].parameters"),
         ({"tools": [{"name": "f", "input_schema": {"type": "fish"}}], "tool_choice": {"type": "any"}}, "tool_choice"),

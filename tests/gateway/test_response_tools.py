@@ -187,6 +187,24 @@ def test_a_call_is_forced_and_its_arguments_follow_the_schema(api: openai.OpenAI
     assert api.responses.retrieve(response.id) == response
 
 
+def test_strict_arguments_follow_the_schema_where_the_model_decides_to_call(api: openai.OpenAI) -> None:
+    city = {"city": {"enum": ["Paris", "Rome"]}}
+    schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}
+    tool: Any = {"type": "function", "name": "weather", "strict": True, "parameters": schema}
+    fields = {
+        **CALL,
+        "input": "atlantis",
+        "tools": [tool, {"type": "function", "name": "other", "parameters": {}}],
+        "parallel_tool_calls": False,
+    }
+    response = api.responses.create(**fields)
+    call = response.output[0]
+    assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Paris", "Rome")
+    assert [each["strict"] for each in response.to_dict()["tools"]] == [True, False]
+    said = api.responses.create(**{**fields, "input": "plain"})
+    assert said.output_text == "It rains: 3 < 4."
+
+
 @pytest.mark.parametrize("without", [{}, {"tools": FLAT, "tool_choice": "none"}])
 def test_without_tools_the_text_is_content(api: openai.OpenAI, without: dict[str, Any]) -> None:
     response = api.responses.create(model=MODEL, input="calls", **without)
@@ -232,7 +250,7 @@ def test_a_request_of_codex_is_answered(http: httpx2.Client) -> None:
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0]"),
-        ({"tools": [{"type": "function", "name": "f", "strict": True}]}, "tools[0].strict"),
+        ({"tools": [{"type": "function", "name": "f", "strict": True, "parameters": {"type": "fish"}}]}, "tools"),
         ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": FLAT * 129}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -5,6 +5,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -50,8 +51,12 @@ def test_a_reader_that_leaves_cancels_its_request(http: httpx2.Client, sdk: quir
 
 def test_a_reader_of_a_whole_answer_that_leaves_cancels_its_request(http: httpx2.Client, sdk: quire.Client) -> None:
     key = uuid.uuid4().hex
-    with pytest.raises(httpx2.TimeoutException):
-        http.post("/v1/completions", json=LONG | {"tenant": key}, timeout=1.0)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(http.post, "/v1/completions", json=LONG | {"tenant": key}, timeout=2.0)
+        eventually(lambda: bool(sdk.list_requests(tenant=key).requests))
+        sdk.pause(sdk.list_requests(tenant=key).requests[0].request_id)  # however fast the machine is, it does not end
+        with pytest.raises(httpx2.TimeoutException):
+            asked.result()
     eventually(lambda: not sdk.list_requests(tenant=key).requests)
 
 

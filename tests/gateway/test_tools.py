@@ -250,6 +250,53 @@ def test_a_call_is_forced_and_its_arguments_follow_the_schema(
         assert arguments == json.loads(ARGUMENTS)
 
 
+STRICT_SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+STRICT: Any = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": STRICT_SCHEMA}}
+
+
+@pytest.mark.parametrize("answer", ["plain", "call", "atlantis"])
+def test_strict_arguments_follow_the_schema_where_the_model_decides_to_call(api: openai.OpenAI, answer: str) -> None:
+    """Text is as without a grammar, with reasoning or without, and so are arguments that follow the schema."""
+    fields: dict[str, Any] = {"model": MODEL, "messages": asking(answer), "temperature": 0}
+    free = api.chat.completions.create(**fields, tools=TOOLS).choices[0].message
+    fields |= {"tools": [STRICT], "parallel_tool_calls": False, "max_completion_tokens": 300}
+    made = api.chat.completions.create(**fields).choices[0].message
+    assert (made.content, made.to_dict().get("reasoning")) == (free.content, free.to_dict().get("reasoning"))
+    arguments = [call.function.arguments for call in made.tool_calls or () if call.type == "function"]
+    assert arguments == {"plain": [], "call": [ARGUMENTS], "atlantis": arguments[:1]}[answer]
+    if answer == "atlantis":
+        [found] = map(json.loads, arguments)
+        assert found["city"] in ("Paris", "Rome") and found["unit"] in ("C", "F") and len(found) == 2
+    events = [event.choices[0].delta for event in api.chat.completions.create(**fields, stream=True)]
+    assert "".join(each.content or "" for each in events) == (made.content or "")
+    pieces = [call.function.arguments for each in events for call in each.tool_calls or () if call.function]
+    assert "".join(each or "" for each in pieces) == "".join(arguments)
+
+
+def test_where_content_has_a_form_the_model_may_call_instead(api: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    fields: dict[str, Any] = {"model": MODEL, "tools": [STRICT], "response_format": form, "temperature": 0}
+    fields |= {"parallel_tool_calls": False, "max_completion_tokens": 300}
+    said = api.chat.completions.create(messages=asking("number"), **fields).choices[0]
+    assert (said.finish_reason, said.message.content) == ("stop", '{"n":7}')
+    made = api.chat.completions.create(messages=asking("atlantis"), **fields).choices[0]
+    assert made.message.content is None and made.message.tool_calls is not None
+    [call] = made.message.tool_calls
+    assert call.type == "function"
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+
+
 def test_logprobs_are_of_all_tokens_also_of_those_of_calls(api: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "messages": asking("call"), "tools": TOOLS, "logprobs": True}
     answer = api.chat.completions.create(**fields)
@@ -291,7 +338,14 @@ def test_variables_and_documents_reach_the_template(api: openai.OpenAI, http: ht
             },
             "tool_choice",
         ),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "fish"}}}
+                ]
+            },
+            "tools",
+        ),
         ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
         ({"tools": [TOOLS[0]] * 129}, "tools"),

@@ -140,3 +140,63 @@ def test_reasoning_is_closed_by_a_token_or_by_letters(special: bool, as_token: b
 
     answer = [*letters("Hm. "), *([closing] if as_token else letters("</think>")), *letters(f"\n{ONE['hermes']}")]
     assert matcher.consume_tokens(answer) and matcher.is_accepting()
+
+
+STRICT_TOOLS = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+FINAL = {"harmony": "<|channel|>final<|message|>"}  # before content
+FORM = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+def free_grammar(format: AnswerFormat, *, several: bool = True, content: dict[str, Any] | None = None) -> str:
+    return tool_grammar(format, STRICT_TOOLS, several=several, token_ids={}, is_forced=False, content=content)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_where_no_call_is_forced_text_is_taken_as_well(name: str) -> None:
+    grammar, thought, final = free_grammar(FORMATS[name]), THOUGHTS.get(name, ""), FINAL.get(name, "")
+    for text in (ONE[name], TWO.get(name, ONE[name]), thought + ONE[name]):
+        assert takes(grammar, text), text
+    for text in ("Hello, a < b.\n", "", "Say <tool_cal", "[TOOL: x]"):
+        assert takes(grammar, final + text) and takes(grammar, thought + final + text), text
+    if name not in ("llama3", "harmony"):  # whose calls stand at the beginning, or in messages of their own
+        assert takes(grammar, f"Let me see. {ONE[name]}")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_that_are_not_strict_have_any_object(name: str) -> None:
+    grammar = free_grammar(FORMATS[name])
+    now = ONE[name].replace("weather", "now")
+    assert takes(grammar, now) and takes(grammar, now.replace(PARIS, "{}"))
+    assert not takes(grammar, now.replace(PARIS, "[1]"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_the_parser_would_take_for_another_call_is_no_text(name: str) -> None:
+    grammar, final = free_grammar(FORMATS[name]), FINAL.get(name, "")
+    wrong = [
+        ONE[name].replace("weather", "whether"),
+        ONE[name].replace('"days": 3', '"days": "3"'),
+        ONE[name].replace(PARIS, "{}"),
+        f"{ONE[name]} Bye.",
+    ]
+    for text in wrong:
+        assert not takes(grammar, text), text
+    if not final and name != "llama3":
+        assert not takes(grammar, f"Let me see. {wrong[0]}")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "llama3"])
+def test_content_of_a_form_stands_in_the_place_of_calls(name: str) -> None:
+    grammar = free_grammar(FORMATS[name], content=FORM)
+    thought, final = THOUGHTS.get(name, ""), FINAL.get(name, "")
+    assert takes(grammar, ONE[name]) and takes(grammar, thought + ONE[name])
+    assert takes(grammar, final + '{"a":1}') and takes(grammar, thought + final + '{"a":1}')
+    for text in ("", "Hello.", '{"a":"1"}', '{"a":1}' + ONE[name], '{"a": 1}'):
+        assert not takes(grammar, final + text), text
+
+
+def test_text_before_calls_ends_with_the_marker_as_a_token_or_in_letters() -> None:
+    grammar = tool_grammar(HERMES, STRICT_TOOLS, several=True, token_ids={"<tool_call>": 7}, is_forced=False)
+    assert "opened: found | PLAIN? <[7]>" in grammar
+    matcher = LLMatcher(BYTES, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()

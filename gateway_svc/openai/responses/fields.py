@@ -20,6 +20,7 @@ from quire.params import GenerateParams, Messages
 from quire.parsing.answer_format import AnswerFormat
 
 _LOGPROBS = "message.output_text.logprobs"
+_FORMAT_NAMES = {"structured_output": "text.format", "lark": "text.format", "json_schema": "text.format.schema"}
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 _Name = Annotated[str, Field(max_length=512)]
@@ -138,11 +139,7 @@ class ResponseRequest(GenerationFields):
         """Names of fields by the SDK's keywords, where they differ."""
         names = {**super().names, "prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
         names["template_kwargs"] = "chat_template_kwargs"
-        if self.tool_use.is_forced:
-            return names | {"structured_output": "tool_choice", "lark": "tool_choice"}
-        if self._format is None:
-            return names
-        return names | {"structured_output": "text.format", "json_schema": "text.format.schema"}
+        return {**names, **({} if self._format is None else _FORMAT_NAMES), **self.tool_use.names}
 
     @property
     def is_stored(self) -> bool:
@@ -197,7 +194,7 @@ class ResponseRequest(GenerationFields):
             user=self.user,
             safety_identifier=self.safety_identifier,
             prompt_cache_key=self.prompt_cache_key,
-            tools=[each.echo(is_forced=tool_use.is_forced) for each in self.tools or ()],
+            tools=[each.echo(is_enforced=tool_use.enforces(each.name)) for each in self.tools or ()],
             tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             reasoning={"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 import quire
 from gateway_svc.api_error import from_quire, invalid, sdk_refusals
+from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.event_stream import DONE, EventStream
-from gateway_svc.forced_calls import ForcedCalls
 from gateway_svc.generation import new_request_id
 from gateway_svc.openai.errors import ID_HEADER
 from gateway_svc.openai.responses.annotation import ID_PREFIX
@@ -38,7 +38,7 @@ class Responses:
         self._model = model
         self._vocabulary = vocabulary
         self._stored = StoredResponses(client)
-        self._forced_calls = ForcedCalls(client, vocabulary)
+        self._call_grammars = CallGrammars(client, vocabulary)
 
     async def create(self, body: ResponseRequest, idempotency_key: str | None, after: int = -1) -> Response:
         """The answer to a request: the response, its beginning if it runs in the background, or its events.
@@ -56,8 +56,7 @@ class Responses:
         if not format.is_plain:
             keywords["keep_special_tokens"] = True  # markers may be such
         with sdk_refusals(body.names):
-            if body.tool_use.is_forced:
-                keywords["lark"] = await self._forced_calls.grammar(format, chat, body.tool_use)
+            await self._call_grammars.constrain(keywords, format, chat, body.tool_use)
             stream = self._client.stream_chat(
                 chat.messages, tools=chat.tools, template_kwargs=chat.template_kwargs, **keywords
             )

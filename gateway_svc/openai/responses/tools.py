@@ -25,9 +25,9 @@ class FunctionTool(FunctionDefinition):
         given = self.model_dump(include={*FunctionDefinition.model_fields}, exclude_unset=True)
         return Tool(type="function", function=FunctionDefinition.model_validate(given))
 
-    def echo(self, *, is_forced: bool) -> dict[str, Any]:
-        """The tool as the response object has it; arguments follow their schema if calls are forced."""
-        return {**self.model_dump(include={"type", "name", "description", "parameters"}), "strict": is_forced}
+    def echo(self, *, is_enforced: bool) -> dict[str, Any]:
+        """The tool as the response object has it; `is_enforced`: a grammar has its arguments follow their schema."""
+        return {**self.model_dump(include={"type", "name", "description", "parameters"}), "strict": is_enforced}
 
 
 def _refuse_other_types(tool: Any) -> Any:
@@ -62,7 +62,7 @@ class Reasoning(ApiModel):
 def rules_for_calls(tools: list[FunctionTool] | None, choice: Choice | None, parallel: bool | None) -> ToolUse:
     """Rules for calls."""
     nested = choice if not isinstance(choice, FunctionChoice) else _named(choice)
-    return tool_use_of([each.nested for each in tools or ()], nested, parallel=parallel, strict_field="strict")
+    return tool_use_of([each.nested for each in tools or ()], nested, parallel=parallel)
 
 
 def _named(choice: FunctionChoice) -> NamedChoice:
