@@ -1,6 +1,7 @@
 """Quire against its peers on this machine's CPU: one model, the same requests, round by round. Table, JSON, plots.
 
     python -m benchmarks.peers [--model 125m] [--dtype bfloat16] [--only NAMES] [--loads NAMES] [--rounds 5] [--resume]
+    python -m benchmarks.peers --http       # servers, asked over HTTP
     python -m benchmarks.peers --set-up     # makes the environments, and measures nothing
 
 Each peer has a virtual environment under the cache folder; what cannot be set up is reported with its reason. An
@@ -22,7 +23,18 @@ from benchmarks.peers.peer_process import PeerProcess
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runners.harness import Setup
 from benchmarks.peers.runs_file import RunsFile
-from benchmarks.peers.systems import DRAWING, OFFLINE, OPEN_LOOP, PARITY, POOL_BYTES, RECIPES, SYSTEMS, System
+from benchmarks.peers.systems import (
+    DRAWING,
+    OFFLINE,
+    OPEN_LOOP,
+    PARITY,
+    POOL_BYTES,
+    RECIPES,
+    SERVERS,
+    SYSTEMS,
+    System,
+    targets_of,
+)
 from benchmarks.peers.workload import LOADS, MODELS, NUM_REQUESTS, checkpoint
 from benchmarks.random_models import ModelShape
 from benchmarks.report import RESULTS, ROOT, circumstances, has_amx, write_result
@@ -55,6 +67,7 @@ def main() -> None:
     }
     kind = "amx_" if has_amx(circumstances()["machine"]) else ""  # such machines have results of their own
     label = f"peers_{kind}{options.model}_{options.dtype}{'' if options.top_p is None else '_top_p'}"
+    label += "_http" if options.http else ""
     runs = RunsFile(options.cache / "runs" / f"{label}.jsonl", plan, resume=options.resume)
     campaign = Campaign(
         entrants=entrants,
@@ -66,13 +79,14 @@ def main() -> None:
     )
     campaign.run()
     about = {run.system: run.about for run in runs.runs.values() if run.about is not None}
-    outcome = Outcome(list(runs.runs.values()), not_set_up, options.top_p)
+    outcome = Outcome(list(runs.runs.values()), not_set_up, options.top_p, over_http=options.http)
     print(outcome.as_text(options.loads))
     figures = {
         "model": options.model,
         "shape": asdict(MODELS[options.model]),
         "dtype": options.dtype,
         "top_p": options.top_p,
+        "over_http": options.http,
         "threads": options.threads,
         "rounds": rounds,
         "pool_tokens": POOL_TOKENS,
@@ -161,7 +175,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="125m")
     parser.add_argument("--dtype", choices=_ITEM_BYTES, default="bfloat16")
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=USUAL, metavar="SYSTEM")
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, metavar="SYSTEM", help="default: all but a few")
+    parser.add_argument("--http", action="store_true", help="compare servers, asked over HTTP")
     parser.add_argument("--loads", nargs="+", choices=LOADS, help="default: all, parity in float32 alone")
     parser.add_argument("--rounds", type=int, default=5, help="of the loads that come all at once")
     parser.add_argument("--open-rounds", type=int, default=3, help="of the loads that come one by one")
@@ -173,8 +188,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--torch-index", help="where torch comes from; default: pip's own configuration")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     options = parser.parse_args()
+    options.only = options.only or (list(SERVERS) if options.http else USUAL)
+    if any(SYSTEMS[name].is_server != options.http for name in options.only):
+        parser.error("name servers with --http, and engines without")
     options.loads = options.loads or [*OFFLINE, *OPEN_LOOP, *([PARITY] if options.dtype == "float32" else [])]
     options.cache = options.cache.resolve()
+    if options.http:
+        options.loads = [load for load in options.loads if load in targets_of(None, over_http=True)]
     if options.top_p is not None and not set(options.only) <= DRAWING:
         parser.error(f"--top-p is known for {', '.join(sorted(DRAWING))}: name them with --only")
     return options

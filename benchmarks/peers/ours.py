@@ -6,7 +6,7 @@ from benchmarks.peers.figures import Verdict, verdicts
 from benchmarks.peers.runs_file import Run
 from benchmarks.peers.systems import OFFLINE
 
-OURS, OURS_WITH_FLAGS = "quire", "quire-flags"
+OURS, OURS_WITH_FLAGS, OURS_OVER_HTTP = "quire", "quire-flags", "quire-http"
 REFERENCE = "reference"
 _FLAGS_TARGET = {"tokens_per_s": 0.97}  # of what it does with flags is what it does without
 

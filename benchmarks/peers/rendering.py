@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.bar_chart import Bar, bar_chart
 from benchmarks.peers.figures import Figures, Verdict, num_equal, verdicts
-from benchmarks.peers.ours import OURS, REFERENCE, default_verdicts, is_peer
+from benchmarks.peers.ours import OURS, OURS_OVER_HTTP, REFERENCE, default_verdicts, is_peer
 from benchmarks.peers.runs_file import Run
 from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, targets_of
 from benchmarks.peers.workload import LOADS
@@ -22,10 +22,18 @@ _HEAD = ("", "output tokens/s", "norm. latency, ms", "first token p50 / p99, ms"
 class Outcome:
     """Outcome of all rounds of a campaign."""
 
-    def __init__(self, runs: Sequence[Run], not_set_up: Mapping[str, str], top_p: float | None = None) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        not_set_up: Mapping[str, str],
+        top_p: float | None = None,
+        *,
+        over_http: bool = False,
+    ) -> None:
         """`not_set_up`: reasons, by system. `top_p`: how tokens were drawn; None: greedily."""
         self._runs = runs
-        self._targets = targets_of(top_p)
+        self._targets = targets_of(top_p, over_http=over_http)
+        self._ours = OURS_OVER_HTTP if over_http else OURS
         self._not_set_up = not_set_up
 
     def medians(self, load: str) -> dict[str, Figures]:
@@ -45,7 +53,9 @@ class Outcome:
 
     def verdicts(self, load: str) -> list[Verdict]:
         """Compare ours with the best peer."""
-        return verdicts([run for run in self._runs if is_peer(run.system)], load, OURS, self._targets.get(load, {}))
+        return verdicts(
+            [run for run in self._runs if is_peer(run.system)], load, self._ours, self._targets.get(load, {})
+        )
 
     def defaults(self, load: str) -> list[Verdict]:
         """Compare our defaults with our flags, if both ran."""

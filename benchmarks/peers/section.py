@@ -18,7 +18,7 @@ from benchmarks.page_section import (
     number,
 )
 from benchmarks.peers.figures import Figures, Verdict, verdicts
-from benchmarks.peers.ours import OURS, REFERENCE, default_verdicts, is_peer
+from benchmarks.peers.ours import OURS, OURS_OVER_HTTP, REFERENCE, default_verdicts, is_peer
 from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, targets_of
 from benchmarks.report import has_amx
 
@@ -47,14 +47,15 @@ def section_of(document: Document) -> Section:
             kept = {name: each for name, each in medians.items() if not (is_earlier and name == "ctranslate2")}
             blocks += [_load_words(load, document), _medians(kept, document)]
     blocks += [*_parity(document), *_failures(document), *_systems(document)]
+    over_http = " All are asked over HTTP by one client, which streams." if document.get("over_http") else ""
     return Section(
         variant=f"{document['model']}, {document['dtype']}{', AMX' if has_amx(document['machine']) else ''}"
-        f"{_top_p(document)}",
+        f"{_top_p(document)}{', over HTTP' if over_http else ''}",
         done=(
             f"One checkpoint of random weights, the same requests, {_choice(document)} and to their full length, one "
-            f"system at a time, round by round; ours with services and journal. {document['threads']} threads, a KV "
-            f"pool of {document['pool_tokens']:,} tokens{_budget(document)}. Figures are medians over the "
-            "rounds, ratios too; a target is met, or not, where all rounds say so."
+            f"system at a time, round by round; ours with services and journal.{over_http} "
+            f"{document['threads']} threads, a KV pool of {document['pool_tokens']:,} tokens{_budget(document)}. "
+            "Figures are medians over the rounds, ratios too; a target is met, or not, where all rounds say so."
         ),
         headlines=list(_verdicts(document)),
         blocks=blocks,
@@ -83,9 +84,11 @@ def _verdicts(document: Document) -> Iterator[Headline]:
     runs = [SimpleNamespace(**{**run, "figures": Figures(**run["figures"])}) for run in document["runs"]]
     valid = _valid(runs, document)
     missing = []
-    for load, targets in targets_of(document.get("top_p")).items():
+    over_http = bool(document.get("over_http"))
+    ours = OURS_OVER_HTTP if over_http else OURS
+    for load, targets in targets_of(document.get("top_p"), over_http=over_http).items():
         peers = [run for run in valid if is_peer(run.system)]
-        measured = {each.figure: each for each in verdicts(peers, load, OURS, targets)}
+        measured = {each.figure: each for each in verdicts(peers, load, ours, targets)}
         for figure, bound in targets.items():
             name = f"{load}, {_FIGURES[figure]}"
             if figure in measured:
@@ -121,11 +124,12 @@ def _load_words(load: str, document: Document) -> str:
 
 def _medians(medians: Mapping[str, ResultRow], document: Document) -> str:
     head = ("", "output tokens/s", "ours / theirs", "norm. latency, ms", "first token p50 / p99, ms")
-    ours = medians.get(OURS)
+    us = OURS_OVER_HTTP if document.get("over_http") else OURS
+    ours = medians.get(us)
     rows = []
     for name, each in medians.items():
         ratio = NONE
-        if ours is not None and name != OURS:
+        if ours is not None and name != us:
             ratio = number(ours["tokens_per_s"] / each["tokens_per_s"], 2)
         rows.append(
             (

@@ -37,6 +37,11 @@ _DRAWING_TARGETS: Mapping[str, Mapping[str, float]] = {
     "sharegpt": {"tokens_per_s": 1.7},
     "alpaca": {"tokens_per_s": 1.7},
 }
+_HTTP_TARGETS: Mapping[str, Mapping[str, float]] = {
+    "sharegpt": {"tokens_per_s": 1.25},
+    "alpaca": {"tokens_per_s": 1.25},
+    **{load: {"first_token_p50_s": 1.0, "first_token_p99_s": 1.0} for load in OPEN_LOOP},
+}
 # Systems whose runners can be told to draw tokens.
 DRAWING = frozenset({"quire", "quire-flags", "openvino", "vllm", "vllm-default"})
 # Of `quire serve` for these loads. It is measured without any: this one says what its defaults leave.
@@ -55,12 +60,31 @@ class System:
     variables: Mapping[str, str] = field(default_factory=dict)
     loads: tuple[str, ...] = (*OFFLINE, *OPEN_LOOP, PARITY)
     is_extra: bool = False  # it runs only where it is asked for
+    is_server: bool = False  # it is asked over HTTP
 
 
 SYSTEMS = {
     "quire": System(title="Quire", recipe=None, runner="quire"),
     "quire-flags": System(
         title="Quire, the best flags known", recipe=None, runner="quire", options={"flags": BEST_FLAGS}, is_extra=True
+    ),
+    "quire-http": System(title="Quire over HTTP", recipe=None, runner="quire_http", is_extra=True, is_server=True),
+    "vllm-http": System(
+        title="vLLM's server, all cores",
+        recipe="vllm",
+        runner="vllm_http",
+        options={"kv_cache_memory_bytes": POOL_BYTES},
+        variables={"VLLM_CPU_OMP_THREADS_BIND": _ALL_CORES},
+        is_extra=True,
+        is_server=True,
+    ),
+    "vllm-http-default": System(
+        title="vLLM's server, its default cores",
+        recipe="vllm",
+        runner="vllm_http",
+        options={"kv_cache_memory_bytes": POOL_BYTES},
+        is_extra=True,
+        is_server=True,
     ),
     "openvino": System(title="OpenVINO GenAI", recipe="openvino", runner="openvino_genai"),
     "vllm": System(
@@ -93,6 +117,11 @@ SYSTEMS = {
 }
 
 
-def targets_of(top_p: float | None) -> Mapping[str, Mapping[str, float]]:
-    """Targets of each load by figure, as multiples of the best peer: for greedy choice, or for tokens drawn so."""
+SERVERS = tuple(name for name, system in SYSTEMS.items() if system.is_server)
+
+
+def targets_of(top_p: float | None, *, over_http: bool = False) -> Mapping[str, Mapping[str, float]]:
+    """Targets of each load by figure, as multiples of the best peer: for greedy choice, for tokens drawn, or HTTP."""
+    if over_http:
+        return _HTTP_TARGETS
     return _TARGETS if top_p is None else _DRAWING_TARGETS
