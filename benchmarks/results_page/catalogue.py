@@ -22,6 +22,7 @@ from benchmarks.peers import section as peers
 from benchmarks.results_page import faults
 from benchmarks.scale import schedule_cost
 from benchmarks.scale import section as scale
+from benchmarks.services import gateway_cost
 
 SECTIONS: tuple[PageSection, ...] = (
     peers.SECTION,
@@ -32,6 +33,7 @@ SECTIONS: tuple[PageSection, ...] = (
     accuracy.SECTION,
     request_kinds.SECTION,
     overhead.SECTION,
+    gateway_cost.SECTION,
     scale.SECTION,
     schedule_cost.SECTION,
     journal_cost.SECTION,

@@ -127,8 +127,12 @@ def make_engine(arguments: argparse.Namespace, runner: SimulatedRunner) -> Loade
 
 
 def _tokenizer(folder: Path) -> TokenizerFiles:
-    tokenizer_json = (folder / "tokenizer.json").read_bytes()
-    return TokenizerFiles(tokenizer_json=tokenizer_json, chat_template=None, special_tokens={})
+    template = folder / "chat_template.jinja"
+    return TokenizerFiles(
+        tokenizer_json=(folder / "tokenizer.json").read_bytes(),
+        chat_template=template.read_text() if template.is_file() else None,
+        special_tokens={},
+    )
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -149,7 +153,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
-    parser.add_argument("--tokenizer", type=Path, help="folder with a tokenizer.json, for a scheduler that makes text")
+    parser.add_argument("--tokenizer", type=Path, help="folder with tokenizer.json and chat_template.jinja, for text")
     parser.add_argument("--trace", type=Path, help="file for the moments of each step, written at the end")
     parser.add_argument("--spans", type=Path, help="file for the spans of what is around the execution, the same")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
