@@ -4,20 +4,19 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import quire
 from gateway_svc.anthropic import models as anthropic_models
 from gateway_svc.anthropic.fields import Conversation, MessageRequest
 from gateway_svc.anthropic.messages import Messages
-from gateway_svc.api_error import ApiError, from_quire, from_validation
 from gateway_svc.body_limit import BodyLimit
 from gateway_svc.departure import answer_unless_departed
 from gateway_svc.error_answer import error_answer
+from gateway_svc.error_handlers import add_error_handlers
 from gateway_svc.headers import IdempotencyKey, LastEventId
 from gateway_svc.http_figures import HttpFigures, MeasuredCalls
+from gateway_svc.json_body import JsonRoute
 from gateway_svc.key_check import KeyCheck
 from gateway_svc.metrics import Metrics
 from gateway_svc.openai import models as openai_models
@@ -41,12 +40,13 @@ _READY_S = 3.0  # for the scheduler's answer; requests wait longer for it
 def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None) -> FastAPI:
     """The application, which answers by calls to the client; without `keys` to everybody."""
     app = FastAPI(title="Quire", docs_url=None, redoc_url=None)
+    app.router.route_class = JsonRoute
     figures = HttpFigures()
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_answer)
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys, respond=error_answer)
     app.add_middleware(MeasuredCalls, figures=figures)
-    _add_error_handlers(app)
+    add_error_handlers(app)
     vocabulary = Vocabulary(client)
     model = ServedModel(client, vocabulary)
     _add_openai(app, client, model, vocabulary)
@@ -143,23 +143,3 @@ def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
     async def scrape() -> Response:
         """Figures for Prometheus, in its text format."""
         return await metrics.answer()
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(ApiError)
-    async def refused(request: Request, error: ApiError) -> Response:
-        return error_answer(request.scope, error)
-
-    @app.exception_handler(quire.QuireError)
-    async def failed(request: Request, error: quire.QuireError) -> Response:
-        return error_answer(request.scope, from_quire(error, {}))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return error_answer(request.scope, from_validation(error.errors()))
-
-    @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        message = f"{error.detail}: {request.method} {request.url.path}"
-        code = "not_found" if error.status_code == 404 else None
-        return error_answer(request.scope, ApiError(error.status_code, message, code=code))

@@ -16,6 +16,7 @@ from common.metric_families import process_families
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _NO_ROUTE = "none"  # one label for all unknown paths: whoever calls may not make labels
 _CLIENT_CLOSED_REQUEST = 499
+_INTERNAL_ERROR = 500
 
 
 class HttpFigures:
@@ -72,6 +73,9 @@ class MeasuredCalls:
         self._figures.open.inc()
         try:
             await self._app(scope, receive, observed)
+        except Exception:
+            status = _INTERNAL_ERROR
+            raise
         finally:
             self._figures.open.dec()
             route = scope.get("route")

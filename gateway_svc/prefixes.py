@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 import quire
 from gateway_svc.api_error import invalid
+from gateway_svc.json_body import JsonRoute
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.tools import Tools, template_tools
 from gateway_svc.request_fields import ApiModel
@@ -35,7 +36,7 @@ class PinRequest(ApiModel):
 
 def prefixes_router(client: quire.AsyncClient) -> APIRouter:
     """Routes that answer by calls to the client; its errors are the application's."""
-    router = APIRouter(prefix="/prefixes")
+    router = APIRouter(prefix="/prefixes", route_class=JsonRoute)
 
     @router.get("")
     async def list_prefixes(tenant: str | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from quire.params import GenerateParams
 
 _ALL_TOKENS = (1 << 31) - 1  # as top_k
 _SEED_MASK = (1 << 64) - 1
+_MOST_DIGITS = 10  # of a token id
 
 # Keywords of the SDK whose fields have other names here.
 FIELD_NAMES = {
@@ -158,7 +159,7 @@ def token_biases(given: Mapping[str, float]) -> dict[int, float]:
     """Biases by token id. Raises InvalidRequestError for a key that is no token id."""
     biases = {}
     for key, bias in given.items():
-        if not key.isascii() or not key.isdigit():
+        if not key.isascii() or not key.isdigit() or len(key) > _MOST_DIGITS:
             violation = quire.FieldViolation("logit_bias", f"has the key {key!r:.40}: give token ids")
             raise quire.InvalidRequestError.of([violation])
         biases[int(key)] = bias

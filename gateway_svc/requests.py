@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 import quire
+from gateway_svc.json_body import JsonRoute
 from gateway_svc.request_fields import ApiModel
 from quire.params import PauseKeep
 
@@ -20,7 +21,7 @@ class PauseRequest(ApiModel):
 
 def requests_router(client: quire.AsyncClient) -> APIRouter:
     """Routes that answer by calls to the client; its errors are the application's."""
-    router = APIRouter(prefix="/requests")
+    router = APIRouter(prefix="/requests", route_class=JsonRoute)
 
     @router.get("")
     async def list_requests(

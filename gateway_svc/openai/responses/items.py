@@ -100,7 +100,7 @@ class InputCall(CalledFunction):
     status: Ignored
     namespace: Unsupported
     caller: Unsupported
-    async_: Annotated[Any, Unsupported] = Field(None, alias="async")
+    async_: Unsupported = Field(None, alias="async")
 
     def to_item(self, item_id: str) -> dict[str, Any]:
         """The item of a listing; `item_id` is for one without an id."""
@@ -133,7 +133,10 @@ class InputCallOutput(ApiModel):
 
 def _tag_of(item: Any) -> Any:
     """Tag of an item by its type; one without a type is a message."""
-    return _TAGS.get(item.get("type", "message")) if isinstance(item, dict) else type(item).__name__
+    if not isinstance(item, dict):
+        return type(item).__name__
+    kind = item.get("type", "message")
+    return _TAGS.get(kind) if isinstance(kind, str) else None
 
 
 _TAGS = {

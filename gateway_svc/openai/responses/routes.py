@@ -8,6 +8,7 @@ from starlette.responses import Response
 from gateway_svc.api_error import invalid
 from gateway_svc.departure import answer_unless_departed
 from gateway_svc.headers import IdempotencyKey, LastEventId
+from gateway_svc.json_body import JsonRoute
 from gateway_svc.openai.responses.fields import ResponseRequest
 from gateway_svc.openai.responses.responses import Responses
 
@@ -16,7 +17,7 @@ EventNumber = Annotated[int | None, Query(ge=0, lt=1 << 53)]
 
 def responses_router(responses: Responses) -> APIRouter:
     """Routes that answer by these responses."""
-    router = APIRouter(prefix="/v1/responses")
+    router = APIRouter(prefix="/v1/responses", route_class=JsonRoute)
 
     @router.post("", response_model=None)
     async def create_response(

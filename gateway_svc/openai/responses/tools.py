@@ -15,7 +15,7 @@ class FunctionTool(FunctionDefinition):
 
     type: Literal["function"]
     allowed_callers: Unsupported
-    async_: Annotated[Any, Unsupported] = Field(None, alias="async")
+    async_: Unsupported = Field(None, alias="async")
     defer_loading: Unsupported
     output_schema: Unsupported
 
@@ -33,7 +33,7 @@ class FunctionTool(FunctionDefinition):
 def _refuse_other_types(tool: Any) -> Any:
     if isinstance(tool, dict) and (kind := tool.get("type")) != "function":
         raise PydanticCustomError(
-            "unsupported", "this server does not support tools of type {kind}", {"kind": str(kind)}
+            "unsupported", "this server does not support tools of type {kind}", {"kind": str(kind)[:40]}
         )
     return tool
 

@@ -1,0 +1,61 @@
+"""JSON of a request's body, read strictly: what UTF-8, a number of 64 bits or a call stack cannot hold is refused here.
+
+A lone surrogate, NaN, an infinite number and deep nesting are no valid body, so nothing behind this file meets them. A
+whole number beyond 64 bits becomes a number that is not whole. Knows no field.
+"""
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+MAX_DEPTH = 100  # of objects and lists within each other: copies and dumps of a value call themselves as deeply
+
+
+class JsonRequest(Request):
+    """A request whose body is read strictly."""
+
+    async def json(self) -> Any:
+        """The value of the body. Raises json.JSONDecodeError."""
+        return decode_json(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read strictly."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Handler of a request of the route."""
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_strictly
+
+
+def decode_json(data: bytes) -> Any:
+    """The value of a JSON text. Raises json.JSONDecodeError."""
+    value = orjson.loads(data)
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+        raise json.JSONDecodeError(f"more than {MAX_DEPTH} objects and lists within each other", "", 0)
+    return value
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """True if a value has more than `depth` levels; it has too few of them to exhaust the stack."""
+    level = [value]
+    for _ in range(depth):
+        level = [item for each in level for item in _items(each) if isinstance(item, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
