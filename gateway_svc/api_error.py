@@ -125,6 +125,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             return ApiError(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
         case "extra_forbidden":
             return ApiError(400, f"Unrecognized request argument: {param}", param=param, code="unknown_parameter")
+        case "missing" if param is None:
+            return ApiError(400, "The body is missing: send JSON", code="missing_body")
         case "missing":
             message = f"Missing required parameter: '{param}'"
             return ApiError(400, message, param=param, code="missing_required_parameter")

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Annotated, Any
 
+import orjson
 from fastapi import FastAPI, Header, Request
 from starlette.responses import Response
 
@@ -25,6 +26,7 @@ from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completions import CompletionRequest, Completions
 from gateway_svc.openai.responses.responses import Responses
 from gateway_svc.openai.responses.routes import responses_router
+from gateway_svc.openapi.document import describe
 from gateway_svc.prefixes import prefixes_router
 from gateway_svc.requests import requests_router
 from gateway_svc.served_model import ServedModel
@@ -39,7 +41,7 @@ _READY_S = 3.0  # for the scheduler's answer; requests wait longer for it
 
 def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None) -> FastAPI:
     """The application, which answers by calls to the client; without `keys` to everybody."""
-    app = FastAPI(title="Quire", docs_url=None, redoc_url=None)
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.router.route_class = JsonRoute
     figures = HttpFigures()
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_answer)
@@ -58,6 +60,7 @@ def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: Accepted
     app.include_router(prefixes_router(client))
     _add_health(app, client)
     _add_metrics(app, Metrics(client, figures))
+    _add_description(app)
     return app
 
 
@@ -143,3 +146,14 @@ def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
     async def scrape() -> Response:
         """Figures for Prometheus, in its text format."""
         return await metrics.answer()
+
+
+def _add_description(app: FastAPI) -> None:
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        """The OpenAPI document of these routes, made once."""
+        if not made:
+            made.append(orjson.dumps(describe(app.routes)))
+        return Response(made[0], media_type="application/json")
+
+    made: list[bytes] = []

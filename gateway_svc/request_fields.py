@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 from pydantic.functional_validators import AfterValidator
 from pydantic_core import PydanticCustomError
 
@@ -39,7 +39,12 @@ def _refuse(value: Any) -> Any:
     return value
 
 
-Unsupported = Annotated[Any, AfterValidator(_refuse), Field(None, description="Not supported; null is accepted.")]
+Unsupported = Annotated[
+    Any,
+    AfterValidator(_refuse),
+    WithJsonSchema({"type": "null"}),
+    Field(None, description="Not supported; null is accepted."),
+]
 Ignored = Annotated[Any, Field(None, description="Accepted, and without effect.")]
 
 

@@ -11,7 +11,7 @@ from gateway_svc.openai.responses.annotation import ID_PREFIX, Annotation
 from gateway_svc.openai.responses.output import ItemStatus, Output, OutputItem
 
 _LIVE = ("queued", "in_progress")
-_NOT_REPEATED = {"has_logprobs", "input", "tool_parser", "reasoning_parser", "may_call_several"}
+NOT_REPEATED = {"has_logprobs", "input", "tool_parser", "reasoning_parser", "may_call_several"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class ResponseHead:
         self.stem = response_id.removeprefix(ID_PREFIX)  # of the ids of items
         self.annotation = annotation
         self._created_unix_s = created_unix_s
-        self._echoed = annotation.model_dump(exclude=_NOT_REPEATED)
+        self._echoed = annotation.model_dump(exclude=NOT_REPEATED)
 
     def beginning(self, status: str) -> dict[str, Any]:
         """The object before there is output."""

@@ -1,0 +1,1 @@
+"""The description of the gateway's routes as an OpenAPI document: what they take, and what they answer."""
