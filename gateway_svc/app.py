@@ -41,7 +41,7 @@ _READY_S = 3.0  # for the scheduler's answer; requests wait longer for it
 
 def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None) -> FastAPI:
     """The application, which answers by calls to the client; without `keys` to everybody."""
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app = FastAPI(openapi_url=None, redirect_slashes=False, generate_unique_id_function=lambda route: route.name)
     app.router.route_class = JsonRoute
     figures = HttpFigures()
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_answer)

@@ -3,7 +3,8 @@
 One row for an operation; a route without a row fails when the document is made. Knows no field of a request.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway_svc.openapi import completion_objects as completions
@@ -47,6 +48,7 @@ class Answers:
     bare: tuple[int, ...] = ()  # further statuses without content
     is_anthropics: bool = False
     is_of_both: bool = False  # the API is that which a header names
+    links: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # parameter of an operation that may follow
     is_open: bool = False  # without an API key
 
     @property
@@ -61,11 +63,16 @@ def _generating(ok: Any, events: Any, id_header: str = "x-request-id", **more: A
 
 
 _RECORD = (400, 404, *_SCHEDULER)
+_RESPONSE_OPERATIONS = ("retrieve_response", "delete_response", "list_input_items", "cancel_response")
+_OF_RESPONSE = dict.fromkeys(_RESPONSE_OPERATIONS, ("response_id", "$response.body#/id"))
+_OF_REQUEST = dict.fromkeys(("get_request", "cancel", "pause", "resume"), ("request_id", "$response.body#/id"))
 
 ANSWERS: dict[tuple[str, str], Answers] = {
-    ("post", "/v1/completions"): _generating(completions.Completion, completions.CompletionEvent),
+    ("post", "/v1/completions"): _generating(completions.Completion, completions.CompletionEvent, links=_OF_REQUEST),
     ("post", "/v1/chat/completions"): _generating(completions.ChatCompletion, completions.ChatCompletionEvent),
-    ("post", "/v1/responses"): _generating(responses.ResponseObject, responses.ResponseEvent),
+    ("post", "/v1/responses"): _generating(
+        responses.ResponseObject, responses.ResponseEvent, links={**_OF_RESPONSE, **_OF_REQUEST}
+    ),
     ("get", "/v1/responses/{response_id}"): Answers(
         ok=responses.ResponseObject, events=responses.ResponseEvent, id_header="x-request-id", errors=_RECORD
     ),
@@ -100,6 +107,7 @@ ANSWERS: dict[tuple[str, str], Answers] = {
         ok=PinnedPrefix,
         about="The same prefix is pinned already; 201: it is new.",
         also=(201,),
+        links={"unpin": ("name", "$response.body#/name")},
         errors=(*_BODY, 404, 409, *_SCHEDULER),
     ),
     ("delete", "/prefixes/{name}"): Answers(ok=None, status=204, errors=_RECORD),

@@ -63,6 +63,7 @@ def _add(described: dict[str, Any], name: str) -> None:
                 described["items"] = described["items"] | {"minLength": 1} | _of_text(_ON_WIRE[name])
         case "object" if name in _ON_WIRE:
             described["maxProperties"] = BOUNDS[_ON_WIRE[name]].max_items
+            described["propertyNames"] = {"pattern": "^[0-9]{1,10}$"}  # token ids
 
 
 def _of_text(field: str) -> dict[str, int]:

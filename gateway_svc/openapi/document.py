@@ -25,7 +25,7 @@ _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-_OWN_PATH = {"get": {"summary": "Openapi", "operationId": "openapi_openapi_json_get", "responses": {}}}
+_OWN_PATH = {"get": {"summary": "Description", "operationId": "description", "responses": {}}}
 _ID = {"description": "Id of the request.", "required": True, "schema": {"type": "string"}}
 _RETRY = {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
 _WITH_RETRY = (429, 503, 529)
@@ -94,6 +94,11 @@ def _success(answers: Answers, objects: _Objects) -> dict[str, Any]:
         }
     if answers.id_header is not None:
         described["headers"] = {answers.id_header: _ID}
+    if answers.links:
+        described["links"] = {
+            operation: {"operationId": operation, "parameters": {parameter: value}}
+            for operation, (parameter, value) in answers.links.items()
+        }
     return described
 
 

@@ -1,0 +1,1 @@
+"""Real services, tried by schemathesis against their own OpenAPI document."""

@@ -1,0 +1,115 @@
+"""Schemathesis against real services with the demo model: every answer to generated requests is as /openapi.json says.
+
+    python -m tests.openapi [--examples 10000] [--seed 1] [--record]
+
+Requests are valid and invalid ones of each operation, other methods than those it has, and chains along the links of
+the document. Prints the answers of each operation, and ends with status 1 if a check fails or if there were fewer
+requests than asked for. `--record` keeps the result among those of the benchmarks.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.report import RESULTS, ROOT, table, write_result
+from tests.openapi.outcome import Outcome, read_outcome
+from tests.services import start_gateway, start_scheduler, start_worker
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+    "allow_header_conformance",
+    "use_after_free",
+)
+_PHASES = "coverage,fuzzing,stateful"
+_NUM_FUZZED = 20  # operations with something to vary; at most as many cases are drawn for each
+_MOST_S = 1800.0
+_MODEL = "demo"
+_WORKER = ("--dtype", "float32", "--threads", "1", "--num-blocks", "2000", "--model-name", _MODEL)
+
+
+def main() -> None:
+    """Start the services, run schemathesis, tell what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=10_000, help="requests in all, at least")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--record", action="store_true", help="write the result")
+    parser.add_argument("--output", type=Path, default=RESULTS / "openapi.json", help="where")
+    options = parser.parse_args()
+    began_s = time.monotonic()
+    with ExitStack() as stack:
+        scheduler, address = start_scheduler()
+        stack.enter_context(scheduler)
+        stack.enter_context(start_worker(address, *_WORKER))
+        gateway, url = start_gateway(address)
+        stack.enter_context(gateway)
+        scheduler.wait_for("worker ready")
+        outcome = run(url, options.examples, options.seed)
+        for service in (scheduler, gateway):
+            outcome.failures += [line for line in service.raw if "Traceback" in line or '"level": "error"' in line]
+    print(_text(outcome), flush=True)  # noqa: T201
+    is_met = not outcome.failures and outcome.num_cases >= options.examples
+    if options.record:
+        figures = {
+            "seed": options.seed,
+            "asked_for": options.examples,
+            "seconds": round(time.monotonic() - began_s, 1),
+            "schemathesis": version("schemathesis"),
+            **outcome.record(),
+        }
+        write_result(options.output, "openapi", figures)
+    sys.exit(0 if is_met else 1)
+
+
+def run(url: str, num_examples: int, seed: int) -> Outcome:
+    """Run schemathesis against a gateway."""
+    with tempfile.TemporaryDirectory() as folder:
+        events = Path(folder) / "events.ndjson"
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
+            *("--checks", ",".join(CHECKS), "--phases", _PHASES),
+            *("--max-examples", str(-(-num_examples // _NUM_FUZZED)), "--seed", str(seed)),
+            *("--continue-on-failure", "--no-shrink", "--warnings", "off", "--request-timeout", "60"),
+            *("--report", "ndjson", "--report-ndjson-path", str(events)),
+        ]
+        given = {"SCHEMATHESIS_HOOKS": "tests.openapi.hooks", "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, **given},
+            capture_output=True,
+            text=True,
+            timeout=_MOST_S,
+            check=False,
+        )
+        if not events.exists():
+            raise RuntimeError(f"schemathesis failed:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+        with events.open() as lines:
+            outcome = read_outcome(lines)
+        if ended.returncode != 0 and not outcome.failures:
+            outcome.failures.append(f"schemathesis ended with {ended.returncode}: {ended.stdout[-2000:]}")
+        return outcome
+
+
+def _text(outcome: Outcome) -> str:
+    rows = [
+        (label, counts.total(), ", ".join(f"{number:,} × {status}" for status, number in sorted(counts.items())))
+        for label, counts in sorted(outcome.answers.items())
+    ]
+    shown = [f"FAULT {each}" for each in outcome.failures[:40]]
+    verdict = f"{outcome.num_cases:,} requests, {len(outcome.failures) or 'no'} faults"
+    return "\n".join([table(("operation", "requests", "answers"), rows), *shown, verdict])
+
+
+if __name__ == "__main__":
+    main()
