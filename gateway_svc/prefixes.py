@@ -1,9 +1,9 @@
 """`/prefixes`: prefixes of prompts that are computed once and kept. Quire's own API."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from starlette.responses import JSONResponse, Response
 
 import quire
@@ -12,6 +12,9 @@ from gateway_svc.json_body import JsonRoute
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.tools import Tools, template_tools
 from gateway_svc.request_fields import ApiModel
+
+# The scheduler checks it.
+PinName = Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9._:-]{1,128}$"})]
 
 
 class PinRequest(ApiModel):
@@ -44,13 +47,13 @@ def prefixes_router(client: quire.AsyncClient) -> APIRouter:
         return {"data": [dataclasses.asdict(each) for each in await client.list_prefixes(tenant=tenant)]}
 
     @router.put("/{name}", response_model=None)
-    async def pin(name: str, body: PinRequest) -> Response:
+    async def pin(name: PinName, body: PinRequest) -> Response:
         """201 for a new pin, 200 for the same one again, 409 if the name has another prefix."""
         pinned = await client.pin_prefix(name, body.prefix, tenant=body.tenant, cache_salt=body.cache_salt)
         return JSONResponse(dataclasses.asdict(pinned), status_code=201 if pinned.created else 200)
 
     @router.delete("/{name}", status_code=204, response_model=None)
-    async def unpin(name: str, tenant: str | None = None) -> Response:
+    async def unpin(name: PinName, tenant: str | None = None) -> Response:
         await client.unpin_prefix(name, tenant=tenant)
         return Response(status_code=204)
 

@@ -86,11 +86,7 @@ def _success(answers: Answers, objects: _Objects) -> dict[str, Any]:
         described["content"] = {answers.media_type: {"schema": objects.schema(answers.ok)}}
     if answers.events is not None:
         described["content"]["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": "Server-sent events, if the request asks for a stream. x-event-data: data of each.",
-                "x-event-data": objects.schema(answers.events),
-            }
+            "schema": _event(objects.schema(answers.events), objects.schema(Error))
         }
     if answers.id_header is not None:
         described["headers"] = {answers.id_header: _ID}
@@ -100,6 +96,25 @@ def _success(answers: Answers, objects: _Objects) -> dict[str, Any]:
             for operation, (parameter, value) in answers.links.items()
         }
     return described
+
+
+def _event(data: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+    """Schema of each event of a stream, of which JSON is the data; that of OpenAI's API ends with [DONE]."""
+    as_json = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [data, error]},
+    }
+    return {
+        "type": "object",
+        "description": "One of the server-sent events with which a request for a stream is answered.",
+        "properties": {
+            "data": {"anyOf": [{"const": "[DONE]"}, as_json]},
+            "event": {"type": "string", "description": "Its type, where the API names events."},
+            "id": {"type": "string", "description": "For Last-Event-ID, where the stream can be resumed."},
+        },
+        "required": ["data"],
+    }
 
 
 def _error(answers: Answers, status: int, objects: _Objects) -> dict[str, Any]:

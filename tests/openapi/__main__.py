@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.report import RESULTS, ROOT, table, write_result
-from tests.openapi.outcome import Outcome, read_outcome
+from tests.openapi.outcome import Outcome
 from tests.services import start_gateway, start_scheduler, start_worker
 
 CHECKS = (
@@ -31,8 +32,13 @@ CHECKS = (
     "allow_header_conformance",
     "use_after_free",
 )
-_PHASES = "coverage,fuzzing,stateful"
-_NUM_FUZZED = 20  # operations with something to vary; at most as many cases are drawn for each
+# Arguments of each pass, and its part of the requests that are asked for: as examples of each operation, or as chains.
+_PASSES: tuple[tuple[tuple[str, ...], int], ...] = (
+    (("--phases", "coverage,fuzzing"), 40),
+    (("--phases", "stateful", "--mode", "positive", "--include-path-regex", "^/v1/responses"), 120),
+    (("--phases", "stateful", "--mode", "positive", "--include-path-regex", "^/requests|^/v1/completions"), 120),
+    (("--phases", "stateful", "--mode", "positive", "--include-path-regex", "^/prefixes"), 200),
+)
 _MOST_S = 1800.0
 _MODEL = "demo"
 _WORKER = ("--dtype", "float32", "--threads", "1", "--num-blocks", "2000", "--model-name", _MODEL)
@@ -73,32 +79,30 @@ def main() -> None:
 
 def run(url: str, num_examples: int, seed: int) -> Outcome:
     """Run schemathesis against a gateway."""
+    outcome = Outcome()
     with tempfile.TemporaryDirectory() as folder:
-        events = Path(folder) / "events.ndjson"
-        command = [
-            *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
-            *("--checks", ",".join(CHECKS), "--phases", _PHASES),
-            *("--max-examples", str(-(-num_examples // _NUM_FUZZED)), "--seed", str(seed)),
-            *("--continue-on-failure", "--no-shrink", "--warnings", "off", "--request-timeout", "60"),
-            *("--report", "ndjson", "--report-ndjson-path", str(events)),
-        ]
-        given = {"SCHEMATHESIS_HOOKS": "tests.openapi.hooks", "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **given},
-            capture_output=True,
-            text=True,
-            timeout=_MOST_S,
-            check=False,
-        )
-        if not events.exists():
-            raise RuntimeError(f"schemathesis failed:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
-        with events.open() as lines:
-            outcome = read_outcome(lines)
-        if ended.returncode != 0 and not outcome.failures:
-            outcome.failures.append(f"schemathesis ended with {ended.returncode}: {ended.stdout[-2000:]}")
-        return outcome
+        for number, (arguments, part) in enumerate(_PASSES):
+            events = Path(folder) / f"events_{number}.ndjson"
+            given = ("--max-examples", str(-(-num_examples // part)), "--seed", str(seed), *arguments)
+            ended = _schemathesis(url, Path(folder), events, given)
+            if not events.exists():
+                raise RuntimeError(f"schemathesis failed:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+            num_failures = len(outcome.failures)
+            with events.open() as lines:
+                outcome.add(lines)
+            if ended.returncode != 0 and len(outcome.failures) == num_failures:
+                outcome.failures.append(f"schemathesis ended with {ended.returncode}: {ended.stdout[-2000:]}")
+    return outcome
+
+
+def _schemathesis(url: str, folder: Path, events: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", ",".join(CHECKS)),
+        *("--continue-on-failure", "--no-shrink", "--warnings", "off", "--request-timeout", "60"),
+        *("--report", "ndjson", "--report-ndjson-path", str(events), *arguments),
+    ]
+    env = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.openapi.hooks", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=_MOST_S, check=False)
 
 
 def _text(outcome: Outcome) -> str:

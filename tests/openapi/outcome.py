@@ -16,6 +16,7 @@ class Outcome:
     answers: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # by operation, by status
     phases: Counter[str] = field(default_factory=Counter)  # cases by phase
     checks: Counter[str] = field(default_factory=Counter)  # that passed, by name
+    num_streams: int = 0  # answers that were streams of events
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -27,6 +28,7 @@ class Outcome:
         """Figures that a result keeps."""
         return {
             "num_cases": self.num_cases,
+            "num_streams": self.num_streams,
             "phases": dict(sorted(self.phases.items())),
             "checks": dict(sorted(self.checks.items())),
             "operations": {
@@ -36,34 +38,32 @@ class Outcome:
             "failures": self.failures,
         }
 
+    def add(self, lines: Iterable[str]) -> None:
+        """Add what the events of one run tell."""
+        for line in lines:
+            for kind, event in json.loads(line).items():
+                if kind == "ScenarioFinished" and "interactions" in event["recorder"]:
+                    self._add_scenario(event["recorder"], event["phase"])
+                elif kind in ("NonFatalError", "FatalError"):
+                    self.failures.append(f"{kind}: {json.dumps(event)[:500]}")
 
-def read_outcome(lines: Iterable[str]) -> Outcome:
-    """The outcome that these events tell."""
-    outcome = Outcome()
-    for line in lines:
-        for kind, event in json.loads(line).items():
-            if kind == "ScenarioFinished" and "interactions" in event["recorder"]:
-                _add(outcome, event["recorder"], event["phase"])
-            elif kind in ("NonFatalError", "FatalError"):
-                outcome.failures.append(f"{kind}: {json.dumps(event)[:500]}")
-    return outcome
-
-
-def _add(outcome: Outcome, recorder: dict[str, Any], phase: str) -> None:
-    for case_id, interaction in recorder["interactions"].items():
-        answer = interaction["response"]
-        status = NO_ANSWER if answer is None else str(answer["status_code"])
-        case = recorder["cases"][case_id]["value"]
-        label = f"{case['method']} {case['path']}" if phase == "stateful" else recorder["label"]
-        outcome.answers[label][status] += 1
-        outcome.phases[phase] += 1
-        if answer is None:
-            outcome.failures.append(f"{label}: no answer")
-    for case_id, checks in recorder["checks"].items():
-        for check in checks:
-            if check["status"] == "success":
-                outcome.checks[check["name"]] += 1
-            else:
-                case = recorder["cases"][case_id]["value"]
-                what = json.dumps(check)[:700]
-                outcome.failures.append(f"{case['method']} {case['path']}: {what}")
+    def _add_scenario(self, recorder: dict[str, Any], phase: str) -> None:
+        cases = {case_id: each["value"] for case_id, each in recorder["cases"].items()}
+        for case_id, interaction in recorder["interactions"].items():
+            answer = interaction["response"]
+            status = NO_ANSWER if answer is None else str(answer["status_code"])
+            # Cases of other methods than the operation has are listed with it.
+            label = f"{cases[case_id]['method']} {cases[case_id]['path']}" if phase == "stateful" else recorder["label"]
+            self.answers[label][status] += 1
+            self.phases[phase] += 1
+            if answer is None:
+                self.failures.append(f"{label}: no answer")
+            elif "text/event-stream" in str(answer["headers"].get("content-type")):
+                self.num_streams += 1
+        for case_id, checks in recorder["checks"].items():
+            for check in checks:
+                if check["status"] == "success":
+                    self.checks[check["name"]] += 1
+                else:
+                    case = cases[case_id]
+                    self.failures.append(f"{case['method']} {case['path']}: {json.dumps(check)[:700]}")
