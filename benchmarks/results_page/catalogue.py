@@ -19,7 +19,7 @@ from benchmarks.overhead import section as overhead
 from benchmarks.page_section import PageSection
 from benchmarks.paper import section as paper
 from benchmarks.peers import section as peers
-from benchmarks.results_page import faults
+from benchmarks.results_page import faults, interfaces
 from benchmarks.scale import schedule_cost
 from benchmarks.scale import section as scale
 from benchmarks.services import gateway_cost
@@ -45,6 +45,8 @@ SECTIONS: tuple[PageSection, ...] = (
     faults.HOSTILE_INPUT,
     faults.STRUCTURED_OUTPUTS,
     faults.GATEWAY_DEATHS,
+    interfaces.OPENAPI,
+    interfaces.EVALUATION,
     kv_utilisation.SECTION,
     memory_saving.SECTION,
     prefix_reuse.SECTION,

@@ -25,7 +25,7 @@ _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-_OWN_PATH = {"get": {"summary": "Description", "operationId": "description", "responses": {}}}
+_OWN = {"summary": "Description", "operationId": "description"}
 _ID = {"description": "Id of the request.", "required": True, "schema": {"type": "string"}}
 _RETRY = {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
 _WITH_RETRY = (429, 503, 529)
@@ -41,7 +41,7 @@ def describe(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         components.pop(unused, None)
     add_bounds(components)
     objects = _Objects(components)
-    document["paths"]["/openapi.json"] = _OWN_PATH
+    document["paths"]["/openapi.json"] = {"get": dict(_OWN)}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             answers = ANSWERS[method, path]

@@ -7,7 +7,7 @@ from gateway_svc.openapi.closed import TypedDict, closed
 
 @closed
 class ErrorDetails(TypedDict):
-    """What is wrong; `param` is the field of the body, or the header, that it is about."""
+    """Details of an error; `param` is the field of the body, or the header, that it is about."""
 
     message: str
     type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
@@ -24,7 +24,7 @@ class Error(TypedDict):
 
 @closed
 class MessageErrorDetails(TypedDict):
-    """What is wrong, in the words of Anthropic's API."""
+    """Details of an error, in the words of Anthropic's API."""
 
     type: Literal[
         "api_error",

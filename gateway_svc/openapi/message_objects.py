@@ -91,7 +91,7 @@ class BlockStop(TypedDict):
 
 @closed
 class Stop(TypedDict):
-    """Why a message ended."""
+    """Reason of the end of a message."""
 
     stop_reason: StopReason | None
     stop_sequence: str | None

@@ -97,7 +97,7 @@ class ResponseUsage(TypedDict):
 
 @closed
 class ResponseError(TypedDict):
-    """Why a response failed."""
+    """Reason of a failure."""
 
     code: Literal["server_error"]
     message: str
@@ -105,30 +105,28 @@ class ResponseError(TypedDict):
 
 @closed
 class Incomplete(TypedDict):
-    """Why a response is incomplete."""
+    """Reason of an incomplete response."""
 
     reason: Literal["max_output_tokens"]
 
 
-_repeated: dict[str, Any] = {
-    name: (field.annotation, ...) for name, field in Annotation.model_fields.items() if name not in NOT_REPEATED
+_kinds: dict[str, Any] = {
+    "id": str,
+    "object": Literal["response"],
+    "created_at": int,
+    "completed_at": int | None,
+    "status": Status,
+    **{name: each.annotation for name, each in Annotation.model_fields.items() if name not in NOT_REPEATED},
+    "output": list[OutputItem],
+    "error": ResponseError | None,
+    "incomplete_details": Incomplete | None,
+    "usage": ResponseUsage | None,
+    "max_tool_calls": None,
+    "service_tier": Literal["default"],
 }
+_fields: dict[str, Any] = {name: (kind, ...) for name, kind in _kinds.items()}
 ResponseObject: Any = create_model(
-    "ResponseObject",
-    __config__=ConfigDict(extra="forbid"),
-    __doc__="A response.",
-    id=(str, ...),
-    object=(Literal["response"], ...),
-    created_at=(int, ...),
-    completed_at=(int | None, ...),
-    status=(Status, ...),
-    **_repeated,
-    output=(list[OutputItem], ...),
-    error=(ResponseError | None, ...),
-    incomplete_details=(Incomplete | None, ...),
-    usage=(ResponseUsage | None, ...),
-    max_tool_calls=(None, ...),
-    service_tier=(Literal["default"], ...),
+    "ResponseObject", __config__=ConfigDict(extra="forbid"), __doc__="A response.", **_fields
 )
 
 

@@ -10,6 +10,8 @@ import quire
 from gateway_svc.anthropic.fields import MessageRequest
 from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completions import CompletionRequest
+from gateway_svc.openai.responses.items import InputCall
+from gateway_svc.openai.responses.tools import FunctionTool
 
 Kind = type[CompletionRequest] | type[ChatRequest] | type[MessageRequest]
 BODIES: dict[Any, dict[str, Any]] = {
@@ -39,3 +41,13 @@ def test_a_number_is_no_text(kind: Kind) -> None:
     for wrong in ("1", True, [1]):
         with pytest.raises(ValidationError):
             kind.model_validate(BODIES[kind] | {"min_p": wrong})
+
+
+@pytest.mark.parametrize("kind", [FunctionTool, InputCall])
+def test_an_async_function_is_refused_by_name(kind: type[FunctionTool] | type[InputCall]) -> None:
+    plain: dict[str, Any] = {"type": "function", "name": "f"}
+    if kind is InputCall:
+        plain |= {"type": "function_call", "call_id": "c", "arguments": "{}"}
+    kind.model_validate(plain | {"async": None})
+    with pytest.raises(ValidationError, match="does not support it"):
+        kind.model_validate(plain | {"async": True})

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.report import RESULTS, ROOT, table, write_result
@@ -70,7 +69,6 @@ def main() -> None:
             "seed": options.seed,
             "asked_for": options.examples,
             "seconds": round(time.monotonic() - began_s, 1),
-            "schemathesis": version("schemathesis"),
             **outcome.record(),
         }
         write_result(options.output, "openapi", figures)

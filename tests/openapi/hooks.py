@@ -27,7 +27,6 @@ _RARELY = (
 )
 
 
-@schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """Change a case before it is sent."""
     body, path = case.body, case.operation.path
@@ -47,7 +46,6 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
             case.headers.pop("last-event-id", None)
 
 
-@schemathesis.hook
 def after_call(context: Any, case: Any, response: Any) -> None:
     """Remember the ids of the last requests, for calls that name one."""
     given = [value for name in ("x-request-id", "request-id") for value in response.headers.get(name, ())]
@@ -106,3 +104,7 @@ def _token_id(given: Any) -> Any:
     if isinstance(given, list):
         return [_token_id(each) for each in given]
     return given % _VOCABULARY if isinstance(given, int) else given
+
+
+schemathesis.hook(before_call)
+schemathesis.hook(after_call)

@@ -1,0 +1,38 @@
+"""Outcomes of schemathesis, from events as it writes them. Starts nothing."""
+
+import json
+from typing import Any
+
+from tests.openapi.outcome import Outcome
+
+
+def scenario(phase: str, status: str, answer: dict[str, Any] | None) -> str:
+    recorder = {
+        "label": "POST /x",
+        "cases": {"a": {"value": {"method": "GET", "path": "/x"}}},
+        "checks": {"a": [{"name": "not_a_server_error", "status": status}]},
+        "interactions": {"a": {"response": answer}},
+    }
+    return json.dumps({"ScenarioFinished": {"phase": phase, "recorder": recorder}})
+
+
+def answer(status: int, kind: str = "application/json") -> dict[str, Any]:
+    return {"status_code": status, "headers": {"content-type": [kind]}}
+
+
+def test_answers_are_counted_by_operation_and_status() -> None:
+    outcome = Outcome()
+    outcome.add([scenario("fuzzing", "success", answer(200)), scenario("coverage", "success", answer(400))])
+    outcome.add([scenario("stateful", "success", answer(200, "text/event-stream; charset=utf-8"))])
+    assert outcome.record()["operations"] == {
+        "GET /x": {"cases": 1, "answers": {"200": 1}},
+        "POST /x": {"cases": 2, "answers": {"200": 1, "400": 1}},
+    }
+    assert (outcome.num_cases, outcome.num_streams, outcome.failures) == (3, 1, [])
+
+
+def test_failed_checks_missing_answers_and_errors_are_failures() -> None:
+    outcome = Outcome()
+    outcome.add([scenario("fuzzing", "failure", answer(500)), scenario("fuzzing", "success", None)])
+    outcome.add([json.dumps({"NonFatalError": {"label": "POST /x"}})])
+    assert len(outcome.failures) == 3
