@@ -148,7 +148,7 @@ schemathesis: $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[schemathesis]'
 	$(BIN)/python -m tests.openapi $(SCHEMATHESIS_ARGS)
 
-# EleutherAI's harness through the gateway, and with the model in its process: equal scores. Installs it; three minutes.
+# EleutherAI's harness through the gateway, and with the model in its process: equal scores. Installs it; some minutes.
 lm-eval: $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[lm-eval]'
 	$(BIN)/python -m tests.evaluation $(LM_EVAL_ARGS)
