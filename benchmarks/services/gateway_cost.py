@@ -1,4 +1,4 @@
-"""What the HTTP gateway costs: CPU time a token, delay of the first token, CPU time of scrapes. Real processes.
+"""Cost of the HTTP gateway: CPU time a token, delay of the first token, CPU time of scrapes. Real processes.
 
     python -m benchmarks.services.gateway_cost [--streams 256] [--step-ms 40 20 8] [--seconds 10]
 
@@ -51,7 +51,7 @@ class Site:
 
 @dataclass(slots=True)
 class Read:
-    """What a client has read."""
+    """Answers and events that a client has read."""
 
     num_answers: int = 0
     num_events: int = 0
