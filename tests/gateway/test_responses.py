@@ -279,3 +279,37 @@ def test_a_wrong_field_is_named(http: httpx2.Client, extra: dict[str, Any], para
     answer = http.post("/v1/responses", json={"model": MODEL, "input": "x"} | extra)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param", "named"),
+    [
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0]",
+            "input_text",
+        ),
+        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice", "allowed_tools"),
+    ],
+)
+def test_a_type_that_is_not_supported_is_named(
+    http: httpx2.Client, extra: dict[str, Any], param: str, named: str
+) -> None:
+    answer = http.post("/v1/responses", json={"model": MODEL, "input": "x"} | extra)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", param)
+    assert "this server" in error["message"] and named in error["message"]
+
+
+def test_a_refusal_is_what_the_assistant_said(http: httpx2.Client, sdk: quire.Client) -> None:
+    refused = [{"type": "refusal", "refusal": "I cannot."}]
+    given = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": refused},
+        {"role": "user", "content": "Why?"},
+    ]
+    answer = http.post("/v1/responses", json={"model": MODEL, "input": given, "temperature": 0}).json()
+    expected = sdk.chat(turns(QUESTION, "I cannot.", "Why?"), temperature=0)
+    assert answer["output"][0]["content"][0]["text"] == expected.text
+    listed = http.get(f"/v1/responses/{answer['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert listed[1]["content"] == refused

@@ -6,7 +6,8 @@ Knows no conversation; an item or a part of another type is refused.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from gateway_svc.openai.tools import CalledFunction
 from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
@@ -31,7 +32,31 @@ class OutputText(ApiModel):
     logprobs: Ignored
 
 
-Part = Annotated[InputText | OutputText, Field(discriminator="type")]
+class Refusal(ApiModel):
+    """Words of a model that declined to answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """Words of the model."""
+        return self.refusal
+
+
+_PART_TYPES = ("input_text", "output_text", "refusal")
+
+
+def _refuse_other_parts(part: Any) -> Any:
+    if isinstance(part, dict) and part.get("type") not in _PART_TYPES:
+        types = ", ".join(_PART_TYPES)
+        raise PydanticCustomError("unsupported", "this server supports parts of the types {types}", {"types": types})
+    return part
+
+
+Part = Annotated[
+    Annotated[InputText | OutputText | Refusal, Field(discriminator="type")], BeforeValidator(_refuse_other_parts)
+]
 
 
 class InputMessage(ApiModel):
@@ -51,16 +76,22 @@ class InputMessage(ApiModel):
 
     def to_item(self, item_id: str) -> dict[str, Any]:
         """The item of a listing; `item_id` is for one without an id."""
-        kind = "output_text" if self.role == "assistant" else "input_text"
-        extra: dict[str, Any] = {"annotations": [], "logprobs": []} if self.role == "assistant" else {}
-        texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        parts = [self.content] if isinstance(self.content, str) else self.content
         return {
             "type": "message",
             "id": self.id or item_id,
             "status": "completed",
             "role": self.role,
-            "content": [{"type": kind, "text": text, **extra} for text in texts],
+            "content": [self._listed(part) for part in parts],
         }
+
+    def _listed(self, part: str | Part) -> dict[str, Any]:
+        if isinstance(part, Refusal):
+            return part.model_dump()
+        text = part if isinstance(part, str) else part.text
+        if self.role == "assistant":
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "input_text", "text": text}
 
 
 class ReasoningText(ApiModel):
@@ -163,5 +194,5 @@ def items_of(given: str | Sequence[InputItem]) -> list[InputItem]:
     return [InputMessage.model_validate({"role": "user", "content": given})] if isinstance(given, str) else list(given)
 
 
-def _text(content: str | Sequence[InputText | OutputText | ReasoningText]) -> str:
+def _text(content: str | Sequence[InputText | OutputText | Refusal | ReasoningText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)

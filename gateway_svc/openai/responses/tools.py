@@ -49,7 +49,15 @@ class FunctionChoice(NamedFunction):
     type: Literal["function"]
 
 
-Choice = Literal["none", "auto", "required"] | FunctionChoice
+def _refuse_other_choices(choice: Any) -> Any:
+    if isinstance(choice, dict) and (kind := choice.get("type", "function")) != "function":
+        raise PydanticCustomError(
+            "unsupported", "this server does not support the choice of {kind}", {"kind": str(kind)}
+        )
+    return choice
+
+
+Choice = Annotated[Literal["none", "auto", "required"] | FunctionChoice, BeforeValidator(_refuse_other_choices)]
 
 
 class Reasoning(ApiModel):
