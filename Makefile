@@ -16,6 +16,7 @@
 #   SCHEMATHESIS_ARGS arguments of `make schemathesis`, such as --examples 20000 --seed 2. Default: --record.
 #   LM_EVAL_ARGS arguments of `make lm-eval`, such as --items 20. Default: --record.
 #   MUTANTS_ARGS arguments of `make mutants`, such as --num 40 --seed 2 --jobs 2. Default: empty, 400 faults.
+#   SUITE        checkout of the compliance suite, for `make open-responses`.
 #   SEEDS        number of seeds that `make simulate` runs, from 0 on. Default: 20000.
 
 PYTHON ?= python3
@@ -38,7 +39,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz schemathesis lm-eval endurance structured simulate mutants compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -164,6 +165,11 @@ simulate: $(VENV)/.dev
 # Mutation tests: faults drawn with a seed, one at a time in a copy of the code: docs/mutants.md. Hours; see MUTANTS_ARGS.
 mutants: $(VENV)/.dev
 	$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
+
+# The compliance suite of Open Responses, checked out in SUITE, against real processes. Needs bun; see docs/responses.md.
+open-responses: $(VENV)/.dev
+	$(if $(SUITE),,$(error open-responses runs a checkout of the suite: make open-responses SUITE=folder))
+	$(BIN)/python -m tests.open_responses $(SUITE)
 
 # Needs podman, podman-compose and debootstrap where there is no Docker engine; see CONTRIBUTING.md.
 compose-smoke: $(VENV)/.dev

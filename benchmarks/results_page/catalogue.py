@@ -19,7 +19,7 @@ from benchmarks.overhead import section as overhead
 from benchmarks.page_section import PageSection
 from benchmarks.paper import section as paper
 from benchmarks.peers import section as peers
-from benchmarks.results_page import faults, interfaces
+from benchmarks.results_page import conformance, faults, interfaces
 from benchmarks.scale import schedule_cost
 from benchmarks.scale import section as scale
 from benchmarks.services import gateway_cost
@@ -47,6 +47,7 @@ SECTIONS: tuple[PageSection, ...] = (
     faults.GATEWAY_DEATHS,
     interfaces.OPENAPI,
     interfaces.EVALUATION,
+    conformance.OPEN_RESPONSES,
     kv_utilisation.SECTION,
     memory_saving.SECTION,
     prefix_reuse.SECTION,

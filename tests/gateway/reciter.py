@@ -1,6 +1,6 @@
 """Deployment of a model that recites answers with calls and reasoning."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,11 @@ def asking(answer: str) -> list[Any]:
 
 
 @contextmanager
-def serve_reciter(folder: Path) -> Iterator[tuple[str, str]]:
+def serve_reciter(
+    folder: Path, answers: Mapping[str, Sequence[str]] = ANSWERS, template: str = TEMPLATE
+) -> Iterator[tuple[str, str]]:
     """Write the model and serve it. Addresses of the scheduler and of the gateway."""
-    write_reciting_model(folder, ANSWERS, TEMPLATE, ["<tool_call>", "</tool_call>", "</think>"])
+    write_reciting_model(folder, answers, template, ["<tool_call>", "</tool_call>", "</think>"])
     with ExitStack() as stack:
         scheduler, address = start_scheduler()
         stack.enter_context(scheduler)
