@@ -40,7 +40,7 @@ class CallGrammars:
             keywords.pop("json_object", None)
         keywords["lark"] = tool_grammar(
             format,
-            tool_use.forced or tool_use.offered,
+            tool_use.usable,
             several=tool_use.may_call_several,
             token_ids=await self._vocabulary.token_ids(markers_of(format)),
             in_reasoning=format.reasoning_parser in TAGS and await self._opens_reasoning(chat),

@@ -3,7 +3,7 @@
 All APIs share them. Tools are in the form in which chat templates get them, which is OpenAI's; knows no other field.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +20,7 @@ class ToolUse:
 
     tools: Tools
     choice: Literal["none", "auto", "required"] = "auto"
-    only: str | None = None  # name of the one tool that is required; None: any of them
+    allowed: Sequence[str] | None = None  # names of the tools that may be called; None: all of them
     parallel: bool | None = None  # False: only the first call comes back
 
     @property
@@ -36,19 +36,18 @@ class ToolUse:
     @property
     def may_call_several(self) -> bool:
         """True if more than one call may come back."""
-        return self.parallel is not False and self.only is None
+        return self.parallel is not False
 
     @property
-    def forced(self) -> Tools:
-        """Tools of which the model has to call some; none if it may do as it likes."""
-        if not self.is_forced:
-            return []
-        return [each for each in self.tools if self.only in (None, each["function"]["name"])]
+    def usable(self) -> Tools:
+        """Tools that the model may call, of those that it gets to see."""
+        return [each for each in self.offered if self.allowed is None or each["function"]["name"] in self.allowed]
 
     @property
     def is_strict(self) -> bool:
-        """True if the arguments of some tool must follow their schema, also in a call that is not forced."""
-        return any(each["function"].get("strict") for each in self.offered)
+        """True if a call must be of some tools, or the arguments of some follow their schema, though none is forced."""
+        is_limited = len(self.usable) < len(self.offered)
+        return is_limited or any(each["function"].get("strict") for each in self.offered)
 
     def enforces(self, name: str) -> bool:
         """True if the arguments of the tool of this name must follow their schema."""
@@ -59,12 +58,14 @@ class ToolUse:
     @property
     def names(self) -> Mapping[str, str]:
         """Fields that a refused grammar is due to, by the SDK's keywords."""
-        field = "tool_choice" if self.is_forced else "tools" if self.is_strict else None
+        is_chosen = self.is_forced or self.allowed is not None
+        field = "tool_choice" if is_chosen else "tools" if self.is_strict else None
         return {} if field is None else {"structured_output": field, "lark": field}
 
     def check(self, *, has_form: bool) -> None:
         """Raises ApiError for fields that contradict each other; `has_form`: the form of the content is given."""
-        if self.is_forced and not self.forced:
+        known = {each["function"]["name"] for each in self.tools}
+        if not known.issuperset(self.allowed or ()) or (self.is_forced and not self.usable):
             raise invalid("tool_choice", "asks for a tool that tools does not have")
         if self.is_forced and has_form:
             raise invalid("tool_choice", "give auto or none where the form of the content is given")

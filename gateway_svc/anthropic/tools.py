@@ -72,8 +72,8 @@ def tool_use_of(tools: Sequence[ClientTool], choice: ToolChoice | None) -> ToolU
     return ToolUse(
         tools=[each.function for each in tools],
         choice="auto" if choice is None else _CHOICES[choice.type],
-        only=None if choice is None else choice.name,
-        parallel=None if choice is None else not choice.disable_parallel_tool_use,
+        allowed=None if choice is None or choice.name is None else [choice.name],
+        parallel=None if choice is None else not (choice.disable_parallel_tool_use or choice.type == "tool"),
     )
 
 

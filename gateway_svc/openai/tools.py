@@ -64,7 +64,21 @@ class NamedChoice(ApiModel):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+class AllowedTools(ApiModel):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(ApiModel):
+    """The choice among some of the tools; the model sees all of them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
 
 
 def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
@@ -74,12 +88,14 @@ def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 
 def tool_use_of(tools: Iterable[Tool], choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse:
     """Rules for the calls of a request; see ToolUse."""
-    return ToolUse(
-        tools=template_tools(tools),
-        choice="required" if isinstance(choice, NamedChoice) else choice or "auto",
-        only=choice.function.name if isinstance(choice, NamedChoice) else None,
-        parallel=parallel,
-    )
+    offered = template_tools(tools)
+    match choice:
+        case NamedChoice(function=function):  # one call, whatever is said of several
+            return ToolUse(tools=offered, choice="required", allowed=[function.name], parallel=False)
+        case AllowedChoice(allowed_tools=allowed):
+            names = [each.function.name for each in allowed.tools]
+            return ToolUse(tools=offered, choice=allowed.mode, allowed=names, parallel=parallel)
+    return ToolUse(tools=offered, choice=choice or "auto", parallel=parallel)
 
 
 def call_object(call: quire.ToolCall) -> dict[str, Any]:

@@ -205,6 +205,21 @@ def test_strict_arguments_follow_the_schema_where_the_model_decides_to_call(api:
     assert said.output_text == "It rains: 3 < 4."
 
 
+def test_only_tools_that_are_allowed_are_called(api: openai.OpenAI) -> None:
+    city = {"city": {"enum": ["Paris", "Rome"]}}
+    schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}
+    tools: Any = [
+        {"type": "function", "name": name, "strict": True, "parameters": schema} for name in ("weather", "tides")
+    ]
+    choice: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "tides"}]}
+    fields = {**CALL, "input": "atlantis", "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    response = api.responses.create(**fields)
+    call = response.output[0]
+    assert call.type == "function_call" and call.name == "tides"
+    assert response.to_dict()["tool_choice"] == choice
+    assert api.responses.retrieve(response.id) == response
+
+
 @pytest.mark.parametrize("without", [{}, {"tools": FLAT, "tool_choice": "none"}])
 def test_without_tools_the_text_is_content(api: openai.OpenAI, without: dict[str, Any]) -> None:
     response = api.responses.create(model=MODEL, input="calls", **without)

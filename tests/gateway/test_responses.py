@@ -289,7 +289,7 @@ def test_a_wrong_field_is_named(http: httpx2.Client, extra: dict[str, Any], para
             "input[0].content[0]",
             "input_text",
         ),
-        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice", "allowed_tools"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice", "file_search"),
     ],
 )
 def test_a_type_that_is_not_supported_is_named(

@@ -297,6 +297,25 @@ def test_where_content_has_a_form_the_model_may_call_instead(api: openai.OpenAI)
     assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_tools_that_are_allowed_are_called(api: openai.OpenAI, http: httpx2.Client, mode: str) -> None:
+    tides = {"type": "function", "function": {**STRICT["function"], "name": "tides"}}
+    named = [{"type": "function", "function": {"name": "tides"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    fields: dict[str, Any] = {"model": MODEL, "tools": [STRICT, tides], "tool_choice": choice, "temperature": 0}
+    fields |= {"parallel_tool_calls": False, "max_completion_tokens": 300}
+    made = api.chat.completions.create(messages=asking("atlantis"), **fields).choices[0].message
+    assert made.tool_calls is not None
+    [call] = made.tool_calls
+    assert call.type == "function" and call.function.name == "tides"
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+    message = api.chat.completions.create(messages=asking("plain"), **fields).choices[0].message
+    assert (message.content == "It rains: 3 < 4.") == (mode == "auto")
+    prompt = http.post("/tokenize", json={"messages": asking("plain"), "tools": [STRICT, tides]}).json()
+    answer = http.post("/v1/chat/completions", json=fields | {"messages": asking("plain")}).json()
+    assert answer["usage"]["prompt_tokens"] == prompt["count"]  # the model sees all tools
+
+
 def test_logprobs_are_of_all_tokens_also_of_those_of_calls(api: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "messages": asking("call"), "tools": TOOLS, "logprobs": True}
     answer = api.chat.completions.create(**fields)
@@ -330,6 +349,16 @@ def test_variables_and_documents_reach_the_template(api: openai.OpenAI, http: ht
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "tides"}}}, "tool_choice"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "tides"}}]},
+                },
+            },
+            "tool_choice",
+        ),
         ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         (
             {

@@ -41,7 +41,7 @@ class Annotation(ApiModel):
     safety_identifier: str | None
     prompt_cache_key: str | None
     tools: list[dict[str, Any]] = Field(default_factory=list)  # as the object has them
-    tool_choice: str | dict[str, str] = "auto"
+    tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     reasoning: dict[str, str | None] = Field(default={"effort": None, "summary": None})
     tool_parser: str | None = None  # of the format of its output, as is the next

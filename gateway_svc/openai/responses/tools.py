@@ -5,7 +5,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from gateway_svc.openai.tools import FunctionDefinition, NamedChoice, NamedFunction, Tool, tool_use_of
+from gateway_svc.openai.tools import (
+    AllowedChoice,
+    AllowedTools,
+    FunctionDefinition,
+    NamedChoice,
+    NamedFunction,
+    Tool,
+    ToolChoice,
+    tool_use_of,
+)
 from gateway_svc.request_fields import ApiModel, Unsupported
 from gateway_svc.tool_use import MAX_TOOLS, ToolUse
 
@@ -49,15 +58,26 @@ class FunctionChoice(NamedFunction):
     type: Literal["function"]
 
 
+class AllowedToolsChoice(ApiModel):
+    """The choice among some of the tools; the model sees all of them."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
 def _refuse_other_choices(choice: Any) -> Any:
-    if isinstance(choice, dict) and (kind := choice.get("type", "function")) != "function":
+    if isinstance(choice, dict) and (kind := choice.get("type", "function")) not in ("function", "allowed_tools"):
         raise PydanticCustomError(
-            "unsupported", "this server does not support the choice of {kind}", {"kind": str(kind)}
+            "unsupported", "this server does not support the choice of {kind}", {"kind": str(kind)[:40]}
         )
     return choice
 
 
-Choice = Annotated[Literal["none", "auto", "required"] | FunctionChoice, BeforeValidator(_refuse_other_choices)]
+Choice = Annotated[
+    Literal["none", "auto", "required"] | Annotated[FunctionChoice | AllowedToolsChoice, Field(discriminator="type")],
+    BeforeValidator(_refuse_other_choices),
+]
 
 
 class Reasoning(ApiModel):
@@ -69,8 +89,18 @@ class Reasoning(ApiModel):
 
 def rules_for_calls(tools: list[FunctionTool] | None, choice: Choice | None, parallel: bool | None) -> ToolUse:
     """Rules for calls."""
-    nested = choice if not isinstance(choice, FunctionChoice) else _named(choice)
-    return tool_use_of([each.nested for each in tools or ()], nested, parallel=parallel)
+    return tool_use_of([each.nested for each in tools or ()], _nested(choice), parallel=parallel)
+
+
+def _nested(choice: Choice | None) -> ToolChoice | None:
+    """The choice in the form of chat completions."""
+    match choice:
+        case FunctionChoice():
+            return _named(choice)
+        case AllowedToolsChoice(mode=mode, tools=tools):
+            allowed = AllowedTools(mode=mode, tools=[_named(each) for each in tools])
+            return AllowedChoice(type="allowed_tools", allowed_tools=allowed)
+    return choice
 
 
 def _named(choice: FunctionChoice) -> NamedChoice:
