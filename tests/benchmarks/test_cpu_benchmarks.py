@@ -41,7 +41,7 @@ def test_kinds_of_requests_are_compared_with_greedy_ones(tmp_path: Path) -> None
     load = ("--model", "tiny", "--sequences", "8", "--requests", "8", "--rounds", "1", "--kinds", "top-p", "beams")
     command = [sys.executable, "-m", "benchmarks.cpu.request_kinds", *load, "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    document = json.loads((tmp_path / "request_kinds.json").read_text())
+    document = json.loads((tmp_path / "request_kinds_top-p_beams_8.json").read_text())
     assert [row["kind"] for row in document["rows"]] == ["greedy", "top-p", "beams"]
     for row in document["rows"]:
         assert row["ratio"] == pytest.approx(row["tokens_per_s"] / document["rows"][0]["tokens_per_s"], rel=0.01)

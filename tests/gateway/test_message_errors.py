@@ -110,7 +110,7 @@ def test_a_body_beyond_the_bound_is_too_large(http: httpx2.Client) -> None:
 
 
 def test_without_a_scheduler_the_server_is_overloaded() -> None:
-    gateway, url = start_gateway(free_address())
+    gateway, url = start_gateway(free_address(), "--scheduler-timeout-s", "0.5")
     with gateway, anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         with pytest.raises(anthropic.APIStatusError) as caught:
             client.messages.create(**FIELDS)

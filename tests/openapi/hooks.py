@@ -30,6 +30,8 @@ _RARELY = (
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """Change a case before it is sent."""
     body, path = case.body, case.operation.path
+    if f"/v1{path}" in _STREAMED:  # of OpenAI's document
+        path = f"/v1{path}"
     is_valid = case.meta is not None and case.meta.generation.mode.name == "POSITIVE"
     if is_valid and path.startswith("/requests/{request_id}") and _ids:
         case.path_parameters["request_id"] = _ids[len(repr(case.path_parameters)) % len(_ids)]
