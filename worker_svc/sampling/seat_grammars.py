@@ -45,6 +45,7 @@ class SeatGrammars:
     def __init__(self, read_vocabulary: Callable[[], GrammarVocabulary]) -> None:
         """`read_vocabulary` runs on the thread, at once: it takes up to seconds."""
         self._matchers: dict[int, SeatMatcher] = {}
+        self._looks_ahead = False  # once tokens were asked for that grammars force: not every runner does
         self._thread = _thread_with_deep_stack()
         self._vocabulary = self._thread.submit(read_vocabulary)
 
@@ -75,6 +76,7 @@ class SeatGrammars:
 
     def force(self, seats: Sequence[int], rooms: Sequence[int]) -> list[list[int]]:
         """Follow tokens that come next because the grammars allow no other, at most `rooms` beside `seats`; wait."""
+        self._looks_ahead = True
         return self._thread.submit(_force, [self._matchers[seat] for seat in seats], rooms).result()
 
     def follow(self, matched: Matched | None, token_ids: Sequence[int]) -> None:
@@ -82,7 +84,7 @@ class SeatGrammars:
         if matched is None:
             return
         sampled = [token_ids[row] for row in matched.rows.tolist()]
-        self._thread.submit(_follow, matched.matchers, sampled)
+        self._thread.submit(_follow, matched.matchers, sampled, self._looks_ahead)
 
     def _begin(self, matcher: SeatMatcher, output: Sequence[int], earlier: SeatMatcher | None) -> None:
         matcher.begin(self._vocabulary.result(), output, earlier)
@@ -97,10 +99,10 @@ def _output(state: SequenceState) -> Sequence[int]:
     return known[state.num_prompt_tokens :]
 
 
-def _follow(matchers: Sequence[SeatMatcher], token_ids: Sequence[int]) -> None:
+def _follow(matchers: Sequence[SeatMatcher], token_ids: Sequence[int], looks_ahead: bool) -> None:
     for matcher, token_id in zip(matchers, token_ids, strict=True):
         matcher.follow([token_id])
-    for matcher in matchers:
+    for matcher in matchers if looks_ahead else ():
         if matcher.forces:
             matcher.look_ahead()
 
