@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from gateway_svc.openapi.closed import TypedDict, closed
+from gateway_svc.openapi.closed import NotRequired, TypedDict, closed
 
 
 @closed
@@ -23,6 +23,14 @@ class Error(TypedDict):
 
 
 @closed
+class UnsupportedThread(TypedDict):
+    """Details of the refusal of a thread, after which Anthropic's client sends the whole conversation."""
+
+    error_code: Literal["thread_unsupported_request"]
+    unsupported: list[str]
+
+
+@closed
 class MessageErrorDetails(TypedDict):
     """Details of an error, in the words of Anthropic's API."""
 
@@ -38,6 +46,7 @@ class MessageErrorDetails(TypedDict):
         "timeout_error",
     ]
     message: str
+    details: NotRequired[UnsupportedThread]
 
 
 @closed

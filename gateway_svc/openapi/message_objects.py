@@ -1,11 +1,11 @@
 """Messages of Anthropic's API as they are answered, whole and as events, and counts of tokens."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from gateway_svc.openapi.closed import TypedDict, closed
 from gateway_svc.openapi.error_objects import MessageError
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 @closed
@@ -27,6 +27,28 @@ class AnsweredText(TypedDict):
 
 
 @closed
+class AnsweredThinking(TypedDict):
+    """A block of reasoning; empty, and in its signature, where it is omitted."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+@closed
+class AnsweredToolUse(TypedDict):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnsweredBlock = AnsweredText | AnsweredThinking | AnsweredToolUse
+
+
+@closed
 class AnsweredMessage(TypedDict):
     """A message."""
 
@@ -34,7 +56,7 @@ class AnsweredMessage(TypedDict):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[AnsweredText]
+    content: list[AnsweredBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -61,7 +83,7 @@ class BlockStart(TypedDict):
 
     type: Literal["content_block_start"]
     index: int
-    content_block: AnsweredText
+    content_block: AnsweredBlock
 
 
 @closed
@@ -73,12 +95,36 @@ class TextDelta(TypedDict):
 
 
 @closed
+class ThinkingDelta(TypedDict):
+    """The next piece of reasoning."""
+
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+@closed
+class SignatureDelta(TypedDict):
+    """The signature of a block of reasoning."""
+
+    type: Literal["signature_delta"]
+    signature: str
+
+
+@closed
+class InputDelta(TypedDict):
+    """The next piece of a call's input, as JSON."""
+
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+@closed
 class BlockDelta(TypedDict):
     """Data of the event of the next piece of a block."""
 
     type: Literal["content_block_delta"]
     index: int
-    delta: TextDelta
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 @closed

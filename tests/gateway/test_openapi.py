@@ -11,6 +11,7 @@ from gateway_svc.openapi.answers import ANSWERS
 from gateway_svc.request_fields import ApiModel
 from tests.gateway.described import APP, DOCUMENT, OPERATIONS, check_described
 from tests.gateway.hostile_bodies import BODIES, TURNS, place
+from tests.gateway.reciter import TOOLS, asking
 
 COMPLETION = BODIES["POST", "/v1/completions"]
 CHAT = BODIES["POST", "/v1/chat/completions"]
@@ -115,6 +116,7 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("post", "/v1/messages", {"json": MESSAGE}),
     ("post", "/v1/messages", {"json": {**MESSAGE, **STREAMED}}),
     ("post", "/v1/messages", {"json": {**MESSAGE, "tools": [3]}}),
+    ("post", "/v1/messages", {"json": {**MESSAGE, "thread": {"id": "x"}}}),
     ("post", "/v1/messages/count_tokens", {"json": {"messages": TURNS}}),
     ("get", "/v1/models", {}),
     ("get", "/v1/models", {"headers": {"anthropic-version": "2023-06-01"}}),
@@ -138,6 +140,27 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
 def test_answers_are_as_described(http: httpx2.Client, method: str, path: str, given: dict[str, Any]) -> None:
     answer = http.request(method, place(path.replace("response_id", "request_id")), **given)
     check_described(method, path, answer)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/messages", {"tools": [{"name": "weather", "input_schema": {"type": "object"}}]}),
+        ("/v1/messages", {"thinking": {"type": "adaptive", "display": "omitted"}}),
+        ("/v1/chat/completions", {"tools": TOOLS}),
+        ("/v1/responses", {"tools": [{"type": "function", **TOOLS[0]["function"]}]}),
+    ],
+)
+def test_answers_with_calls_and_reasoning_are_as_described(
+    reciter: tuple[str, str], path: str, fields: dict[str, Any], streamed: bool
+) -> None:
+    turns = "call" if path == "/v1/responses" else asking("call")
+    bound = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {"input" if path == "/v1/responses" else "messages": turns, bound: 300, "temperature": 0, **fields}
+    answer = httpx2.post(f"{reciter[1]}{path}", json=body | {"stream": streamed}, timeout=60)
+    assert answer.status_code == 200
+    check_described("post", path, answer)
 
 
 def test_the_life_of_a_response_is_as_described(http: httpx2.Client) -> None:
