@@ -5,10 +5,13 @@ It runs in every peer's environment, so no peer's client is faster. Knows a port
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.peers.runners.harness import Recorder, Request
@@ -17,10 +20,42 @@ HOST = "127.0.0.1"
 _EVENT = b"data: "
 _DONE = b"[DONE]"
 _POLL_S = 0.1
+_END_S = 60.0
 
 
 class HttpError(Exception):
     """Failure of a server: it ended, or refused a request."""
+
+
+class Server:
+    """A server's process, which is asked over HTTP. An `Engine`, but for what it computes in."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        port: int,
+        fields: Mapping[str, Any],
+        *,
+        variables: Mapping[str, str],
+        ready_path: str,
+        ready_s: float,
+    ) -> None:
+        """Start it and wait until the path answers. `fields`: of each request. Raises HttpError."""
+        self._port, self._fields = port, fields
+        self._process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=sys.stderr)
+        try:
+            wait_ready(self._process, port, ready_path, ready_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, recorder: Recorder) -> None:
+        asyncio.run(run_requests(self._port, recorder, self._fields))
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        self._process.wait(_END_S)
 
 
 def free_port() -> int:
