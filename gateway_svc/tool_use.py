@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import Field
+
 from gateway_svc.api_error import invalid
 from quire.params import Tools
 from quire.parsing.answer_format import TOOL_PARSERS, AnswerFormat
 
 MAX_TOOLS = 128
+TOOL_NAME = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,9 @@ from pydantic import Field
 from pydantic.functional_validators import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from gateway_svc.anthropic.blocks import NAME
 from gateway_svc.api_error import invalid
 from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
-from gateway_svc.tool_use import MAX_TOOLS, ToolUse
+from gateway_svc.tool_use import MAX_TOOLS, TOOL_NAME, ToolUse
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
     "auto": "auto",
@@ -31,7 +30,7 @@ class ClientTool(ApiModel):
     """A tool that the client runs; those that a server would run are refused."""
 
     type: Annotated[Literal["custom"] | None, BeforeValidator(_custom_alone)] = None
-    name: str = NAME
+    name: str = TOOL_NAME
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="A JSON schema.")
     strict: bool | None = Field(None, description="Arguments follow their schema.")

@@ -7,16 +7,14 @@ from pydantic import Field
 
 import quire
 from gateway_svc.request_fields import ApiModel
-from gateway_svc.tool_use import MAX_TOOLS, ToolUse
+from gateway_svc.tool_use import MAX_TOOLS, TOOL_NAME, ToolUse
 from quire.parsing.deltas import Delta
-
-_NAME = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
 
 
 class FunctionDefinition(ApiModel):
     """A function that the model may call."""
 
-    name: str = _NAME
+    name: str = TOOL_NAME
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
     strict: bool | None = Field(None, description="Arguments follow their schema.")
@@ -35,7 +33,7 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 class CalledFunction(ApiModel):
     """Function of a call, and its arguments."""
 
-    name: str = _NAME
+    name: str = TOOL_NAME
     arguments: str
 
 
@@ -54,7 +52,7 @@ class SentCall(ApiModel):
 class NamedFunction(ApiModel):
     """A function by its name."""
 
-    name: str = _NAME
+    name: str = TOOL_NAME
 
 
 class NamedChoice(ApiModel):
