@@ -12,6 +12,9 @@ from grpc_status import rpc_status
 from quire.errors import QuireError, UnavailableError, from_status, to_status
 
 PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of the longest context fits several times
+CONNECT_TIMEOUT_MS = (
+    2000  # of one attempt, to the server's first frame: a far server with TLS, or a busy one, takes long
+)
 
 Option = tuple[str, int]
 
@@ -27,7 +30,7 @@ def channel_options(max_message_bytes: int) -> list[Option]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 500),
     ]
 

@@ -205,6 +205,7 @@ class ServerSession:
                 start.task.cancel()
 
     def _open(self, start: _Start, subscription: Subscription, accepted: pb.Accepted) -> None:
+        self._started(start)  # now: from here on the request counts as a subscription
         if start.is_detached:  # and cancelled, else it would not have gone on
             self._control.cancel_live(accepted.request_id)
             self._with_news.pop(subscription, None)
@@ -228,6 +229,7 @@ class ServerSession:
         self._news.set()
 
     def _refuse_start(self, start: _Start, error: QuireError) -> None:
+        self._started(start)
         if not start.is_detached:
             self._refuse(start.handle, error)
 

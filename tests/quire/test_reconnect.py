@@ -7,8 +7,10 @@ import pytest
 
 import quire
 from quire.v1 import inference_pb2 as pb
+from tests.chaos.proxy import Proxy
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
+from tests.scheduler.journal_setup import until
 
 
 def text_of(num_tokens: int) -> str:
@@ -255,3 +257,16 @@ async def test_what_comes_out_of_order_is_fetched_again_and_disturbs_nobody(
     server.release("good")
     assert (await bad.completion()).text == text_of(9)
     assert (await good.completion()).text == text_of(9)
+
+
+async def test_a_server_whose_first_frame_takes_long_is_reached(server: ScriptedServer) -> None:
+    """Server far away, behind TLS, or busy: one attempt to connect does not end before its answer can be here."""
+    async with Proxy(server.address) as proxy:
+        proxy.hold("down")
+        async with quire.AsyncClient(proxy.address) as client:
+            call = asyncio.create_task(client.stats())
+            await until(lambda: proxy.num_connections == 1)
+            await asyncio.sleep(0.7)
+            proxy.heal()
+            assert (await call).workers[0].worker_id == "w0"
+        assert proxy.num_connections == 1

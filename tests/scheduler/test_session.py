@@ -1,13 +1,14 @@
 """Session on the wire: handles, cancelling, detaching, slow readers, broken messages, what a client may do wrong."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api.session import MAX_OPEN_STARTS, MAX_RESPONSE_TOKENS, ServerSession
+from scheduler_svc.requests.live.output_stream import OutputStream
 from scheduler_svc.requests.params.request_params import request_digest
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
@@ -281,3 +282,27 @@ async def test_who_has_more_than_a_message_holds_waits_behind_the_others(site: S
         order += [event.handle for event in response.events if event.HasField("chunk")]
     assert order == [0, 1, 0, 0, 0]  # the second message has 3 of the short one and room for the long one
     session.close()
+
+
+async def test_a_request_counts_once_from_the_moment_it_is_open() -> None:
+    """The next message may come before the loop has told the session that its start is done."""
+    async with running_site(limits={"max_requests_per_session": 2}) as site:
+        session = ServerSession(site.admission, site.control)
+
+        async def attach(request_id: str, positions: Sequence[int]) -> tuple[OutputStream, pb.Accepted]:
+            accepted = pb.Accepted(request_id=request_id, num_samples=1)
+            return OutputStream(accepted, pb.OutputParams(), []), accepted
+
+        site.control.attach = attach  # type: ignore[assignment, method-assign]
+
+        async def attachments() -> AsyncIterator[pb.SessionRequest]:
+            for handle in (1, 2, 3):
+                yield pb.SessionRequest(handle=handle, attach=pb.Attach(request_id=str(handle)))
+                await asyncio.sleep(0)  # exactly one turn of the loop: the start has run, its callback has not
+
+        await session.read(attachments())
+        response = await session.next_response()
+        assert response is not None
+        kinds = [(event.handle, event.WhichOneof("event")) for event in response.events]
+        assert kinds == [(1, "accepted"), (2, "accepted"), (3, "error")]
+        session.close()
