@@ -4,15 +4,17 @@ Knows the calls and their results; the session makes requests survive a broken c
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, Unpack
 
 from quire.address import check_address
 from quire.answer_reader import AnswerReader
 from quire.connection import INFERENCE_SERVICE, Connection
 from quire.credentials import Credentials
+from quire.deployment import Deployment
 from quire.errors import InvalidRequestError, NotFoundError, UnavailableError
 from quire.keywords import in_keywords
+from quire.merging import merged_stats, page_of_shard, shard_of_page
 from quire.open_request import OpenRequest
 from quire.params import (
     DEFAULT_ADDRESS,
@@ -56,6 +58,9 @@ READY_POLL_S = 0.1
 PIN_TIMEOUT_S = 120.0  # a prefix is computed as a prompt is, behind what is before it
 
 
+Answer = TypeVar("Answer")
+
+
 class AsyncClient:
     """A client of one Quire deployment. Connects at the first call; use it within one event loop.
 
@@ -73,7 +78,7 @@ class AsyncClient:
             tls_root=self._options.tls_root,
             tls_server_name=self._options.tls_server_name,
         )
-        self._connection: Connection | None = None
+        self._deployment: Deployment | None = None
         self._is_closed = False
 
     async def generate(self, prompt: str | Sequence[int], **params: Unpack[GenerateParams]) -> Completion:
@@ -161,8 +166,8 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> RequestState:
         """Cancels a request and returns its state; one that has ended stays as it is."""
-        connection = self._connect()
-        answer = await connection.call(connection.inference.Cancel, encode(pb.CancelRequest, request_id=request_id))
+        request = encode(pb.CancelRequest, request_id=request_id)
+        answer = await self._deployed().of_request(request_id, lambda at: at.call(at.inference.Cancel, request))
         return state_from_pb(answer.state)
 
     async def pause(self, request_id: str, keep: PauseKeep = "auto") -> RequestState:
@@ -176,30 +181,29 @@ class AsyncClient:
             keep: "auto" moves its KV to the worker's host pool if there is room; "tokens" keeps only the tokens, and
                 the KV is computed again.
         """
-        connection = self._connect()
-        answer = await connection.call(connection.inference.Pause, pause_to_pb(request_id, keep))
+        request = pause_to_pb(request_id, keep)
+        answer = await self._deployed().of_request(request_id, lambda at: at.call(at.inference.Pause, request))
         return state_from_pb(answer.state)
 
     async def resume(self, request_id: str) -> RequestState:
         """Continues a paused request exactly where it was, in the order of its arrival. Raises as `pause`."""
-        connection = self._connect()
-        answer = await connection.call(connection.inference.Resume, encode(pb.ResumeRequest, request_id=request_id))
+        request = encode(pb.ResumeRequest, request_id=request_id)
+        answer = await self._deployed().of_request(request_id, lambda at: at.call(at.inference.Resume, request))
         return state_from_pb(answer.state)
 
     async def get(self, request_id: str) -> RequestRecord:
         """State and output so far of a request, also after its end until its record expires."""
-        connection = self._connect()
         request = encode(pb.GetRequestRequest, request_id=request_id)
-        return record_from_pb(await connection.call(connection.inference.GetRequest, request))
+        answer = await self._deployed().of_request(request_id, lambda at: at.call(at.inference.GetRequest, request))
+        return record_from_pb(answer)
 
     async def delete_record(self, request_id: str) -> None:
         """Deletes the record of an ended request; its id stays taken until the record would have expired.
 
         Raises NotFoundError, FailedPreconditionError if the request has not ended.
         """
-        connection = self._connect()
         request = encode(pb.DeleteRecordRequest, request_id=request_id)
-        await connection.call(connection.inference.DeleteRecord, request)
+        await self._deployed().of_request(request_id, lambda at: at.call(at.inference.DeleteRecord, request))
 
     async def list_requests(
         self,
@@ -209,7 +213,7 @@ class AsyncClient:
         page_size: int = 100,
         page_token: str | None = None,
     ) -> RequestPage:
-        """Requests that have not ended, in the order of their arrival, and what each waits for.
+        """Requests that have not ended, in the order of their arrival, and what each waits for; shard after shard.
 
         Args:
             tenant: tenant whose requests are listed; None: all tenants.
@@ -217,9 +221,12 @@ class AsyncClient:
             page_size: at most this many, up to 1,000.
             page_token: the `next_page_token` of the previous page, for the same tenant and states.
         """
-        connection = self._connect()
-        request = list_requests_to_pb(tenant, state, page_size, page_token)
-        return request_page_from_pb(await connection.call(connection.inference.ListRequests, request))
+        connections = await self._deployed().all()
+        shard, token = shard_of_page(page_token, list(connections))
+        request = list_requests_to_pb(tenant, state, page_size, token)
+        at = connections[shard]
+        page = request_page_from_pb(await at.call(at.inference.ListRequests, request))
+        return page_of_shard(page, shard, list(connections))
 
     async def tokenize(
         self,
@@ -246,20 +253,20 @@ class AsyncClient:
                     continue_final_message=continue_final_message,
                 )
             )
-        connection = self._connect()
+        connection = await self._deployed().any()
         answer = await connection.call(connection.inference.Tokenize, tokenize_to_pb(prompt, add_special_tokens))
         return Tokens(tuple(answer.token_ids), tuple(answer.tokens))
 
     async def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:
         """The text of token ids."""
-        connection = self._connect()
+        connection = await self._deployed().any()
         request = encode(pb.DetokenizeRequest, token_ids=token_ids, keep_special_tokens=keep_special_tokens)
         answer = await connection.call(connection.inference.Detokenize, request)
         return answer.text
 
     async def token_pieces(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
         """The bytes that each token adds within a text; a token may be a part of a character."""
-        connection = self._connect()
+        connection = await self._deployed().any()
         request = encode(pb.DetokenizeRequest, token_ids=token_ids, keep_special_tokens=True, pieces=True)
         return tuple((await connection.call(connection.inference.Detokenize, request)).pieces)
 
@@ -278,34 +285,34 @@ class AsyncClient:
         again returns the existing pin. Raises AlreadyExistsError if the name belongs to another prefix, OverloadedError
         if its memory is promised to requests.
         """
-        connection = self._connect()
         try:
             request = pin_to_pb(name, prefix, tenant, cache_salt)
-            answer = await connection.call(connection.inference.PinPrefix, request, timeout_s)
+            answers = await self._of_all(lambda at: at.call(at.inference.PinPrefix, request, timeout_s))
         except InvalidRequestError as error:
             raise in_keywords(error, "prefix") from error
-        return prefix_from_pb(answer.prefix, created=answer.created)
+        return prefix_from_pb(answers[0].prefix, created=any(answer.created for answer in answers))
 
     async def unpin_prefix(self, name: str, *, tenant: str | None = None) -> None:
         """Lets a prefix be evicted again. Raises NotFoundError if the tenant has no such pin."""
-        connection = self._connect()
-        await connection.call(connection.inference.UnpinPrefix, encode(pb.UnpinPrefixRequest, name=name, tenant=tenant))
+        request = encode(pb.UnpinPrefixRequest, name=name, tenant=tenant)
+        await self._of_any(lambda at: at.call(at.inference.UnpinPrefix, request))
 
     async def list_prefixes(self, *, tenant: str | None = None) -> tuple[PinnedPrefix, ...]:
         """The pinned prefixes of one tenant, by name."""
-        connection = self._connect()
-        answer = await connection.call(connection.inference.ListPrefixes, encode(pb.ListPrefixesRequest, tenant=tenant))
-        return tuple(prefix_from_pb(each) for each in answer.prefixes)
+        request = encode(pb.ListPrefixesRequest, tenant=tenant)
+        answers = await self._of_all(lambda at: at.call(at.inference.ListPrefixes, request))
+        known = {each.name: prefix_from_pb(each) for answer in answers for each in answer.prefixes}
+        return tuple(known[name] for name in sorted(known))
 
     async def model(self) -> Model:
         """The model being served."""
-        connection = self._connect()
+        connection = await self._deployed().any()
         return model_from_pb(await connection.call(connection.inference.GetModel, pb.GetModelRequest()))
 
     async def stats(self) -> Stats:
         """Snapshot of running and waiting requests and of the use of the KV memory."""
-        connection = self._connect()
-        return stats_from_pb(await connection.call(connection.inference.GetStats, pb.GetStatsRequest()))
+        answers = await self._of_all(lambda at: at.call(at.inference.GetStats, pb.GetStatsRequest()))
+        return merged_stats([stats_from_pb(answer) for answer in answers])
 
     async def drain_worker(self, worker_id: str, *, undo: bool = False) -> int:
         """Takes a worker out of service, or with `undo` back into it. Returns the number of sequences still on it.
@@ -313,13 +320,13 @@ class AsyncClient:
         The worker gets nothing new. Its sequences move to other workers, or end there if there is no other. It serves
         again after a restart. Raises NotFoundError if no such worker is registered.
         """
-        connection = self._connect()
         request = encode(cluster_pb2.DrainWorkerRequest, worker_id=worker_id, undo=undo)
-        return (await connection.call(connection.cluster.DrainWorker, request)).num_running
+        answers = await self._of_any(lambda at: at.call(at.cluster.DrainWorker, request))
+        return answers[0].num_running
 
     async def health(self, service: str = INFERENCE_SERVICE) -> Health:
         """Health of the service. Raises UnavailableError if nothing answers."""
-        return await self._connect().health(service)
+        return await self._deployed().first.health(service)
 
     async def wait_ready(self, timeout_s: float | None = None) -> None:
         """Waits until the server can generate. Raises UnavailableError after `timeout_s`."""
@@ -330,7 +337,7 @@ class AsyncClient:
                     try:
                         if await self.health() is Health.SERVING:
                             return
-                        await self._connect().look_for_leader()
+                        await self._deployed().first.look_for_leader()
                     except (UnavailableError, NotFoundError) as error:
                         why = error.message
                     await asyncio.sleep(READY_POLL_S)
@@ -340,9 +347,9 @@ class AsyncClient:
     async def close(self) -> None:
         """Detaches from every open request; its on_disconnect decides whether it goes on."""
         self._is_closed = True
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        if self._deployment is not None:
+            await self._deployment.close()
+            self._deployment = None
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -350,12 +357,29 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _connect(self) -> Connection:
+    def _deployed(self) -> Deployment:
         if self._is_closed:
             raise RuntimeError("the client is closed; make a new one")
-        if self._connection is None:
-            self._connection = Connection(self.address, self._options, self._credentials)
-        return self._connection
+        if self._deployment is None:
+            self._deployment = Deployment(self.address, self._options, self._credentials)
+        return self._deployment
+
+    async def _of_all(self, call: Callable[[Connection], Awaitable[Answer]]) -> list[Answer]:
+        """Answers of all shards."""
+        return await asyncio.gather(*(call(connection) for connection in (await self._deployed().all()).values()))
+
+    async def _of_any(self, call: Callable[[Connection], Awaitable[Answer]]) -> list[Answer]:
+        """Answers of the shards that find what the call names. Raises NotFoundError if none does."""
+        answers: list[Answer] = []
+        missing: NotFoundError | None = None
+        for connection in (await self._deployed().all()).values():
+            try:
+                answers.append(await call(connection))
+            except NotFoundError as error:
+                missing = error
+        if not answers and missing is not None:
+            raise missing
+        return answers
 
     def _submit(
         self,
@@ -365,6 +389,8 @@ class AsyncClient:
     ) -> CompletionStream:
         if self._options.timeout_s is not None:
             keywords.setdefault("timeout_s", self._options.timeout_s)
+        if keywords.get("request_id") is None:
+            keywords["request_id"] = self._deployed().new_id()
         params = gather(keywords)
         submission = request_to_pb(prompt, params)
         request = OpenRequest(submission.request_id, from_positions=(), buffer_tokens=self._options.buffer_tokens)
@@ -378,6 +404,5 @@ class AsyncClient:
         return self._open(entry, cancels_on_close=True, answers=answers)
 
     def _open(self, entry: Entry, *, cancels_on_close: bool, answers: AnswerReader | None = None) -> CompletionStream:
-        session = self._connect().session
-        session.open(entry)
+        session = self._deployed().open(entry)
         return CompletionStream(session, entry.request, cancels_on_close=cancels_on_close, answers=answers)

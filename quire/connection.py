@@ -40,10 +40,11 @@ Response = TypeVar("Response")
 class Connection:
     """Channel, stubs and session of one client. Belongs to the event loop it was made in."""
 
-    def __init__(self, address: str, options: ClientOptions, credentials: Credentials) -> None:
+    def __init__(self, address: str, options: ClientOptions, credentials: Credentials, shard: int = 0) -> None:
+        """`shard`: the number of the shard whose leader is called."""
         self._address = address
         self._options = options
-        self._servers = Servers(address, credentials)
+        self._servers = Servers(address, credentials, shard)
         channel = self._servers.channel
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)
@@ -94,6 +95,10 @@ class Connection:
                     raise error from rpc_error
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             await asyncio.sleep(delay_s)
+
+    async def find_reachable(self) -> None:
+        """Makes a reachable server current, if there are several."""
+        await self._servers.find_reachable()
 
     async def look_for_leader(self) -> None:
         """Asks the current server for anything that only a leader answers, and follows its hint to the leader."""

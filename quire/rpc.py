@@ -15,6 +15,7 @@ PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of the longest context fits 
 CONNECT_TIMEOUT_MS = (
     2000  # of one attempt, to the server's first frame: a far server with TLS, or a busy one, takes long
 )
+SHARD_KEY = "quire-shard"  # metadata: number of the shard that a call is for
 
 Option = tuple[str, int]
 

@@ -27,6 +27,14 @@ class SchedulerSettings(LimitSettings, AccessSettings):
         False,
         description="wait while another scheduler leads, and take over when it is gone; without: take over at once",
     )
+    shards: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="number of shards, the same for all schedulers of the deployment: each has a leader, a journal, "
+        "requests and workers of its own, so it takes at least as many schedulers. With several, every scheduler is a "
+        "standby for any of them",
+    )
     lease_ms: int = Field(
         1500,
         ge=100,

@@ -12,7 +12,7 @@ import grpc
 from quire.address import LOOPBACK, SCHEMES, resolve, split_addresses
 from quire.credentials import Credentials, Metadata
 from quire.errors import NotLeaderError, QuireError
-from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
+from quire.rpc import PUBLIC_MESSAGE_BYTES, SHARD_KEY, channel_options
 
 _CONNECT_S = 0.5  # for one of several servers; a frozen one would be waited for much longer
 _DOWN_S = 3.0  # for this time a server that was not reached is tried after the others, unless it is reached again
@@ -23,9 +23,13 @@ _RESOLVE_S = 1.0  # between two lookups of the names, while no server leads
 class Servers:
     """The addresses of one client and a channel to each that was tried. Belongs to one event loop."""
 
-    def __init__(self, address: str, credentials: Credentials) -> None:
-        """Take one address, or several with commas between; a host name stands for all of its addresses."""
+    def __init__(self, address: str, credentials: Credentials, shard: int = 0) -> None:
+        """Take one address, or several with commas between; a host name stands for all of its addresses.
+
+        `shard`: number of the shard whose leader is wanted.
+        """
         self._credentials = credentials
+        self._metadata: Metadata = (*credentials.metadata, (SHARD_KEY, str(shard)))
         self._given = [address] if address.startswith(SCHEMES) else split_addresses(address)
         self._known: Sequence[str] = self._given  # the given ones, resolved
         self._current = self._given[0]
@@ -44,7 +48,7 @@ class Servers:
     @property
     def metadata(self) -> Metadata:
         """Metadata to send with each call."""
-        return self._credentials.metadata
+        return self._metadata
 
     @property
     def current_channel(self) -> grpc.aio.Channel:

@@ -88,6 +88,10 @@ class Session:
         elif self._task is None or self._task.done():
             self._task = self._loop.create_task(self._run(), name="quire-session")
 
+    def expect_leader(self) -> None:
+        """Wait for the leader as long as after a broken stream: the deployment has answered, so one will come."""
+        self._was_reached = True
+
     def cancel(self, request: OpenRequest) -> None:
         """Cancels a request whose output nobody reads any more."""
         entry = self._entries.get(request)

@@ -8,12 +8,12 @@ import asyncio
 from functools import partial
 
 from quire.answer_reader import AnswerReader
+from quire.deployment import OpenSession
 from quire.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
 from quire.open_request import OpenRequest
 from quire.params import ChatMessage
 from quire.parsing.deltas import parsed_answer
 from quire.results import Accepted, Chunk, Completion, Outcome, RequestState, Sample
-from quire.session import Session
 
 
 class CompletionStream:
@@ -30,7 +30,7 @@ class CompletionStream:
 
     def __init__(
         self,
-        session: Session,
+        session: OpenSession,
         request: OpenRequest,
         *,
         cancels_on_close: bool,
@@ -98,7 +98,7 @@ class CompletionStream:
             self._loop.call_soon_threadsafe(self._let_go)
 
 
-def _let_go(session: Session, request: OpenRequest, cancels: bool) -> None:
+def _let_go(session: OpenSession, request: OpenRequest, cancels: bool) -> None:
     if request.has_ended:
         return
     if cancels:

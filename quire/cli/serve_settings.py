@@ -147,6 +147,11 @@ class Settled:
     names: Mapping[str, str]  # under which settings were given to `quire serve`, by field
     worker_names: Mapping[str, str]  # the same for a worker's settings, from any source
 
+    @property
+    def num_schedulers(self) -> int:
+        """Number of scheduler processes: one for each shard, and the standby."""
+        return self.scheduler.shards + self.serve.standby
+
     def toml(self) -> str:
         """Settings file that would give the same settings."""
         services = [to_toml(each, RESERVED[type(each)]) for each in (self.scheduler, self.worker, self.gateway)]
@@ -185,6 +190,11 @@ def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
     serve = serve.model_copy(update={"data_dir": serve.folder})
     passed = {kind: {name: each for name, each in given.items() if name in passed_fields(kind)} for kind in SERVICES}
     scheduler = settle(SchedulerSettings, *_split(passed[SchedulerSettings], listen=serve.listen))
+    if scheduler.shards > serve.workers:
+        raise ValueError(
+            f"{scheduler.shards} shards need at least as many workers, and there would be {serve.workers}: give "
+            f"--workers {scheduler.shards} or more"
+        )
     worker = settle(WorkerSettings, *_split(passed[WorkerSettings], model=serve.model))
     worker_flags = _flags(passed[WorkerSettings], worker)
     if worker.threads is None:

@@ -28,6 +28,12 @@ if _version_not_supported:
 class ClusterStub(object):
     """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
     its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
+    Topology alone is served by every scheduler.
+
+    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS) that have nothing in common: each has a leader, a
+    journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
+    "quire-shard"; a scheduler that does not lead that shard answers NOT_LEADER with the address of the one that does.
+    Without this metadata the scheduler that is called answers for the shard that it leads.
     """
 
     def __init__(self, channel):
@@ -46,11 +52,22 @@ class ClusterStub(object):
                 request_serializer=quire_dot_v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_cluster__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.Topology = channel.unary_stream(
+                '/quire.v1.Cluster/Topology',
+                request_serializer=quire_dot_v1_dot_cluster__pb2.TopologyRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_cluster__pb2.TopologyResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer(object):
     """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
     its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
+    Topology alone is served by every scheduler.
+
+    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS) that have nothing in common: each has a leader, a
+    journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
+    "quire-shard"; a scheduler that does not lead that shard answers NOT_LEADER with the address of the one that does.
+    Without this metadata the scheduler that is called answers for the shard that it leads.
     """
 
     def Register(self, request, context):
@@ -79,6 +96,14 @@ class ClusterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Topology(self, request, context):
+        """Topology says which shards there are and who leads them: at once, and again whenever that changes, at most four
+        times a second. With one shard the stream ends after its first message, since there is nothing to choose.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +117,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_cluster__pb2.DrainWorkerRequest.FromString,
                     response_serializer=quire_dot_v1_dot_cluster__pb2.DrainWorkerResponse.SerializeToString,
             ),
+            'Topology': grpc.unary_stream_rpc_method_handler(
+                    servicer.Topology,
+                    request_deserializer=quire_dot_v1_dot_cluster__pb2.TopologyRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_cluster__pb2.TopologyResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'quire.v1.Cluster', rpc_method_handlers)
@@ -103,6 +133,12 @@ def add_ClusterServicer_to_server(servicer, server):
 class Cluster(object):
     """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
     its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
+    Topology alone is served by every scheduler.
+
+    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS) that have nothing in common: each has a leader, a
+    journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
+    "quire-shard"; a scheduler that does not lead that shard answers NOT_LEADER with the address of the one that does.
+    Without this metadata the scheduler that is called answers for the shard that it leads.
     """
 
     @staticmethod
@@ -149,6 +185,33 @@ class Cluster(object):
             '/quire.v1.Cluster/DrainWorker',
             quire_dot_v1_dot_cluster__pb2.DrainWorkerRequest.SerializeToString,
             quire_dot_v1_dot_cluster__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Topology(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.Cluster/Topology',
+            quire_dot_v1_dot_cluster__pb2.TopologyRequest.SerializeToString,
+            quire_dot_v1_dot_cluster__pb2.TopologyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,17 +1,24 @@
 """Cluster service: registration and draining of workers."""
 
+from collections.abc import AsyncIterator
+
 from common.rpc import Context
 from quire.errors import FieldViolation, InvalidRequestError
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
+from scheduler_svc.api.leader_gate import not_leader_of
+from scheduler_svc.api.topology import topology
+from scheduler_svc.api.worker_shares import WorkerShares
 from scheduler_svc.workers.workers import LEASE_MS, Workers
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
-    """Answers `Register` and `DrainWorker`."""
+    """Answers `Register` and `DrainWorker`; `Topology` is answered before it, by every scheduler."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, shares: WorkerShares | None = None) -> None:
+        """`shares`: of the workers among several shards; None: there is one shard."""
         self._workers = workers
+        self._shares = shares
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         """Register a worker, or renew its lease."""
@@ -22,9 +29,21 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         ]
         if violations:
             raise InvalidRequestError.of(violations)
+        shares = self._shares
+        shard = 0
+        if shares is not None:
+            shard = shares.shard_of(request)
+            if not request.HasField("shard") or not shares.has_shard(request.shard):
+                return pb.RegisterResponse(lease_ms=LEASE_MS, shard=shard)
+            if request.shard != shares.shard:
+                raise not_leader_of(request.shard, shares.leader_of(request.shard))
         reason = self._workers.register(request)
-        return pb.RegisterResponse(lease_ms=LEASE_MS, epoch=self._workers.epoch, out_of_service=reason)
+        return pb.RegisterResponse(lease_ms=LEASE_MS, epoch=self._workers.epoch, out_of_service=reason, shard=shard)
 
     async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> pb.DrainWorkerResponse:
         """Drain a worker, or undo that."""
         return pb.DrainWorkerResponse(num_running=self._workers.drain(request.worker_id, undo=request.undo))
+
+    def Topology(self, request: pb.TopologyRequest, context: Context) -> AsyncIterator[pb.TopologyResponse]:
+        """Stream the shards, as the handler before the gate does."""
+        return topology(self._shares.watch if self._shares is not None else None)

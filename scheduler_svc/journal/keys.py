@@ -3,6 +3,9 @@
 The deployment stands in braces, a hash tag, so that all keys of one deployment live in one slot of a cluster. All
 keys are written and read by the scheduler alone.
 
+Of a deployment with several shards, shard 0 has these keys, and shard k has them with <deployment>/k in the braces:
+each shard in one slot, and the shards in several.
+
     {quire:<deployment>}:epoch     string, an integer. The last leader epoch taken; INCR by a scheduler that starts
                                    to lead, raised by one whose store has lost it. Lives for ever.
     {quire:<deployment>}:lease     string: `<epoch> <leader_id> <address>` of the scheduler that leads; epoch 0 while it
@@ -12,6 +15,9 @@ keys are written and read by the scheduler alone.
     {quire:<deployment>}:standbys  sorted set: addresses of standbys, each with the server's time in milliseconds until
                                    which it counts as present. Written by standbys, read by a leader that is told to
                                    end.
+    {quire:<deployment>}:load      string, a serialised quire.v1.Shard: what the leader says of its shard. Written by it
+                                   a few times a second where there are several shards, read by all schedulers; gone
+                                   soon after it is written no more.
     {quire:<deployment>}:journal   stream with ids `epoch-seq`; fields: e, a serialised quire.v1.JournalEntry, and
                                    c, its CRC-32 as eight hexadecimal digits. Appended by the leader's journal
                                    writer, read by a scheduler that begins to lead, and by standbys as it grows.
@@ -39,16 +45,22 @@ keys are written and read by the scheduler alone.
 import re
 from dataclasses import dataclass
 
-_DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,64}(/[1-9][0-9]{0,2})?")
+
+
+def deployment_of(deployment: str, shard: int) -> str:
+    """Name under which the keys of one shard of a deployment stand."""
+    return f"{deployment}/{shard}" if shard else deployment
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of one deployment."""
+    """Keys of one shard of a deployment."""
 
     epoch: str
     lease: str
     standbys: str
+    load: str
     journal: str
     record_prefix: str
     record_bytes: str
@@ -59,7 +71,10 @@ class Keys:
 
     @classmethod
     def of(cls, deployment: str) -> "Keys":
-        """Keys of a deployment. Raises ValueError if the name could be misread as part of a key."""
+        """Keys of a deployment, or of a shard by `deployment_of`.
+
+        Raises ValueError if the name could be misread as part of a key.
+        """
         if not _DEPLOYMENT.fullmatch(deployment):
             raise ValueError(f"deployment {deployment!r}: use 1 to 64 letters, digits, dots, underscores and hyphens")
         tag = f"{{quire:{deployment}}}"
@@ -67,6 +82,7 @@ class Keys:
             epoch=f"{tag}:epoch",
             lease=f"{tag}:lease",
             standbys=f"{tag}:standbys",
+            load=f"{tag}:load",
             journal=f"{tag}:journal",
             record_prefix=f"{tag}:record:",
             record_bytes=f"{tag}:record_bytes",

@@ -42,7 +42,7 @@ class HeldLease(NamedTuple):
 
 
 class Leases(Protocol):
-    """Lease and standbys of one deployment. Every method may raise StoreUnavailableError, within a short time limit."""
+    """Lease and standbys of one shard. Every method may raise StoreUnavailableError, within a short time limit."""
 
     async def read(self) -> HeldLease | None:
         """Current lease; None if there is none."""
@@ -73,6 +73,12 @@ class Leases(Protocol):
 
         `longest_ms`: longest time for which an announcement can count.
         """
+
+    async def publish_load(self, load: bytes, ttl_ms: int) -> None:
+        """Publish what the leader says of its shard, for so long."""
+
+    async def read_shard(self) -> tuple[HeldLease | None, bytes]:
+        """Current lease, and what was published last; empty if nothing is."""
 
     async def close(self) -> None:
         """Close every connection."""

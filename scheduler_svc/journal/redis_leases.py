@@ -70,9 +70,7 @@ class RedisLeases:
 
     async def read(self) -> HeldLease | None:
         value, left_ms = await self._link.call_many([pack("GET", self._keys.lease), pack("PTTL", self._keys.lease)])
-        if value is None or left_ms == -2:  # it went between the two
-            return None
-        return HeldLease(Lease.parse(value.decode()), left_ms)
+        return _held(value, left_ms)
 
     async def take_lease(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
         return await self._change(_TAKE, lease, ttl_ms, ended_epoch or -1)
@@ -93,6 +91,15 @@ class RedisLeases:
         found = await self._link.call(pack("EVAL", _STANDBYS, 1, self._keys.standbys, longest_ms))
         return [address.decode() for address in found]
 
+    async def publish_load(self, load: bytes, ttl_ms: int) -> None:
+        await self._link.call(pack("SET", self._keys.load, load, "PX", ttl_ms))
+
+    async def read_shard(self) -> tuple[HeldLease | None, bytes]:
+        keys = self._keys
+        commands = [pack("GET", keys.lease), pack("PTTL", keys.lease), pack("GET", keys.load)]
+        value, left_ms, load = await self._link.call_many(commands)
+        return _held(value, left_ms), load or b""
+
     async def close(self) -> None:
         await self._link.close()
 
@@ -101,3 +108,9 @@ class RedisLeases:
         command = pack("EVAL", script, 1, self._keys.lease, str(lease), ttl_ms, epoch, lease.holder)
         held: bytes = await self._link.call(command)
         return Lease.parse(held.decode()) if held else None
+
+
+def _held(value: bytes | None, left_ms: int) -> HeldLease | None:
+    if value is None or left_ms == -2:  # it went between the two
+        return None
+    return HeldLease(Lease.parse(value.decode()), left_ms)

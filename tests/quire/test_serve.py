@@ -250,7 +250,7 @@ def test_with_a_standby_streams_go_on_when_the_leading_scheduler_is_killed(data_
 def test_a_standby_without_a_store_to_share_is_refused(data_dir: Path) -> None:
     serve = Serve(data_dir, "--standby", "--store", "memory")
     assert serve.wait() == 2
-    assert "a standby needs a store" in serve.said[-1]
+    assert "several schedulers need a store" in serve.said[-1]
 
 
 def test_ctrl_c_lets_a_running_request_end(data_dir: Path) -> None:

@@ -90,7 +90,7 @@ async def test_a_worker_that_was_first_is_found_and_found_again(registration: tu
     for sign in signs:
         sign.ClearField("epoch")
         assert sign == pb.RegisterRequest(
-            worker_id="w1", address="10.0.0.1:7000", incarnation="i1", model_fingerprint="f1", draining=False
+            worker_id="w1", address="10.0.0.1:7000", incarnation="i1", model_fingerprint="f1", draining=False, shard=0
         )
     registered = [line["epoch"] for line in logs if line["event"] == "registered"]
     assert registered == [1, 2]  # once each, not once for each sign of life

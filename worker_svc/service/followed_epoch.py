@@ -23,3 +23,7 @@ class FollowedEpoch:
         is_new = epoch != self.epoch
         self.epoch, self._confirmed_s = epoch, now_s
         return is_new
+
+    def forget(self) -> None:
+        """Forget the epoch: the worker follows the scheduler of another shard."""
+        self.epoch = 0

@@ -7,7 +7,7 @@ import secrets
 import socket
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import structlog
 
@@ -85,8 +85,18 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
         )
         registration = None
         if options.scheduler is not None:
+
+            def begin_life() -> WorkerIdentity:
+                life = replace(identity, incarnation=uuid.uuid4().hex, step_key=secrets.token_hex(16))
+                servicer.begin_life(life.incarnation, life.step_key)
+                return life
+
             registration = Registration(
-                options.scheduler, identity, executor.follow_epoch, credentials=options.credentials
+                options.scheduler,
+                identity,
+                executor.follow_epoch,
+                credentials=options.credentials,
+                begin_life=begin_life,
             )
             servicer.on_current_stream_end = registration.register_now
         await _until_end(end, server, registration, options.drain_timeout_s)

@@ -29,6 +29,8 @@ _STANDBY_RETRY_S = 0.5  # between attempts at the other addresses while it has o
 _SHORTEST_PAUSE_S = 0.05
 _RESOLVE_S = 2.0  # between two resolutions of the names, and the timeout of each
 _DRAIN_POLL_S = 0.05
+_MOVE_S = 30.0  # for a drain before a move to another shard
+_LEADERLESS_S = 6.0  # several leases: after this a shard's standbys would have led it
 
 log = structlog.get_logger()
 
@@ -68,10 +70,19 @@ class Registration:
         *,
         credentials: Credentials | None = None,
         forget_epoch_s: float = FORGET_AFTER_S,
+        begin_life: Callable[[], WorkerIdentity] | None = None,
     ) -> None:
-        """`schedulers`: addresses separated by commas; `resolve` returns every address that they resolve to.
+        """Take addresses, and what to tell there.
 
-        `credentials`: key and certificates for the schedulers; None: those of the variables.
+        Args:
+            schedulers: addresses separated by commas.
+            identity: what is registered.
+            on_epoch: gets each new epoch to follow; 0: forget it.
+            resolve: returns every address that the names resolve to.
+            credentials: key and certificates for the schedulers; None: those of the variables.
+            forget_epoch_s: time after which an epoch that nobody confirms is forgotten.
+            begin_life: makes the worker a new incarnation, for another shard, which accepts no step of the former one;
+                None: it keeps its identity.
         """
         self._credentials = credentials or Credentials()
         self._configured = split_addresses(schedulers)
@@ -85,7 +96,12 @@ class Registration:
         self._followed = FollowedEpoch(forget_epoch_s)
         self._wake_up = asyncio.Event()
         self._logged_state = ""
-        self._is_draining = False
+        self._is_leaving = False
+        self._begin_life = begin_life or (lambda: identity)
+        self._shard: int | None = None  # that this worker serves; None: it has not been told
+        self._has_served = False  # as its present incarnation
+        self._led_s = 0.0  # when it last had a leader
+        self._moving: asyncio.Task[None] | None = None
 
     async def keep_lease(self) -> None:
         """Registers every third of the lease, until cancelled."""
@@ -94,8 +110,11 @@ class Registration:
                 await self._resolve_names()
                 self._add_endpoints()
                 await self._remove_endpoints()
+                self._give_up_shard()
                 await asyncio.sleep(_RESOLVE_S)
         finally:
+            if self._moving is not None:
+                self._moving.cancel()
             for endpoint in self._endpoints.values():
                 if endpoint.task is not None:
                     endpoint.task.cancel()
@@ -112,7 +131,7 @@ class Registration:
 
         The lease must be kept meanwhile. Without a leader the wait is short.
         """
-        self._is_draining = True
+        self._is_leaving = True
         endpoints = self._endpoints.values()
         endpoint = next((each for each in endpoints if each.epoch), next(iter(endpoints), None))
         if endpoint is None:
@@ -123,12 +142,7 @@ class Registration:
             patience_s = min(patience_s, _PATIENCE_WITHOUT_LEADER_S)
         try:
             async with asyncio.timeout(patience_s):
-                await self._register(endpoint)
-                while num_running := await self._drain(endpoint):
-                    if self._logged_state != "draining":
-                        log.info("draining", num_running=num_running)
-                        self._logged_state = "draining"
-                    await asyncio.sleep(_DRAIN_POLL_S)
+                await self._drain_fully(endpoint)
         except grpc.aio.AioRpcError as error:
             reason = error_of(error)
             if reason.code is not grpc.StatusCode.NOT_FOUND:
@@ -194,6 +208,12 @@ class Registration:
             self._handle_refusal(error.code().name, error_of(error))
             return
         endpoint.pause_s = max(_SHORTEST_PAUSE_S, response.lease_ms / 3000)
+        if not response.epoch:
+            self._serve_shard(response.shard)
+            return
+        if self._shard is None:
+            self._shard = response.shard
+        self._has_served, self._led_s = True, asyncio.get_running_loop().time()
         others = [other for other in self._endpoints.values() if other is not endpoint]
         if response.epoch < max((other.epoch for other in others), default=0):
             return  # a former leader that does not know of its successor yet
@@ -206,6 +226,40 @@ class Registration:
             self._log_change("out of service", refused="OUT_OF_SERVICE", reason=response.out_of_service)
         else:
             self._log_change("registered", scheduler=endpoint.address, epoch=response.epoch)
+        if response.shard != self._shard and self._moving is None and not self._is_leaving:
+            self._moving = asyncio.create_task(self._move(endpoint, response.shard), name="move to another shard")
+
+    def _serve_shard(self, shard: int) -> None:
+        """Register for a shard from now on; as a new incarnation if this one has served another."""
+        if shard == self._shard:
+            return
+        log.info("serves shard", shard=shard, worker_id=self._identity.worker_id)
+        self._shard = shard
+        if self._has_served:
+            self._has_served = False
+            self._identity = self._begin_life()
+            self._followed.forget()
+            self._on_epoch(0)
+        self.register_now()
+
+    def _give_up_shard(self) -> None:
+        """Ask for a shard again if the present one has had no leader for long: another one may have work."""
+        now_s = asyncio.get_running_loop().time()
+        if self._has_leader or not self._has_served:
+            self._led_s = now_s
+        elif now_s - self._led_s > _LEADERLESS_S and self._shard is not None:
+            self._shard = None
+
+    async def _move(self, endpoint: _Endpoint, shard: int) -> None:
+        """Drain where this worker is registered, then register for another shard."""
+        try:
+            async with asyncio.timeout(_MOVE_S):
+                await self._drain_fully(endpoint)
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            log.info("moves before it is drained: what runs is computed again elsewhere", reason=str(error))
+        self._moving = None
+        if not self._is_leaving:
+            self._serve_shard(shard)
 
     def _handle_refusal(self, code: str, reason: QuireError) -> None:
         if isinstance(reason, NotLeaderError) and reason.leader not in (None, self._leader_hint):
@@ -214,6 +268,15 @@ class Registration:
         knows_leader = isinstance(reason, NotLeaderError) and reason.leader is not None
         if not self._has_leader and not knows_leader:
             self._log_change("not registered", refused=code, reason=reason.message)
+
+    async def _drain_fully(self, endpoint: _Endpoint) -> None:
+        """Announces that this worker drains, and returns when no sequence runs here."""
+        await self._register(endpoint)
+        while num_running := await self._drain(endpoint):
+            if self._logged_state != "draining":
+                log.info("draining", num_running=num_running)
+                self._logged_state = "draining"
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     async def _drain(self, endpoint: _Endpoint) -> int:
         """Asks for a drain; returns how many sequences still run here."""
@@ -229,9 +292,10 @@ class Registration:
             incarnation=identity.incarnation,
             address=identity.address,
             model_fingerprint=identity.model_fingerprint,
-            draining=self._is_draining,
+            draining=self._is_leaving or self._moving is not None,
             epoch=self._followed.epoch,
             step_key=identity.step_key,
+            shard=self._shard,
         )
         return await endpoint.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S, metadata=self._credentials.metadata)
 

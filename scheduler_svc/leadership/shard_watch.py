@@ -1,0 +1,134 @@
+"""Watch of all shards of a deployment, for each of its schedulers: who leads each of them, and with which load.
+
+Each shard is read by a task of its own, so that a node of the store that does not answer delays no other shard. Knows
+leases; nothing of requests.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from common.waits import end_tasks
+from quire.v1 import cluster_pb2 as pb
+from scheduler_svc.journal.leases import Lease, Leases
+from scheduler_svc.journal.store import StoreUnavailableError
+from scheduler_svc.leadership.shard_choice import shard_to_stand_by
+
+log = structlog.get_logger()
+
+_LOOK_S = 0.25
+_LOAD_MS = 3000  # how long a published load counts
+_FREE_LEASES = 0.5  # lives of a lease without leader and standby, after which a scheduler of another shard comes
+
+
+class ShardWatch:
+    """One per process. `shards` has what is known, by number; `changed` is replaced when it is set."""
+
+    def __init__(self, leases: Sequence[Leases], *, lease_ms: int) -> None:
+        """`leases`: of each shard, by number."""
+        self.shards = [pb.Shard(number=number) for number in range(len(leases))]
+        self.changed = asyncio.Event()
+        self._leases = leases
+        self._lease_ms = lease_ms
+        self._free_since_s: list[float | None] = [None] * len(leases)  # on the loop's clock; None: led, or not known
+        self._was_read = [asyncio.Event() for _ in leases]
+
+    def leader_of(self, shard: int) -> str | None:
+        """Address of a shard's leader; None: none is known."""
+        return (self.shards[shard].leader or None) if shard < len(self.shards) else None
+
+    async def run(self) -> None:
+        """Look at every shard again and again, until cancelled."""
+        looking = [asyncio.create_task(self._look_at(shard)) for shard in range(len(self._leases))]
+        try:
+            await asyncio.gather(*looking)
+        finally:
+            await end_tasks(*looking)
+
+    async def publish(self, shard: pb.Shard) -> None:
+        """Publish what the leader says of its shard."""
+        try:
+            await self._leases[shard.number].publish_load(shard.SerializeToString(), _LOAD_MS)
+        except StoreUnavailableError:
+            return  # others take it for unloaded, then; it is published again soon
+        self._set(shard)
+
+    async def choose(self, turn: int) -> int:
+        """Choose the shard that this scheduler stands by for: one that needs a leader, else one with few standbys."""
+        for was_read in self._was_read:
+            await was_read.wait()
+        counted = await asyncio.gather(*(self._num_standbys(shard) for shard in range(len(self._leases))))
+        in_need = [
+            since_s is not None or shard.is_leaving
+            for since_s, shard in zip(self._free_since_s, self.shards, strict=True)
+        ]
+        return shard_to_stand_by(counted, in_need, turn)
+
+    async def other_in_need(self, mine: int, address: str) -> None:
+        """Return when another shard has no standby, and no leader for a while, or one that is about to leave.
+
+        Args:
+            mine: the shard that this scheduler stands by for.
+            address: of this scheduler; one that is about to lead its shard stays.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self.shards[mine].leader == address:
+                continue
+            for shard, since_s in enumerate(self._free_since_s):
+                is_free = since_s is not None and loop.time() - since_s > _FREE_LEASES * self._lease_ms / 1000
+                if (
+                    (is_free or self.shards[shard].is_leaving)
+                    and shard != mine
+                    and await self._num_standbys(shard) == 0
+                ):
+                    return
+
+    async def _num_standbys(self, shard: int) -> int | None:
+        try:
+            return len(await self._leases[shard].standbys(4 * self._lease_ms))
+        except StoreUnavailableError:
+            return None
+
+    async def _look_at(self, number: int) -> None:
+        is_told = False
+        while True:
+            try:
+                held, load = await self._leases[number].read_shard()
+            except StoreUnavailableError as error:
+                if not is_told:
+                    log.warning("shard not seen", shard=number, reason=error.message)
+                is_told = True
+                self._free_since_s[number] = None
+            else:
+                is_told = False
+                self._record(number, held.lease if held is not None else None, load)
+            self._was_read[number].set()
+            await asyncio.sleep(_LOOK_S)
+
+    def _record(self, number: int, lease: Lease | None, load: bytes) -> None:
+        if lease is not None:
+            self._free_since_s[number] = None
+        elif self._free_since_s[number] is None:
+            self._free_since_s[number] = asyncio.get_running_loop().time()
+        seen = pb.Shard()
+        if lease is not None and lease.epoch:  # else it does not serve yet
+            try:
+                seen.ParseFromString(load)
+            except DecodeError:
+                seen.Clear()
+            if seen.epoch != lease.epoch:  # of an earlier leader
+                seen.Clear()
+            seen.leader = lease.address
+        seen.number = number
+        self._set(seen)
+
+    def _set(self, shard: pb.Shard) -> None:
+        if shard == self.shards[shard.number]:
+            return
+        self.shards[shard.number] = shard
+        self.changed.set()
+        self.changed = asyncio.Event()

@@ -1,0 +1,212 @@
+"""A deployment of two shards on real processes: requests are spread and found, leaders die, workers move."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+
+import pytest
+
+import quire
+from quire.params import GenerateParams
+from quire.shards import shard_of_id
+from tests.e2e.greedy_reference import assert_greedy
+from tests.e2e.model_site import ModelSite, all_free
+from tests.e2e.watched import Watched, until_more_has_come
+from tests.patience import patient
+from tests.services import Service, free_address, start_scheduler
+from tests.valkey import ValkeyProcess
+from tests.worker.tiny_models import random_prompts, write_tiny_model
+
+NUM_SHARDS = 2
+NUM_TOKENS = 90
+PROMPTS = random_prompts((1, 15, 16, 33, 44, 27, 9, 20), seed=4)
+GREEDY: GenerateParams = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+
+
+def named(request_id: str) -> GenerateParams:
+    return {**GREEDY, "request_id": request_id}
+
+
+class Sharded(ModelSite):
+    """Two shards, places for three schedulers of one store, and workers that know all three places."""
+
+    def __init__(self, factory: pytest.TempPathFactory, stack: ExitStack) -> None:
+        super().__init__(write_tiny_model("llama_gqa", factory.mktemp("model"), seed=3))
+        self.places = [free_address() for _ in range(3)]
+        self.address = ",".join(self.places)
+        self.store = stack.enter_context(ValkeyProcess())
+        self.workers = [stack.enter_context(self.start_worker(f"w{i}", "--num-blocks", "600")) for i in range(2)]
+
+    def start(self, stack: ExitStack, place: str) -> Service:
+        flags = ("--store", self.store.url, "--shards", str(NUM_SHARDS))
+        service, _ = start_scheduler(*flags, listen=place)
+        return stack.enter_context(service)
+
+    @asynccontextmanager
+    async def led(self, num_schedulers: int = NUM_SHARDS) -> AsyncIterator["Led"]:
+        """Schedulers, of which each shard has one that leads and a worker; and a client of them all."""
+        with ExitStack() as stack:
+            async with quire.AsyncClient(self.address) as client:
+                led = Led(self, stack, client)
+                for place in self.places[:num_schedulers]:
+                    await led.start(place)
+                await until(client, led.schedulers.values(), num_workers=[1] * NUM_SHARDS)
+                yield led
+
+
+class Led:
+    """Schedulers by their places, and a client of them all."""
+
+    def __init__(self, site: Sharded, stack: ExitStack, client: quire.AsyncClient) -> None:
+        self.client = client
+        self.schedulers: dict[str, Service] = {}
+        self._site = site
+        self._stack = stack
+
+    async def start(self, place: str) -> Service:
+        """Start a scheduler there; another one that was there has ended."""
+        self.schedulers[place] = await asyncio.to_thread(self._site.start, self._stack, place)
+        return self.schedulers[place]
+
+    async def leader(self, shard: int) -> tuple[str, Service]:
+        """The place of a shard's leader, and its process."""
+        place = (await self.client._deployed().shards())[shard].leader
+        return place, self.schedulers[place]
+
+
+def epochs(schedulers: Iterable[Service]) -> list[int]:
+    """Epochs of the shards' leaders, as these have logged; 0: none leads."""
+    leads = [entry for each in schedulers for entry in list(each.lines) if entry["event"] == "leading"]
+    return [
+        max((entry["epoch"] for entry in leads if entry["shard"] == shard), default=0) for shard in range(NUM_SHARDS)
+    ]
+
+
+async def until(client: quire.AsyncClient, schedulers: Iterable[Service], *, num_workers: list[int]) -> None:
+    """Returns once the shards have so many workers, by the word of these leaders: a dead one's counts for a while."""
+    async with asyncio.timeout(patient(60)):
+        while True:
+            shards = await client._deployed().shards()
+            is_theirs = [epoch == shard.epoch for epoch, shard in zip(epochs(schedulers), shards, strict=True)]
+            if [shard.num_workers for shard in shards] == num_workers and (
+                all(theirs for theirs, wanted in zip(is_theirs, num_workers, strict=True) if wanted)
+            ):
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharded]:
+    with ExitStack() as stack:
+        yield Sharded(tmp_path_factory, stack)
+
+
+async def test_requests_are_spread_and_every_client_finds_them(site: Sharded) -> None:
+    async with site.led() as led, quire.AsyncClient(site.places[1]) as other:
+        client = led.client
+        outputs = await asyncio.gather(*(client.generate(prompt, **GREEDY) for prompt in PROMPTS))
+        assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
+        shards = [shard_of_id(each.request_id, NUM_SHARDS) for each in outputs]
+        assert sorted(shards) == [0] * 4 + [1] * 4  # as many for each worker
+        stats = await other.stats()
+        assert stats.num_finished == len(PROMPTS) and len(stats.workers) == NUM_SHARDS
+
+        names = [f"mine-{number}" for number in range(6)]
+        assert {shard_of_id(name, NUM_SHARDS) for name in names} == {0, 1}
+        for name in names:
+            await client.generate(PROMPTS[1], **named(name))
+        for request_id in (*names, *(each.request_id for each in outputs)):
+            record = await other.get(request_id)
+            again = await other.attach(request_id).completion()
+            assert again.token_ids == record.samples[0].token_ids and len(again.token_ids) == NUM_TOKENS
+        with pytest.raises(quire.NotFoundError):
+            await other.get("nobody's")
+        with pytest.raises(quire.NotFoundError):
+            await other.attach("nobody's").completion()
+        assert (await client.generate(PROMPTS[1], **named(names[0]))).request_id == names[0]
+        with pytest.raises(quire.AlreadyExistsError):
+            await other.generate(PROMPTS[2], **named(names[0]))
+
+
+async def test_live_requests_are_listed_and_handled_wherever_they_are(site: Sharded) -> None:
+    async with site.led() as led, quire.AsyncClient(site.address) as other:
+        client = led.client
+        for name in ("w0", "w1"):  # so that no request ends while this looks at it
+            assert await other.drain_worker(name) == 0
+        streams = [client.stream(PROMPTS[0], **GREEDY) for _ in range(6)]
+        for stream in streams:
+            await stream.accepted()
+        assert {shard_of_id(stream.request_id, NUM_SHARDS) for stream in streams} == {0, 1}
+        page = await other.list_requests(page_size=4)
+        listed = list(page.requests)
+        while page.next_page_token is not None:
+            page = await other.list_requests(page_size=4, page_token=page.next_page_token)
+            listed += page.requests
+        assert {each.request_id for each in listed} == {stream.request_id for stream in streams}
+        with pytest.raises(quire.InvalidRequestError, match="page_token"):
+            await other.list_requests(page_token="7:x")
+        for stream in streams:
+            assert await other.pause(stream.request_id) is quire.RequestState.PAUSED
+            assert await other.resume(stream.request_id) is not quire.RequestState.PAUSED
+            await other.cancel(stream.request_id)
+        for name in ("w0", "w1"):
+            await other.drain_worker(name, undo=True)
+        with pytest.raises(quire.NotFoundError):
+            await other.drain_worker("w9")
+        pinned = await other.pin_prefix("both", list(range(1, 40)))
+        assert pinned.created and not (await client.pin_prefix("both", list(range(1, 40)))).created
+        assert [each.name for each in await client.list_prefixes()] == ["both"]
+        await client.unpin_prefix("both")
+        assert await other.list_prefixes() == ()
+        await all_free(client)
+
+
+async def test_a_scheduler_to_spare_leads_whichever_shard_lost_its_leader(site: Sharded) -> None:
+    async with site.led(3) as led:
+        for shard in range(NUM_SHARDS):
+            watched = Watched(led.client)
+            runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
+            await until_more_has_come(watched, runs)
+            place, killed = await led.leader(shard)
+            await asyncio.to_thread(killed.kill)
+            outputs = await asyncio.gather(*runs)
+            assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
+            assert {shard_of_id(each.request_id, NUM_SHARDS) for each in outputs} == {0, 1}
+            await led.start(place)
+            await until(led.client, led.schedulers.values(), num_workers=[1] * NUM_SHARDS)
+        await all_free(led.client)
+
+
+async def test_workers_move_to_a_shard_that_comes_later_while_requests_run(site: Sharded) -> None:
+    with ExitStack() as stack:
+        alone = await asyncio.to_thread(site.start, stack, site.places[0])
+        async with quire.AsyncClient(site.address) as client:
+            shard = (await asyncio.to_thread(alone.wait_for, "leading"))["shard"]
+            await until(client, [alone], num_workers=[2 if number == shard else 0 for number in range(NUM_SHARDS)])
+            watched = Watched(client)
+            runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
+            await until_more_has_come(watched, runs)
+            late = await asyncio.to_thread(site.start, stack, site.places[1])
+            await until(client, [alone, late], num_workers=[1, 1])
+            outputs = await asyncio.gather(*runs)
+            assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
+            assert {shard_of_id(each.request_id, NUM_SHARDS) for each in outputs} == {shard}
+            late_outputs = await asyncio.gather(*(client.generate(prompt, **GREEDY) for prompt in PROMPTS))
+            assert {shard_of_id(each.request_id, NUM_SHARDS) for each in late_outputs} == {0, 1}
+            assert await asyncio.to_thread(late.stop) == 0
+            await until(client, [alone], num_workers=[2 if number == shard else 0 for number in range(NUM_SHARDS)])
+            await all_free(client)
+
+
+async def test_a_leader_told_to_end_hands_over_to_the_spare_one(site: Sharded) -> None:
+    async with site.led(3) as led:
+        watched = Watched(led.client)
+        runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
+        await until_more_has_come(watched, runs)
+        _, leader = await led.leader(1)
+        leader.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(leader.wait) == 0
+        outputs = await asyncio.gather(*runs)
+        assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
+        await all_free(led.client)
