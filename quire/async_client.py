@@ -390,7 +390,7 @@ class AsyncClient:
         if self._options.timeout_s is not None:
             keywords.setdefault("timeout_s", self._options.timeout_s)
         if keywords.get("request_id") is None:
-            keywords["request_id"] = self._deployed().new_id()
+            keywords["request_id"] = self._deployed().new_id(prompt, keywords.get("cache_salt"))
         params = gather(keywords)
         submission = request_to_pb(prompt, params)
         request = OpenRequest(submission.request_id, from_positions=(), buffer_tokens=self._options.buffer_tokens)

@@ -5,7 +5,7 @@ own, and its connection finds that one, and the next one that leads it, among th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from quire.credentials import Credentials
 from quire.errors import NotFoundError, QuireError, RequestCancelledError
 from quire.open_request import OpenRequest
 from quire.params import ClientOptions
+from quire.prefix_memory import PrefixMemory, pieces_of
 from quire.session import Session
 from quire.session_entry import Entry
 from quire.shards import Shard, names_its_shard, new_request_id, shard_of_id, shard_of_new_request
@@ -38,6 +39,7 @@ class Deployment:
         self._connections: dict[int, Connection] = {}
         self._shards: list[Shard] = []  # empty: not known yet
         self._num_sent: list[int] = []  # requests since the shard was described
+        self._prefixes = PrefixMemory()
         self._asking: asyncio.Task[None] | None = None
         self._are_known = asyncio.Event()  # or were asked for in vain
 
@@ -73,11 +75,13 @@ class Deployment:
                         return await call(self._connection_to(other))
             raise
 
-    def new_id(self) -> str:
-        """The id of a new request, which decides where it goes."""
+    def new_id(self, prompt: "str | Sequence[int] | pb.ChatPrompt", salt: str | None) -> str:
+        """The id of a new request, which decides where it goes: where its beginning is known, or where least runs."""
         if len(self._shards) <= 1:
             return new_request_id(None)
-        shard = shard_of_new_request(self._shards, self._num_sent)
+        pieces = pieces_of(prompt, salt)
+        shard = shard_of_new_request(self._shards, self._num_sent, self._prefixes.find(pieces))
+        self._prefixes.record(pieces, shard)
         self._num_sent[shard] += 1
         return new_request_id(shard)
 
@@ -116,7 +120,7 @@ class Deployment:
         return self._connections[shard]
 
     async def shards(self) -> list[Shard]:
-        """All shards, as they were described lately; shard 0 alone if nobody says which there are."""
+        """Every shard, as it was described lately; shard 0 alone if nobody says which there are."""
         if not self._shards:
             if self._asking is None or self._asking.done():
                 self._are_known.clear()

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+# A shard that knows the prefix takes a request while it has at most so many times another's requests, and some more.
+_BUSIER = 2
+_MORE = 4
+
 _MADE_ID = re.compile(r"s(\d{1,3})-[0-9a-f]{32}")
 
 
@@ -47,18 +51,26 @@ def names_its_shard(request_id: str) -> bool:
     return _MADE_ID.fullmatch(request_id) is not None
 
 
-def shard_of_new_request(shards: Sequence[Shard], num_sent: Sequence[int]) -> int:
-    """Number of the shard that takes a new request: the one with the fewest requests for each of its workers.
+def shard_of_new_request(shards: Sequence[Shard], num_sent: Sequence[int], knows_prefix: int | None = None) -> int:
+    """Number of the shard that takes a new request.
+
+    The shard that knows the beginning of its prompt, unless that one is much busier than another; else the one with the
+    fewest requests for each of its workers.
 
     Args:
         shards: every shard of the deployment, by number.
         num_sent: requests that were sent to each shard since it was described.
+        knows_prefix: the shard that got the longest beginning of the prompt before; None: there is none.
     """
     serving = [shard for shard in shards if shard.leader and shard.num_workers]
     candidates = serving or [shard for shard in shards if shard.leader] or list(shards)
 
-    def load(shard: Shard) -> tuple[float, int]:
+    def load(shard: Shard) -> float:
         num_live = shard.num_running + shard.num_waiting + num_sent[shard.number]
-        return num_live / max(1, shard.num_workers), num_sent[shard.number]
+        return num_live / max(1, shard.num_workers)
 
-    return min(candidates, key=load).number
+    best = min(candidates, key=lambda shard: (load(shard), num_sent[shard.number]))
+    known = next((shard for shard in candidates if shard.number == knows_prefix), None)
+    if known is not None and load(known) <= _BUSIER * load(best) + _MORE:
+        return known.number
+    return best.number

@@ -14,7 +14,7 @@ GENERATED = ROOT / "quire" / "v1"
 
 # Modules whose classes are the plain form of the protobuf messages of the same name: the SDK, and the wire of a step.
 PLAIN_FORMS = {
-    "quire": {"inference_pb2", "journal_pb2"},
+    "quire": {"cluster_pb2", "inference_pb2", "journal_pb2"},
     "common/step.py": {"worker_pb2"},
     "common/sampling_params.py": {"worker_pb2"},
     "worker_svc/checkpoint/tokenizer_files.py": {"worker_pb2"},

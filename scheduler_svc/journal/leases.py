@@ -1,7 +1,7 @@
 """Interface to the lease of the leader and the list of standbys.
 
-Two implementations: RedisLeases, and MemoryLeases within one process. A lease only decides which scheduler tries to
-lead; leading is safe because the journal refuses the entries of older epochs.
+Two implementations: RedisLeases, also for several shards, and MemoryLeases within one process. A lease only decides
+which scheduler tries to lead; leading is safe because the journal refuses the entries of older epochs.
 """
 
 from collections.abc import Sequence
@@ -74,11 +74,15 @@ class Leases(Protocol):
         `longest_ms`: longest time for which an announcement can count.
         """
 
+    async def close(self) -> None:
+        """Close every connection."""
+
+
+class ShardLeases(Leases, Protocol):
+    """Lease of one shard of several, and what its leader says of it."""
+
     async def publish_load(self, load: bytes, ttl_ms: int) -> None:
         """Publish what the leader says of its shard, for so long."""
 
     async def read_shard(self) -> tuple[HeldLease | None, bytes]:
         """Current lease, and what was published last; empty if nothing is."""
-
-    async def close(self) -> None:
-        """Close every connection."""

@@ -37,12 +37,6 @@ class MemoryLeases:
     async def standbys(self, longest_ms: int) -> Sequence[str]:
         return ()
 
-    async def publish_load(self, load: bytes, ttl_ms: int) -> None:
-        """Do nothing: no other process reads it."""
-
-    async def read_shard(self) -> tuple[HeldLease | None, bytes]:
-        return await self.read(), b""
-
     async def close(self) -> None:
         """Do nothing: there is no connection."""
 

@@ -1,7 +1,9 @@
 """Choice of the store by its URL."""
 
+from collections.abc import Sequence
+
 from quire.redaction import has_password, without_passwords
-from scheduler_svc.journal.leases import Leases
+from scheduler_svc.journal.leases import Leases, ShardLeases
 from scheduler_svc.journal.memory_leases import MemoryLeases
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.redis_leases import RedisLeases
@@ -50,6 +52,16 @@ def open_leases(url: str, *, deployment: str, lease_ms: int) -> Leases:
     if url == MEMORY_URL:
         return MemoryLeases()
     return RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000)
+
+
+def open_shard_leases(url: str, *, deployments: Sequence[str], lease_ms: int) -> list[ShardLeases]:
+    """Leases of several shards, by their deployments in a store that `open_store` has opened.
+
+    Raises StoreConfigurationError for a store inside the process.
+    """
+    if url == MEMORY_URL:
+        raise StoreConfigurationError("several shards share a store; give --store redis://host:port")
+    return [RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000) for deployment in deployments]
 
 
 def open_tail(url: str, *, deployment: str) -> RedisTail:

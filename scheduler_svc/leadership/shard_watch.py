@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from common.waits import end_tasks
 from quire.v1 import cluster_pb2 as pb
-from scheduler_svc.journal.leases import Lease, Leases
+from scheduler_svc.journal.leases import Lease, ShardLeases
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.shard_choice import shard_to_stand_by
 
@@ -26,7 +26,7 @@ _FREE_LEASES = 0.5  # lives of a lease without leader and standby, after which a
 class ShardWatch:
     """One per process. `shards` has what is known, by number; `changed` is replaced when it is set."""
 
-    def __init__(self, leases: Sequence[Leases], *, lease_ms: int) -> None:
+    def __init__(self, leases: Sequence[ShardLeases], *, lease_ms: int) -> None:
         """`leases`: of each shard, by number."""
         self.shards = [pb.Shard(number=number) for number in range(len(leases))]
         self.changed = asyncio.Event()

@@ -256,6 +256,11 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
             name="scripted", max_model_len=2048, vocab_size=100, eos_token_ids=[2], has_tokenizer=True
         )
 
+    async def Topology(
+        self, request: cluster_pb2.TopologyRequest, context: Any
+    ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
+        yield cluster_pb2.TopologyResponse(shards=[cluster_pb2.Shard()])
+
     async def Register(self, request: cluster_pb2.RegisterRequest, context: Any) -> cluster_pb2.RegisterResponse:
         raise FailedPreconditionError("its one worker is a script")
 

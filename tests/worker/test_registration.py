@@ -8,7 +8,7 @@ import grpc
 import pytest
 import structlog
 
-from common.rpc import CLUSTER_MESSAGE_BYTES
+from common.rpc import CLUSTER_MESSAGE_BYTES, Context
 from common.serving import GrpcServer
 from quire.errors import FailedPreconditionError, NotLeaderError
 from quire.v1 import cluster_pb2 as pb
@@ -37,6 +37,9 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
     async def start(self, address: str) -> None:
         self.server.bind(address)
         await self.server.start()
+
+    async def Topology(self, request: pb.TopologyRequest, context: Context) -> AsyncIterator[pb.TopologyResponse]:
+        yield pb.TopologyResponse()
 
     async def Register(
         self,

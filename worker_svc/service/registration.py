@@ -201,12 +201,15 @@ class Registration:
 
     async def _renew_lease(self, endpoint: _Endpoint) -> None:
         """Registers once, and follows the epoch of the answer."""
+        asked_for = (self._shard, self._identity)
         try:
             response = await self._register(endpoint)
         except grpc.aio.AioRpcError as error:
             endpoint.epoch = 0
             self._handle_refusal(error.code().name, error_of(error))
             return
+        if asked_for != (self._shard, self._identity):
+            return  # it has moved to another shard meanwhile
         endpoint.pause_s = max(_SHORTEST_PAUSE_S, response.lease_ms / 3000)
         if not response.epoch:
             self._serve_shard(response.shard)

@@ -1,0 +1,171 @@
+"""The life of a scheduler with a shard: it stands by, leads, hands over or drains, and ends. Builds no part itself."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from common.process import unless_failed
+from common.waits import end_tasks
+from quire.v1 import cluster_pb2
+from scheduler_svc.composition import CLUSTER, INFERENCE, LeaderParts, Parts
+from scheduler_svc.leadership.shard_watch import ShardWatch
+from scheduler_svc.leadership.take_over import Leading
+from scheduler_svc.requests.admission import Admission
+from scheduler_svc.requests.live.engine import Engine
+
+JOURNAL = "quire.v1.Journal"  # by health alone
+
+_PUBLISH_S = 0.5
+_LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
+
+log = structlog.get_logger()
+
+Result = TypeVar("Result")
+
+
+async def stand_by(parts: Parts, end: asyncio.Event) -> Leading | None:
+    """Wait until this process leads; a standby answers meanwhile with NOT_LEADER.
+
+    None: it was told to end first, or another shard needs it more.
+    """
+    door = parts.door
+    if parts.hot is not None and not door.is_open:
+        door.is_open = True
+        await door.server.start()
+        await door.server.set_serving("", True)
+        log.info("listening", address=door.address, store=parts.store.kind, standby=True)
+    door.gc_gate.close()  # while the journal of earlier leaders is read
+    elsewhere = () if door.watch is None else (door.watch.other_in_need(parts.shard, door.me.address),)
+    try:
+        return await before(end, parts.taking_over.lead(), *elsewhere)
+    finally:
+        if parts.hot is not None:
+            await parts.hot.close()
+
+
+async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
+    """Serve until told to end; then hand over to a standby, or drain if there is none. Raises what ends it before."""
+    attempt, lease = leader.leading.attempt, leader.leading.lease
+    engine, journal, recovery = attempt.engine, attempt.journal, attempt.recovery
+    door = parts.door
+    door.gate.open()
+    if parts.hot is None:
+        await door.server.start()
+    for ready in ("", CLUSTER, JOURNAL):
+        await door.server.set_serving(ready, True)
+    journal.health.on_change = lambda degraded: leader.readiness.announce(JOURNAL, not degraded)
+    _log_leading(parts, leader.leading.epoch)
+    gating = door.gc_gate.run(lambda: len(engine.sampling_of) + recovery.num_waiting)
+    tasks = (journal.run(), attempt.records.run(), leader.workers.watch(), gating)
+    leader.running += [asyncio.create_task(each) for each in tasks]
+    if door.watch is not None:
+        leader.running.append(asyncio.create_task(_publish_load(parts, leader, door.watch)))
+    await unless_failed(end.wait(), (leader.fatal, *leader.running))
+    await leader.readiness.close(INFERENCE)
+    leader.keeper.close()
+    leader.is_leaving = True
+    leader.successors = await lease.standbys()
+    if leader.successors:  # one that is told to end together with us leaves now
+        await unless_failed(asyncio.sleep(_LEAVE_S), (leader.fatal, *leader.running))
+        leader.successors = await lease.standbys()
+    if not leader.successors:
+        draining = asyncio.create_task(_drain(engine, leader.admission, door.settings.drain_timeout_s))
+        others = () if door.watch is None else (asyncio.create_task(_until_succeeded(leader)),)
+        await unless_failed(_first(draining, *others), (leader.fatal, *leader.running))
+        leader.is_drained = not leader.successors
+    if leader.successors:
+        log.info("handing over", live=len(engine.live), to=leader.successors)
+        await leader.readiness.close(CLUSTER)
+        door.gate.close(leader.successors[0])
+
+
+async def end_leading(parts: Parts, leader: LeaderParts) -> None:
+    """Close all parts in order: readers, workers, journal, lease, server, records."""
+    attempt, lease = leader.leading.attempt, leader.leading.lease
+    leader.admission.closed = attempt.readers.closed = True
+    await leader.readiness.close(INFERENCE)
+    leader.keeper.close()
+    await attempt.recovery.close()
+    await leader.workers.close()
+    if leader.successors and await attempt.journal.hand_over():
+        log.info("handed over", epoch=leader.leading.epoch)
+    await attempt.journal.close()
+    await lease.release()
+    if not leader.is_drained:  # else they end by themselves
+        parts.door.gate.end_streams()
+    await parts.door.server.stop(1.0)
+    await attempt.records.close()
+    await end_tasks(*leader.running)  # the first error is raised already
+    log.info("scheduler ended")
+
+
+async def _until_succeeded(leader: LeaderParts) -> None:
+    """Return when a scheduler has come to stand by for this shard."""
+    while not leader.successors:
+        await asyncio.sleep(_PUBLISH_S / 2)
+        leader.successors = await leader.leading.lease.standbys()
+
+
+async def _first(*tasks: "asyncio.Task[None]") -> None:
+    """Return when the first of these has ended, and end the others. Raises its error."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await end_tasks(*tasks)
+    for task in done:
+        task.result()
+
+
+def _log_leading(parts: Parts, epoch: int) -> None:
+    if not parts.store.durable:
+        log.warning("NOT DURABLE: the journal is in memory, and accepted requests die with this process")
+    if parts.door.settings.delivery == "relaxed":
+        log.warning("relaxed delivery: clients may see output that a later scheduler has to compute again")
+    event = "listening" if parts.hot is None else "leading"
+    store = parts.store
+    where = {} if parts.door.watch is None else {"shard": parts.shard}
+    log.info(event, address=parts.door.address, store=store.kind, durability=store.durability, epoch=epoch, **where)
+
+
+async def _publish_load(parts: Parts, leader: LeaderParts, watch: ShardWatch) -> None:
+    """Publish what this leader says of its shard, again and again."""
+    scheduler = leader.leading.attempt.engine.scheduler
+    while True:
+        stats = scheduler.stats()
+        await watch.publish(
+            cluster_pb2.Shard(
+                number=parts.shard,
+                leader=parts.door.me.address,
+                epoch=leader.workers.epoch,
+                num_workers=len(leader.workers.driven),
+                num_running=sum(each.num_running_groups for each in stats.workers),
+                num_waiting=stats.num_waiting_groups,
+                is_leaving=leader.is_leaving,
+            )
+        )
+        await asyncio.sleep(_PUBLISH_S)
+
+
+async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None:
+    """Refuse new requests; wait for the end of those that run or are on their way in."""
+    admission.readers.closed = True
+    log.info("draining", live=len(engine.live))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await admission.close()
+            await engine.wait_until_empty()
+    except TimeoutError:
+        log.warning("requests left unfinished in the journal", live=len(engine.live))
+
+
+async def before(
+    end: asyncio.Event, work: Coroutine[Any, Any, Result], *others: Coroutine[Any, Any, None]
+) -> Result | None:
+    """Result of the work; None, and the work is cancelled, if `end` is set or one of `others` returns first."""
+    task = asyncio.create_task(work)
+    ending = [asyncio.create_task(each) for each in (end.wait(), *others)]
+    try:
+        await asyncio.wait([task, *ending], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        await end_tasks(task, *ending)

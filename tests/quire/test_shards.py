@@ -1,0 +1,151 @@
+"""Shards of requests, over any numbers: that of an id, that of a new request; and answers of several shards as one."""
+
+from collections import Counter
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import quire
+from quire.merging import merged_stats, page_of_shard, shard_of_page
+from quire.request_list import RequestPage
+from quire.shards import Shard, names_its_shard, new_request_id, shard_of_id, shard_of_new_request
+from quire.stats import Distributions, EndCounts, Histogram, JournalStats, LatencyStats, Stats, WorkTotals
+
+SHARDS = st.lists(
+    st.builds(
+        lambda leader, num_workers, num_running, num_waiting: Shard(
+            number=0, leader=leader, num_workers=num_workers, num_running=num_running, num_waiting=num_waiting
+        ),
+        st.sampled_from(["", "10.0.0.1:7847"]),
+        st.integers(0, 4),
+        st.integers(0, 50),
+        st.integers(0, 50),
+    ),
+    min_size=1,
+    max_size=8,
+).map(lambda found: [replace(shard, number=number) for number, shard in enumerate(found)])
+
+
+@given(st.integers(1, 64), st.data())
+def test_an_id_made_for_a_shard_names_it_to_everybody(num_shards: int, data: st.DataObject) -> None:
+    shard = data.draw(st.integers(0, num_shards - 1))
+    made = new_request_id(shard)
+    assert shard_of_id(made, num_shards) == shard and names_its_shard(made)
+    assert 0 <= shard_of_id(made, 1 + shard // 2) <= shard // 2  # also where there are fewer shards by now
+
+
+def test_an_id_made_for_no_shard_names_none() -> None:
+    made = new_request_id(None)
+    assert len(made) == 32 and not names_its_shard(made)
+
+
+@given(st.text(max_size=40), st.integers(1, 64))
+def test_any_other_id_has_one_shard_and_a_new_shard_takes_only_its_own(request_id: str, num_shards: int) -> None:
+    before, after = shard_of_id(request_id, num_shards), shard_of_id(request_id, num_shards + 1)
+    assert 0 <= before < num_shards
+    assert after in (before, num_shards)
+
+
+def test_ids_are_spread_evenly() -> None:
+    counts = Counter(shard_of_id(f"request-{number}", 5) for number in range(5000))
+    assert set(counts) == set(range(5)) and all(850 < count < 1150 for count in counts.values())
+
+
+@given(SHARDS)
+def test_a_new_request_goes_where_it_can_run_soonest(shards: list[Shard]) -> None:
+    nothing_sent = [0] * len(shards)
+    chosen = shards[shard_of_new_request(shards, nothing_sent)]
+    serving = [shard for shard in shards if shard.leader and shard.num_workers]
+    if serving:
+        assert chosen in serving
+        load = min((each.num_running + each.num_waiting) / each.num_workers for each in serving)
+        assert (chosen.num_running + chosen.num_waiting) / chosen.num_workers == load
+    elif any(shard.leader for shard in shards):
+        assert chosen.leader
+
+
+@given(SHARDS, st.integers(1, 60))
+def test_what_was_sent_counts_before_a_shard_says_so(shards: list[Shard], number: int) -> None:
+    """Requests that come in one breath end in equal loads, not all where the load was least before."""
+    shards = [replace(shard, leader="x", num_workers=1, num_running=3, num_waiting=0) for shard in shards]
+    sent = [0] * len(shards)
+    for _ in range(number):
+        sent[shard_of_new_request(shards, sent)] += 1
+    assert sum(sent) == number and max(sent) - min(sent) <= 1
+
+
+def stats(number: int) -> Stats:
+    counts = {each.name: number for each in fields(WorkTotals)}
+    histogram = Histogram(bounds=(1.0, 2.0), counts=(number, 1, 2), sum=float(number))
+    return Stats(
+        workers=(),
+        num_waiting=number,
+        num_running=number,
+        num_paused=number,
+        num_admitted=number,
+        num_finished=number,
+        num_refused=number,
+        prompt_tokens=number,
+        output_tokens=number,
+        uptime_s=float(number),
+        epoch=number,
+        journal=JournalStats(store="redis", entries=number, pending=number, write_s=number / 1e3, degraded=number == 2),
+        latency=LatencyStats(num_requests=number, first_token_p50_s=number / 10 if number != 2 else None),
+        model_name="m" if number == 3 else "",
+        num_swapped=number,
+        work=WorkTotals(**counts),
+        ends=EndCounts(stop=number, length=1),
+        distributions=Distributions(first_token_s=histogram),
+    )
+
+
+def test_figures_of_shards_are_added_and_the_slowest_one_says_how_long() -> None:
+    merged = merged_stats([stats(number) for number in (1, 2, 3)])
+    for name in (
+        "num_waiting",
+        "num_running",
+        "num_paused",
+        "num_admitted",
+        "num_finished",
+        "num_refused",
+        "num_swapped",
+    ):
+        assert getattr(merged, name) == 6
+    assert merged.prompt_tokens == merged.output_tokens == merged.latency.num_requests == 6
+    assert (merged.uptime_s, merged.epoch, merged.model_name) == (3.0, 3, "m")
+    assert merged.journal == JournalStats(store="redis", entries=6, pending=6, write_s=0.003, degraded=True)
+    assert merged.latency.first_token_p50_s == 0.3 and merged.latency.token_p50_s is None
+    assert set(vars_of(merged.work).values()) == {6}
+    assert merged.ends == EndCounts(stop=6, length=3)
+    assert merged.distributions.first_token_s == Histogram(bounds=(1.0, 2.0), counts=(6, 3, 6), sum=6.0)
+    assert merged_stats([stats(2)]) == stats(2)
+
+
+def vars_of(work: WorkTotals) -> dict[str, int]:
+    return {each.name: getattr(work, each.name) for each in fields(work)}
+
+
+@given(st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=4))
+def test_a_listing_goes_through_all_pages_of_all_shards(pages: list[list[int]]) -> None:
+    """`pages`: of each shard, the number of requests on each page after the first, which is always there."""
+    numbers = [3 * shard for shard in range(len(pages))]  # those between are not led
+    seen: list[tuple[int, int]] = []
+    token: str | None = None
+    while True:
+        shard, inner = shard_of_page(token, numbers)
+        index = 0 if inner is None else int(inner)
+        seen.append((shard, index))
+        is_last = index == len(pages[numbers.index(shard)])
+        page = RequestPage(requests=(), next_page_token=None if is_last else str(index + 1))
+        token = page_of_shard(page, shard, numbers).next_page_token
+        if token is None:
+            break
+    assert seen == [(shard, index) for shard, own in zip(numbers, pages, strict=True) for index in range(len(own) + 1)]
+
+
+@pytest.mark.parametrize("token", ["x", "", "1", "-1:", "2:3", "00:1"])
+def test_a_page_token_of_another_deployment_is_refused(token: str) -> None:
+    with pytest.raises(quire.InvalidRequestError, match="page_token"):
+        shard_of_page(token, [0, 3])

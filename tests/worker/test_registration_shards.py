@@ -1,0 +1,101 @@
+"""A worker of a deployment with several shards: it serves the one that it is told, and moves when it is told to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from common.rpc import Context
+from quire.errors import NotLeaderError
+from quire.v1 import cluster_pb2 as pb
+from tests.patience import patient
+from tests.services import free_address
+from tests.worker.test_registration import IDENTITY, Scheduler, answered
+from worker_svc.service import registration as registration_module
+from worker_svc.service.registration import Registration, WorkerIdentity
+
+
+class ShardLeader(Scheduler):
+    """Leads one shard, and tells every worker `wanted`: the shard that it shall serve."""
+
+    def __init__(self, shard: int, wanted: int, epoch: int) -> None:
+        super().__init__(epoch)
+        self.shard, self.wanted = shard, wanted
+        self.registered: list[pb.RegisterRequest] = []
+
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        if not request.HasField("shard"):
+            return pb.RegisterResponse(lease_ms=self.lease_ms, shard=self.wanted)
+        if request.shard != self.shard:
+            raise NotLeaderError(f"this scheduler does not lead shard {request.shard}")
+        self.registered.append(request)
+        answer = await super().Register(request, context)
+        answer.shard = self.wanted
+        return answer
+
+
+class Lives:
+    """Incarnations that a worker begins, and epochs that it is told to follow."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+        self.epochs: list[int] = []
+
+    def begin(self) -> WorkerIdentity:
+        self.num_begun += 1
+        return replace(IDENTITY, incarnation=f"life-{self.num_begun}", step_key=f"key-{self.num_begun}")
+
+
+@asynccontextmanager
+async def registered(*leaders: ShardLeader) -> AsyncIterator[Lives]:
+    addresses = [free_address() for _ in leaders]
+    for leader, address in zip(leaders, addresses, strict=True):
+        await leader.start(address)
+    lives = Lives()
+    registration = Registration(",".join(addresses), IDENTITY, lives.epochs.append, begin_life=lives.begin)
+    keeping = asyncio.create_task(registration.keep_lease())
+    try:
+        yield lives
+    finally:
+        keeping.cancel()
+        await registration.close()
+        await asyncio.gather(*(leader.server.stop(0) for leader in leaders))
+
+
+async def test_a_new_worker_registers_with_the_shard_that_it_is_told_alone() -> None:
+    first, second = ShardLeader(0, 1, epoch=7), ShardLeader(1, 1, epoch=3)
+    async with registered(first, second) as lives:
+        await answered(second)
+        assert second.registered[0].shard == 1 and second.registered[0].incarnation == IDENTITY.incarnation
+        assert first.registered == [] and lives.epochs == [3] and lives.num_begun == 0
+
+
+async def test_a_worker_that_shall_move_drains_first_and_comes_as_another_incarnation() -> None:
+    """The other leader may have a lower epoch: it is no earlier leader of the same shard."""
+    first, second = ShardLeader(0, 0, epoch=7), ShardLeader(1, 0, epoch=3)
+    first.num_running = 3
+    async with registered(first, second) as lives:
+        await answered(first)
+        first.wanted = second.wanted = 1
+        await answered(second)
+        assert [each.worker_id for each in first.drained] == ["w1"] * 3 and first.num_running == 0
+        assert any(each.draining for each in first.registered)
+        last = second.registered[-1]
+        assert (last.incarnation, last.step_key, last.draining) == ("life-1", "key-1", False)
+        assert second.registered[0].epoch == 0  # it has forgotten the epoch of the other shard
+        assert lives.epochs == [7, 0, 3] and lives.num_begun == 1
+
+
+async def test_a_worker_whose_shard_has_no_leader_for_long_asks_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration_module, "_LEADERLESS_S", 0.2)
+    monkeypatch.setattr(registration_module, "_RESOLVE_S", 0.1)
+    first, second = ShardLeader(0, 0, epoch=7), ShardLeader(1, 0, epoch=3)
+    async with registered(first, second) as lives:
+        await answered(first)
+        await first.server.stop(0)
+        second.wanted = 1
+        async with asyncio.timeout(patient(20)):
+            await answered(second)
+        assert second.registered[-1].incarnation == "life-1" and lives.num_begun == 1
