@@ -32,8 +32,7 @@ class SchedulerSettings(LimitSettings, AccessSettings):
         ge=1,
         le=64,
         description="number of shards, the same for all schedulers of the deployment: each has a leader, a journal, "
-        "requests and workers of its own, so it takes at least as many schedulers. With several, every scheduler is a "
-        "standby for any of them",
+        "requests and workers of its own. Any number of schedulers leads them, evenly; it takes as many workers",
     )
     lease_ms: int = Field(
         1500,

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import secrets
 import sys
 from collections.abc import Sequence
 
@@ -20,13 +19,14 @@ from common.waits import end_tasks
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import names_given, to_toml
 from quire.time_slice import shorten_slice
-from scheduler_svc.composition import Door, compose, compose_leader, is_standby, open_door
+from scheduler_svc.composition import is_standby, open_door
 from scheduler_svc.journal.keys import deployment_of
 from scheduler_svc.journal.leases import Leases
-from scheduler_svc.journal.open_store import open_leases, open_shard_leases, open_store, open_tail
-from scheduler_svc.journal.store import FencedError, Store, StoreError
+from scheduler_svc.journal.open_store import open_leases, open_shard_leases, open_tail
+from scheduler_svc.journal.store import FencedError, StoreError
 from scheduler_svc.leadership.shard_watch import ShardWatch
-from scheduler_svc.life import before, end_leading, lead, stand_by
+from scheduler_svc.life import before, open_server, serve_shard
+from scheduler_svc.shard_lives import ShardLives, open_shard_store
 from scheduler_svc.workers.worker_loop import SupersededError
 
 log = structlog.get_logger()
@@ -60,7 +60,7 @@ async def serve(settings: SchedulerSettings) -> None:
     if is_standby(settings):
         open_tail(settings.store, deployment=settings.deployment)  # says so at once if there can be none
     end = stop_event(settings.parent_pipe_fd)
-    store = await before(end, _open_store(settings, 0))
+    store = await before(end, open_shard_store(settings, 0))
     if store is None:
         log.info("scheduler ended", reason="told to end while it waited for the store")
         return
@@ -72,53 +72,25 @@ async def serve(settings: SchedulerSettings) -> None:
         watch = ShardWatch(watched, lease_ms=settings.lease_ms)
     else:
         shards = [open_leases(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)]
-    watching = asyncio.create_task(watch.run()) if watch is not None else None
+    running: list[asyncio.Task[None]] = []
     try:
         door = open_door(settings, watch)
-        await unless_failed(_serve_shards(door, store, shards, end), () if watching is None else (watching,))
+        if is_standby(settings):
+            await open_server(door)
+            log.info("listening", address=door.address, store=store.kind, standby=True)
+        running.append(asyncio.create_task(door.gc_gate.run(door.num_sequences)))
+        if watch is None:
+            await unless_failed(serve_shard(door, 0, store, shards[0], end), running)
+        else:
+            running.append(asyncio.create_task(watch.run()))
+            await unless_failed(ShardLives(door, watch, shards).run(end), running)
+        await door.server.stop(1.0)
+        log.info("scheduler ended")
     finally:
-        if watching is not None:
-            await end_tasks(watching)
+        await end_tasks(*running)
         for leases in shards:
             await leases.close()
         await store.close()
-
-
-async def _serve_shards(door: Door, store: Store, shards: Sequence[Leases], end: asyncio.Event) -> None:
-    """Stand by for one shard and lead it; until then, go to another one that needs a leader more."""
-    settings, watch, turn = door.settings, door.watch, secrets.randbelow(1 << 16)
-    while True:
-        shard = 0
-        if watch is not None:
-            chosen = await before(end, watch.choose(turn))
-            if chosen is None:
-                break
-            shard = chosen
-        own = store if shard == 0 else await before(end, _open_store(settings, shard))
-        if own is None:
-            break
-        try:
-            parts = compose(door, own, shards[shard], shard)
-            leading = await stand_by(parts, end)
-            if leading is not None:
-                leader = compose_leader(parts, leading)
-                try:
-                    await lead(parts, leader, end)
-                finally:
-                    await end_leading(parts, leader)
-                return
-        finally:
-            if own is not store:
-                await own.close()
-        if end.is_set():
-            break
-    await door.server.stop(0)
-    log.info("scheduler ended")
-
-
-async def _open_store(settings: SchedulerSettings, shard: int) -> Store:
-    deployment = deployment_of(settings.deployment, shard)
-    return await open_store(settings.store, deployment=deployment, patience_s=settings.store_timeout_s)
 
 
 if __name__ == "__main__":

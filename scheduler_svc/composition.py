@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +21,8 @@ from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.inference_servicer import InferenceServicer
 from scheduler_svc.api.leader_gate import LeaderGate
 from scheduler_svc.api.metrics import SchedulerMetrics
-from scheduler_svc.api.readiness import Readiness
+from scheduler_svc.api.readiness import Readiness, SharedHealth
+from scheduler_svc.api.shard_gates import ShardGates
 from scheduler_svc.api.stats import StatsReporter
 from scheduler_svc.api.topology import topology_handler
 from scheduler_svc.api.worker_shares import WorkerShares
@@ -65,19 +67,32 @@ def is_standby(settings: SchedulerSettings) -> bool:
     return settings.standby or settings.shards > 1
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """The server of a scheduler and what stands before its services. `watch`: of several shards; None: there is one."""
+    """What a process has once, for all of its shards. `watch`: of several shards; None: there is one.
+
+    `num_live` has the number of live sequences of each shard that is led or stood by for.
+    """
 
     settings: SchedulerSettings
     watch: ShardWatch | None
-    gate: LeaderGate
+    gates: ShardGates
     server: GrpcServer
+    health: SharedHealth
     address: str
     me: Lease
     gc_gate: GcGate
     metrics: SchedulerMetrics
-    is_open: bool = False
+    num_live: dict[int, Callable[[], int]]
+
+    def num_sequences(self) -> int:
+        """Live sequences of all shards."""
+        return sum(count() for count in self.num_live.values())
+
+    def close_shard(self, shard: int) -> None:
+        """Forget a shard that this process has to do with no more."""
+        for each in (self.gates.gates, self.metrics.snapshots, self.num_live):
+            each.pop(shard, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +101,7 @@ class Parts:
 
     door: Door
     shard: int
+    gate: LeaderGate
     store: Store
     taking_over: TakeOver
     hot: HotJournal | None  # None: this is no standby
@@ -109,7 +125,7 @@ class LeaderParts:
 
 def open_door(settings: SchedulerSettings, watch: ShardWatch | None) -> Door:
     """Build the server, bound but not started. Raises ListenError, AccessError."""
-    gate = LeaderGate((INFERENCE, CLUSTER), watch.leader_of if watch is not None else lambda shard: None)
+    gates = ShardGates((INFERENCE, CLUSTER), watch.leader_of if watch is not None else lambda shard: None)
     server = GrpcServer(
         (INFERENCE, CLUSTER),
         PUBLIC_MESSAGE_BYTES,
@@ -119,7 +135,7 @@ def open_door(settings: SchedulerSettings, watch: ShardWatch | None) -> Door:
         keys=accepted_keys(settings),
         credentials=server_credentials(settings),
     )
-    server.grpc.add_generic_rpc_handlers((topology_handler(watch), gate))
+    server.grpc.add_generic_rpc_handlers((topology_handler(watch), gates))
     address = server.bind(settings.listen)
     metrics = SchedulerMetrics()
     if settings.metrics_listen is not None:
@@ -127,24 +143,26 @@ def open_door(settings: SchedulerSettings, watch: ShardWatch | None) -> Door:
     return Door(
         settings=settings,
         watch=watch,
-        gate=gate,
+        gates=gates,
         server=server,
+        health=SharedHealth(server),
         address=address,
         me=Lease(f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", advertised_address(address, settings.advertise)),
         gc_gate=GcGate(),
         metrics=metrics,
+        num_live={},
     )
 
 
 def compose(door: Door, store: Store, leases: Leases, shard: int) -> Parts:
     """Build the way to the leadership of a shard."""
     settings, me = door.settings, door.me
-    door.gate.shard = shard
+    gate = door.gates.gates[shard] = LeaderGate((INFERENCE, CLUSTER))
     hot = standby = None
     if is_standby(settings):
         tail = open_tail(settings.store, deployment=deployment_of(settings.deployment, shard))
         hot = HotJournal(tail, store, record_ttl_s=settings.record_ttl_s)
-        standby = Standby(leases, me, hot, lease_ms=settings.lease_ms, on_leader=door.gate.set_leader)
+        standby = Standby(leases, me, hot, lease_ms=settings.lease_ms, on_leader=gate.set_leader)
     taking_over = TakeOver(
         partial(_new_attempt, store, me, settings),
         store,
@@ -155,7 +173,7 @@ def compose(door: Door, store: Store, leases: Leases, shard: int) -> Parts:
         standby=standby,
         hot=hot,
     )
-    return Parts(door=door, shard=shard, store=store, taking_over=taking_over, hot=hot)
+    return Parts(door=door, shard=shard, gate=gate, store=store, taking_over=taking_over, hot=hot)
 
 
 def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
@@ -172,7 +190,7 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
         log.warning("pins are forgotten, since prefix_cache is off", num_pins=len(recovery.pins))
     prefixes = Prefixes(admission, keeper, pin_limits(settings), is_enabled=settings.prefix_cache)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    readiness = Readiness(door.server)
+    readiness = Readiness(door.health.part(parts.shard))
     workers = Workers(
         engine,
         admission,
@@ -194,14 +212,14 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
         delivery=settings.delivery,
         prefix_cache=settings.prefix_cache,
     )
-    door.metrics.snapshot = stats
+    door.metrics.snapshots[parts.shard] = stats
     requests = RequestList(engine, admission)
     inference = InferenceServicer(admission, control, prefixes, requests, stats, parsers_given(settings))
-    inference_pb2_grpc.add_InferenceServicer_to_server(inference, door.gate.services)
+    inference_pb2_grpc.add_InferenceServicer_to_server(inference, parts.gate.services)
     shares = None
     if door.watch is not None:
         shares = WorkerShares(parts.shard, door.watch, workers, engine.scheduler.workers.num_sequences_on)
-    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, shares), door.gate.services)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, shares), parts.gate.services)
     return LeaderParts(
         leading=leading,
         admission=admission,

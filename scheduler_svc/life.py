@@ -9,7 +9,9 @@ import structlog
 from common.process import unless_failed
 from common.waits import end_tasks
 from quire.v1 import cluster_pb2
-from scheduler_svc.composition import CLUSTER, INFERENCE, LeaderParts, Parts
+from scheduler_svc.composition import CLUSTER, INFERENCE, Door, LeaderParts, Parts, compose, compose_leader
+from scheduler_svc.journal.leases import Leases
+from scheduler_svc.journal.store import Store
 from scheduler_svc.leadership.shard_watch import ShardWatch
 from scheduler_svc.leadership.take_over import Leading
 from scheduler_svc.requests.admission import Admission
@@ -18,6 +20,7 @@ from scheduler_svc.requests.live.engine import Engine
 JOURNAL = "quire.v1.Journal"  # by health alone
 
 _PUBLISH_S = 0.5
+_READING = 1 << 30  # sequences, as far as garbage is concerned: journals are read meanwhile
 _LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
 
 log = structlog.get_logger()
@@ -25,21 +28,31 @@ log = structlog.get_logger()
 Result = TypeVar("Result")
 
 
-async def stand_by(parts: Parts, end: asyncio.Event) -> Leading | None:
-    """Wait until this process leads; a standby answers meanwhile with NOT_LEADER.
+async def serve_shard(door: Door, shard: int, store: Store, leases: Leases, end: asyncio.Event) -> None:
+    """Stand by for a shard and lead it, until told to end.
 
-    None: it was told to end first, or another shard needs it more.
+    Raises StoreError, and SupersededError or FencedError if another scheduler took over.
     """
-    door = parts.door
-    if parts.hot is not None and not door.is_open:
-        door.is_open = True
-        await door.server.start()
-        await door.server.set_serving("", True)
-        log.info("listening", address=door.address, store=parts.store.kind, standby=True)
-    door.gc_gate.close()  # while the journal of earlier leaders is read
-    elsewhere = () if door.watch is None else (door.watch.other_in_need(parts.shard, door.me.address),)
+    parts = compose(door, store, leases, shard)
+    door.num_live[shard] = lambda: _READING
+    door.gc_gate.close()
     try:
-        return await before(end, parts.taking_over.lead(), *elsewhere)
+        leading = await stand_by(parts, end)
+        if leading is None:
+            return
+        leader = compose_leader(parts, leading)
+        try:
+            await lead(parts, leader, end)
+        finally:
+            await end_leading(parts, leader)
+    finally:
+        door.close_shard(shard)
+
+
+async def stand_by(parts: Parts, end: asyncio.Event) -> Leading | None:
+    """Wait until this process leads; a standby answers meanwhile with NOT_LEADER. None if it is told to end first."""
+    try:
+        return await before(end, parts.taking_over.lead())
     finally:
         if parts.hot is not None:
             await parts.hot.close()
@@ -49,16 +62,16 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
     """Serve until told to end; then hand over to a standby, or drain if there is none. Raises what ends it before."""
     attempt, lease = leader.leading.attempt, leader.leading.lease
     engine, journal, recovery = attempt.engine, attempt.journal, attempt.recovery
-    door = parts.door
-    door.gate.open()
+    door, health = parts.door, parts.door.health.part(parts.shard)
+    parts.gate.open()
     if parts.hot is None:
-        await door.server.start()
-    for ready in ("", CLUSTER, JOURNAL):
-        await door.server.set_serving(ready, True)
+        await open_server(door)
+    for ready in (CLUSTER, JOURNAL):
+        await health.set_serving(ready, True)
     journal.health.on_change = lambda degraded: leader.readiness.announce(JOURNAL, not degraded)
     _log_leading(parts, leader.leading.epoch)
-    gating = door.gc_gate.run(lambda: len(engine.sampling_of) + recovery.num_waiting)
-    tasks = (journal.run(), attempt.records.run(), leader.workers.watch(), gating)
+    door.num_live[parts.shard] = lambda: len(engine.sampling_of) + recovery.num_waiting
+    tasks = (journal.run(), attempt.records.run(), leader.workers.watch())
     leader.running += [asyncio.create_task(each) for each in tasks]
     if door.watch is not None:
         leader.running.append(asyncio.create_task(_publish_load(parts, leader, door.watch)))
@@ -78,7 +91,7 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
     if leader.successors:
         log.info("handing over", live=len(engine.live), to=leader.successors)
         await leader.readiness.close(CLUSTER)
-        door.gate.close(leader.successors[0])
+        parts.gate.close(leader.successors[0])
 
 
 async def end_leading(parts: Parts, leader: LeaderParts) -> None:
@@ -94,11 +107,21 @@ async def end_leading(parts: Parts, leader: LeaderParts) -> None:
     await attempt.journal.close()
     await lease.release()
     if not leader.is_drained:  # else they end by themselves
-        parts.door.gate.end_streams()
-    await parts.door.server.stop(1.0)
+        parts.gate.end_streams()
+    if parts.door.watch is None:  # else the process may have other shards
+        await parts.door.server.stop(1.0)
+    for ready in (CLUSTER, JOURNAL):
+        await parts.door.health.part(parts.shard).set_serving(ready, False)
     await attempt.records.close()
     await end_tasks(*leader.running)  # the first error is raised already
-    log.info("scheduler ended")
+    if parts.door.watch is not None:
+        log.info("shard left", shard=parts.shard)
+
+
+async def open_server(door: Door) -> None:
+    """Start the server: the process is healthy, its services are not yet."""
+    await door.server.start()
+    await door.server.set_serving("", True)
 
 
 async def _until_succeeded(leader: LeaderParts) -> None:
@@ -158,14 +181,11 @@ async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None
         log.warning("requests left unfinished in the journal", live=len(engine.live))
 
 
-async def before(
-    end: asyncio.Event, work: Coroutine[Any, Any, Result], *others: Coroutine[Any, Any, None]
-) -> Result | None:
-    """Result of the work; None, and the work is cancelled, if `end` is set or one of `others` returns first."""
-    task = asyncio.create_task(work)
-    ending = [asyncio.create_task(each) for each in (end.wait(), *others)]
+async def before(end: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """Result of the work; None, and the work is cancelled, if `end` is set first."""
+    task, ending = asyncio.create_task(work), asyncio.create_task(end.wait())
     try:
-        await asyncio.wait([task, *ending], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, ending], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        await end_tasks(task, *ending)
+        await end_tasks(task, ending)

@@ -6,7 +6,7 @@ from common.rpc import Context
 from quire.errors import FieldViolation, InvalidRequestError
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
-from scheduler_svc.api.leader_gate import not_leader_of
+from scheduler_svc.api.shard_gates import not_leader_of
 from scheduler_svc.api.topology import topology
 from scheduler_svc.api.worker_shares import WorkerShares
 from scheduler_svc.workers.workers import LEASE_MS, Workers

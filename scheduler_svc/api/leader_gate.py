@@ -5,29 +5,28 @@ Knows services by their names alone.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
 import grpc
 
 from quire.errors import NotLeaderError
-from quire.rpc import SHARD_KEY
-
-_MOST_DIGITS = 6
 
 
 class LeaderGate(grpc.GenericRpcHandler):
     """Closed until `open`. Add it to a server once; add the services behind it to `services`."""
 
-    def __init__(self, services: Sequence[str], leader_of: Callable[[int], str | None] = lambda shard: None) -> None:
-        """`services`: full names of the services behind the gate. `leader_of`: address of another shard's leader."""
+    def __init__(self, services: Sequence[str]) -> None:
+        """`services`: full names of the services behind the gate."""
         self.services: Any = _Handlers()  # generated code takes it for a server
-        self.shard = 0  # which this process leads or stands by for
-        self._leader_of = leader_of
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._is_open = False
         self._leader: str | None = None
         self._streams: set[asyncio.Task[Any]] = set()  # of calls that stream their answer, while they last
+
+    @property
+    def is_open(self) -> bool:
+        """True while this process leads."""
+        return self._is_open
 
     def open(self) -> None:
         """Let calls through: this process leads."""
@@ -52,9 +51,6 @@ class LeaderGate(grpc.GenericRpcHandler):
         """Handler of a call; None if its service is not behind the gate."""
         if not handler_call_details.method.startswith(self._prefixes):
             return None
-        shard = _shard_wanted(handler_call_details.invocation_metadata)
-        if shard is not None and shard != self.shard:
-            return grpc.stream_stream_rpc_method_handler(partial(self._refuse_other_shard, shard))
         if not self._is_open:
             return grpc.stream_stream_rpc_method_handler(self._refuse)  # a refusal has the same form for every method
         found = (each.service(handler_call_details) for each in self.services.handlers)
@@ -87,30 +83,12 @@ class LeaderGate(grpc.GenericRpcHandler):
 
         return behaviour
 
-    async def _refuse_other_shard(self, shard: int, requests: AsyncIterator[bytes], context: Any) -> None:
-        raise not_leader_of(shard, self._leader_of(shard))
-
     async def _refuse(self, requests: AsyncIterator[bytes], context: Any) -> None:
         raise self._not_leader()
 
     def _not_leader(self) -> NotLeaderError:
         where = f"; {self._leader} does" if self._leader is not None else ", and no leader is known at the moment"
         return NotLeaderError(f"this scheduler does not lead{where}", self._leader)
-
-
-def not_leader_of(shard: int, leader: str | None) -> NotLeaderError:
-    """The refusal of a call for a shard that this process does not lead."""
-    where = f"; {leader} does" if leader is not None else ", and no leader of it is known at the moment"
-    return NotLeaderError(f"this scheduler does not lead shard {shard}{where}", leader)
-
-
-def _shard_wanted(metadata: Sequence[tuple[str, str | bytes]] | None) -> int | None:
-    """The shard that a call is for; None if it does not say, or says nonsense."""
-    for name, value in metadata or ():
-        if name == SHARD_KEY:
-            text = value.decode(errors="replace") if isinstance(value, bytes) else value
-            return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
-    return None
 
 
 class _Handlers:

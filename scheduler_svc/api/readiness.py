@@ -1,17 +1,52 @@
-"""Health status of our services: as announced, until a service is closed for good.
+"""HealthReport status of our services: as announced, until a service is closed for good.
 
 Knows services by their names alone.
 """
 
 import asyncio
+from typing import Protocol
 
-from common.serving import GrpcServer
+
+class HealthReport(Protocol):
+    """HealthReport of services by their names."""
+
+    async def set_serving(self, service: str, serving: bool) -> None:
+        """Set the health of one service."""
+
+
+class SharedHealth:
+    """HealthReport of the services of several shards in one process: a service is served while one of them serves it."""
+
+    def __init__(self, whole: HealthReport) -> None:
+        self._whole = whole
+        self._serving: set[tuple[int, str]] = set()
+
+    def part(self, shard: int) -> HealthReport:
+        """The health of one shard's services."""
+        return _Part(self, shard)
+
+    async def set_serving(self, shard: int, service: str, serving: bool) -> None:
+        """Set the health of one service of one shard."""
+        if serving:
+            self._serving.add((shard, service))
+        else:
+            self._serving.discard((shard, service))
+        await self._whole.set_serving(service, any(name == service for _, name in self._serving))
+
+
+class _Part:
+    def __init__(self, shared: SharedHealth, shard: int) -> None:
+        self._shared = shared
+        self._shard = shard
+
+    async def set_serving(self, service: str, serving: bool) -> None:
+        await self._shared.set_serving(self._shard, service, serving)
 
 
 class Readiness:
     """Owned by the event loop's thread."""
 
-    def __init__(self, server: GrpcServer) -> None:
+    def __init__(self, server: HealthReport) -> None:
         self._server = server
         self._closed: set[str] = set()
         self._changes: set[asyncio.Task[None]] = set()  # on their way

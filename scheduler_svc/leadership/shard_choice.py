@@ -5,7 +5,10 @@ end in an even spread: only the shard with most workers gives one away, one at a
 least two less.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 
 from quire.v1 import cluster_pb2 as pb
 
@@ -29,16 +32,85 @@ def shard_in_need(shards: Sequence[pb.Shard], giver: int) -> int | None:
     return poorest.number if richest.number == giver and is_uneven else None
 
 
-def shard_to_stand_by(num_standbys: Sequence[int | None], in_need: Sequence[bool], turn: int) -> int:
-    """Number of the shard that a scheduler stands by for: one with the fewest standbys, in need of a leader if any is.
+def starving_shard(shards: Sequence[pb.Shard], giver: int) -> int | None:
+    """Number of a shard whose requests wait and that has no worker, where none has two: `giver` shall lend it its one.
+
+    Of the shards that have a worker, the one with the fewest requests lends it. None: `giver` keeps its worker.
+    """
+    led = [shard for shard in shards if shard.leader]
+    starving = [shard for shard in led if not shard.num_workers and shard.num_waiting]
+    serving = [shard for shard in led if shard.num_workers]
+    if not starving or not serving or any(shard.num_workers > 1 for shard in serving):
+        return None
+    lender = min(serving, key=lambda shard: (shard.num_running + shard.num_waiting, shard.number))
+    return (
+        max(starving, key=lambda shard: (shard.num_waiting, -shard.number)).number if lender.number == giver else None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardView:
+    """A shard as a scheduler sees it. `is_in_need`: nobody leads it for a while, or its leader is about to leave."""
+
+    number: int
+    leader: str  # address; empty: none
+    standbys: tuple[str, ...]  # addresses
+    is_in_need: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """What a scheduler changes about its shards, by number."""
+
+    begin: list[int]  # to stand by for
+    leave: list[int]  # that it stood by for
+    hand_over: list[int]  # that it leads
+
+
+def next_roles(views: Sequence[ShardView], me: str, standing: Collection[int], leading: Collection[int]) -> Roles:
+    """What this scheduler shall change now.
+
+    A shard in need that nobody stands by for gets those that lead the fewest. Beside that, one that leads none, or at
+    least two less than another, stands by for one shard, of such another one if there is any; and who leads two more
+    than a standby of one of its shards hands that one over.
 
     Args:
-        num_standbys: of each shard; None: not known.
-        in_need: whether nobody leads the shard, or its leader is about to leave.
-        turn: number of this scheduler, so that several that begin together choose different ones.
+        views: every shard, by number.
+        me: address of this scheduler.
+        standing: shards that it stands by for.
+        leading: shards that it leads.
     """
-    ranks = [
-        (not needs, number if number is not None else 0) for needs, number in zip(in_need, num_standbys, strict=True)
+    led = Counter(view.leader for view in views if view.leader not in ("", me))
+    present = {*led, *(address for view in views for address in view.standbys if address != me)}
+    has_fewest = all(len(leading) <= led[address] for address in present)
+    ours = {*standing, *leading}
+    begin = [
+        view.number
+        for view in views
+        if view.is_in_need and has_fewest and view.number not in ours and not set(view.standbys) - {me}
     ]
-    best = [shard for shard, rank in enumerate(ranks) if rank == min(ranks)]
-    return best[turn % len(best)]
+    rich = {address for address, number in led.items() if number - len(leading) >= _EVEN}
+    wants_one = not leading or bool(rich)
+    if wants_one and not standing and not begin:
+        ranked = sorted(
+            (view for view in views if view.number not in ours),
+            key=lambda view: (not view.is_in_need, -led[view.leader], len(view.standbys), _turn(me, view.number)),
+        )
+        begin = [view.number for view in ranked[:1]]
+    idle = [
+        number for number in sorted(standing) if views[number].leader not in ("", me) and not views[number].is_in_need
+    ]
+    wanted = [number for number in idle if wants_one and (not rich or views[number].leader in rich)]
+    is_busy = len(standing) > len(idle)  # it is about to lead another one
+    leave = [number for number in idle if is_busy or number not in wanted[:1]]
+    hand_over = [
+        number
+        for number in sorted(leading)
+        if any(len(leading) - led[address] >= _EVEN for address in views[number].standbys if address != me)
+    ]
+    return Roles(begin=begin, leave=leave, hand_over=hand_over[:1])
+
+
+def _turn(me: str, number: int) -> bytes:
+    """An order of the shards that differs between schedulers, so that those that begin together part."""
+    return blake2b(f"{me} {number}".encode(), digest_size=8).digest()

@@ -14,7 +14,7 @@ from common.waits import end_tasks
 from quire.v1 import cluster_pb2 as pb
 from scheduler_svc.journal.leases import Lease, ShardLeases
 from scheduler_svc.journal.store import StoreUnavailableError
-from scheduler_svc.leadership.shard_choice import shard_to_stand_by
+from scheduler_svc.leadership.shard_choice import ShardView
 
 log = structlog.get_logger()
 
@@ -33,6 +33,7 @@ class ShardWatch:
         self._leases = leases
         self._lease_ms = lease_ms
         self._free_since_s: list[float | None] = [None] * len(leases)  # on the loop's clock; None: led, or not known
+        self._standbys: list[tuple[str, ...]] = [()] * len(leases)
         self._was_read = [asyncio.Event() for _ in leases]
 
     def leader_of(self, shard: int) -> str | None:
@@ -55,49 +56,31 @@ class ShardWatch:
             return  # others take it for unloaded, then; it is published again soon
         self._set(shard)
 
-    async def choose(self, turn: int) -> int:
-        """Choose the shard that this scheduler stands by for: one that needs a leader, else one with few standbys."""
+    async def until_seen(self) -> None:
+        """Return when every shard was looked at, or could not be."""
         for was_read in self._was_read:
             await was_read.wait()
-        counted = await asyncio.gather(*(self._num_standbys(shard) for shard in range(len(self._leases))))
-        in_need = [
-            since_s is not None or shard.is_leaving
-            for since_s, shard in zip(self._free_since_s, self.shards, strict=True)
+
+    def views(self) -> list[ShardView]:
+        """What is known of each shard, for the choice of what to lead."""
+        now_s = asyncio.get_running_loop().time()
+        free_s = _FREE_LEASES * self._lease_ms / 1000
+        return [
+            ShardView(
+                number=shard.number,
+                leader=shard.leader,
+                standbys=self._standbys[shard.number],
+                is_in_need=shard.is_leaving or (since_s is not None and now_s - since_s > free_s),
+            )
+            for shard, since_s in zip(self.shards, self._free_since_s, strict=True)
         ]
-        return shard_to_stand_by(counted, in_need, turn)
-
-    async def other_in_need(self, mine: int, address: str) -> None:
-        """Return when another shard has no standby, and no leader for a while, or one that is about to leave.
-
-        Args:
-            mine: the shard that this scheduler stands by for.
-            address: of this scheduler; one that is about to lead its shard stays.
-        """
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            if self.shards[mine].leader == address:
-                continue
-            for shard, since_s in enumerate(self._free_since_s):
-                is_free = since_s is not None and loop.time() - since_s > _FREE_LEASES * self._lease_ms / 1000
-                if (
-                    (is_free or self.shards[shard].is_leaving)
-                    and shard != mine
-                    and await self._num_standbys(shard) == 0
-                ):
-                    return
-
-    async def _num_standbys(self, shard: int) -> int | None:
-        try:
-            return len(await self._leases[shard].standbys(4 * self._lease_ms))
-        except StoreUnavailableError:
-            return None
 
     async def _look_at(self, number: int) -> None:
         is_told = False
         while True:
             try:
                 held, load = await self._leases[number].read_shard()
+                self._standbys[number] = tuple(await self._leases[number].standbys(4 * self._lease_ms))
             except StoreUnavailableError as error:
                 if not is_told:
                     log.warning("shard not seen", shard=number, reason=error.message)

@@ -178,25 +178,27 @@ async def test_a_scheduler_to_spare_leads_whichever_shard_lost_its_leader(site: 
         await all_free(led.client)
 
 
-async def test_workers_move_to_a_shard_that_comes_later_while_requests_run(site: Sharded) -> None:
-    with ExitStack() as stack:
-        alone = await asyncio.to_thread(site.start, stack, site.places[0])
-        async with quire.AsyncClient(site.address) as client:
-            shard = (await asyncio.to_thread(alone.wait_for, "leading"))["shard"]
-            await until(client, [alone], num_workers=[2 if number == shard else 0 for number in range(NUM_SHARDS)])
-            watched = Watched(client)
+async def test_one_scheduler_leads_all_shards_until_another_comes_and_after_it_has_gone(site: Sharded) -> None:
+    async with site.led(1) as led:
+        (alone,) = led.schedulers.values()
+        for change in ("comes", "ends", "comes", "is killed"):
+            watched = Watched(led.client)
             runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
             await until_more_has_come(watched, runs)
-            late = await asyncio.to_thread(site.start, stack, site.places[1])
-            await until(client, [alone, late], num_workers=[1, 1])
+            if change == "comes":
+                other = await led.start(site.places[1])
+                await asyncio.to_thread(other.wait_for, "leading")
+            elif change == "ends":
+                assert await asyncio.to_thread(other.stop) == 0
+            else:
+                await asyncio.to_thread(other.kill)
             outputs = await asyncio.gather(*runs)
             assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
-            assert {shard_of_id(each.request_id, NUM_SHARDS) for each in outputs} == {shard}
-            late_outputs = await asyncio.gather(*(client.generate(prompt, **GREEDY) for prompt in PROMPTS))
-            assert {shard_of_id(each.request_id, NUM_SHARDS) for each in late_outputs} == {0, 1}
-            assert await asyncio.to_thread(late.stop) == 0
-            await until(client, [alone], num_workers=[2 if number == shard else 0 for number in range(NUM_SHARDS)])
-            await all_free(client)
+            living = [each for each in (alone, other) if each.process.poll() is None]
+            await until(led.client, living, num_workers=[1] * NUM_SHARDS)
+            leaders = {shard.leader for shard in await led.client._deployed().shards()}
+            assert len(leaders) == len(living)
+        await all_free(led.client)
 
 
 async def test_a_leader_told_to_end_hands_over_to_the_spare_one(site: Sharded) -> None:
@@ -210,3 +212,32 @@ async def test_a_leader_told_to_end_hands_over_to_the_spare_one(site: Sharded) -
         outputs = await asyncio.gather(*runs)
         assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
         await all_free(led.client)
+
+
+async def test_workers_go_round_where_there_are_fewer_than_shards_and_spread_where_there_are_more(
+    site: Sharded,
+) -> None:
+    async with site.led() as led:
+        gone = site.workers.pop()
+        await asyncio.to_thread(gone.kill)
+        names = [f"round-{number}" for number in range(8)]
+        assert {shard_of_id(name, NUM_SHARDS) for name in names} == {0, 1}
+        outputs = await asyncio.gather(*(led.client.generate(PROMPTS[1], **named(name)) for name in names))
+        assert_greedy(site.reference, [PROMPTS[1]] * 8, [each.token_ids for each in outputs], NUM_TOKENS)
+        with ExitStack() as stack:
+            more = [stack.enter_context(site.start_worker(f"more{i}", "--num-blocks", "600")) for i in range(3)]
+            await until(led.client, led.schedulers.values(), num_workers=[2, 2])
+            stats = await led.client.stats()
+            first = {worker.worker_id for worker in stats.workers[:2]}  # those of shard 0
+            watched = Watched(led.client)
+            runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
+            await until_more_has_come(watched, runs)
+            for service in (*more, *site.workers):
+                (started,) = [line for line in service.lines if line["event"] == "listening"]
+                if started["worker_id"] not in first:
+                    await asyncio.to_thread(service.kill)
+            await until(led.client, led.schedulers.values(), num_workers=[1, 1])
+            outputs = await asyncio.gather(*runs)
+            assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
+            await all_free(led.client)
+        site.workers = []

@@ -4,7 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.v1 import cluster_pb2 as pb
-from scheduler_svc.leadership.shard_choice import shard_in_need, shard_of_new_worker, shard_to_stand_by
+from scheduler_svc.leadership.shard_choice import (
+    ShardView,
+    next_roles,
+    shard_in_need,
+    shard_of_new_worker,
+    starving_shard,
+)
 
 COUNTS = st.lists(st.tuples(st.booleans(), st.integers(0, 12)), min_size=1, max_size=8)
 
@@ -48,18 +54,96 @@ def test_moves_end_in_an_even_spread_and_take_workers_from_no_shard_without_need
     assert sum(shard.num_workers for shard in shards) == total
 
 
-@given(
-    st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 4)), st.booleans()), min_size=1, max_size=8),
-    st.integers(0, 1000),
-)
-def test_a_scheduler_stands_by_where_it_is_needed_most(known: list[tuple[int | None, bool]], turn: int) -> None:
-    chosen = shard_to_stand_by([number for number, _ in known], [needs for _, needs in known], turn)
-    number, needs = known[chosen]
-    if any(needs for _, needs in known):
-        assert needs
-    rivals = [other or 0 for other, its in known if its == needs]
-    assert (number or 0) == min(rivals)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=6))
+def test_a_shard_whose_requests_wait_borrows_a_worker_where_nobody_has_two(
+    counts: list[tuple[bool, int, int]],
+) -> None:
+    shards = shards_of([(is_led, num_workers) for is_led, num_workers, _ in counts])
+    for shard, (_, _, num_waiting) in zip(shards, counts, strict=True):
+        shard.num_waiting = num_waiting
+    loans = {shard.number: starving_shard(shards, shard.number) for shard in shards}
+    lent = {giver: taker for giver, taker in loans.items() if taker is not None}
+    led = [shard for shard in shards if shard.leader]
+    is_short = any(not shard.num_workers and shard.num_waiting for shard in led)
+    can_lend = any(shard.num_workers for shard in led) and all(shard.num_workers < 2 for shard in led)
+    assert len(lent) == (is_short and can_lend)
+    for giver, taker in lent.items():
+        assert shards[giver].num_workers == 1 and not shards[taker].num_workers and shards[taker].num_waiting
+
+
+class Cluster:
+    """Schedulers as they see each other, at once, and what their choices make of the shards."""
+
+    def __init__(self, num_shards: int) -> None:
+        self.leaders = [""] * num_shards
+        self.standing: dict[str, set[int]] = {}
+
+    def views(self) -> list[ShardView]:
+        return [
+            ShardView(
+                number=number,
+                leader=leader,
+                standbys=tuple(name for name, shards in self.standing.items() if number in shards),
+                is_in_need=not leader,
+            )
+            for number, leader in enumerate(self.leaders)
+        ]
+
+    def leading(self, name: str) -> set[int]:
+        return {number for number, leader in enumerate(self.leaders) if leader == name}
+
+    def turn(self, name: str) -> bool:
+        """One scheduler looks and acts. Returns whether it changed anything."""
+        mine = self.standing[name]
+        roles = next_roles(self.views(), name, mine, self.leading(name))
+        assert not set(roles.begin) & (mine | self.leading(name)) and set(roles.leave) <= mine
+        assert set(roles.hand_over) <= self.leading(name)
+        mine.difference_update(roles.leave)
+        mine.update(roles.begin)
+        for number in roles.hand_over:
+            successor = next(each for each, shards in self.standing.items() if number in shards and each != name)
+            self.leaders[number] = successor
+            self.standing[successor].discard(number)
+        return bool(roles.begin or roles.leave or roles.hand_over)
+
+    def lead_free(self) -> None:
+        """A standby of each free shard takes it."""
+        for number, leader in enumerate(self.leaders):
+            names = [name for name, shards in self.standing.items() if number in shards]
+            if not leader and names:
+                self.leaders[number] = names[0]
+                self.standing[names[0]].discard(number)
+
+    def settle(self) -> None:
+        for _ in range(20 * (len(self.leaders) + len(self.standing))):
+            changes = [self.turn(name) for name in self.standing]
+            self.lead_free()
+            if not any(changes):
+                return
+        raise AssertionError("roles change for ever")
+
+
+@given(st.integers(1, 8), st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=1, max_size=12))
+def test_however_schedulers_come_and_go_each_shard_is_led_and_none_leads_two_more_than_another(
+    num_shards: int, changes: list[tuple[bool, int]]
+) -> None:
+    cluster = Cluster(num_shards)
+    for comes, which in [(True, 0), *changes]:
+        name = f"10.0.0.{which}:7847"
+        if comes:
+            cluster.standing.setdefault(name, set())
+        elif name in cluster.standing and len(cluster.standing) > 1:
+            del cluster.standing[name]
+            cluster.leaders = ["" if leader == name else leader for leader in cluster.leaders]
+        cluster.settle()
+        assert all(cluster.leaders)
+        counts = [len(cluster.leading(each)) for each in cluster.standing]
+        assert max(counts) - min(counts) <= 1
+        idle = [each for each in cluster.standing if not cluster.leading(each)]
+        assert all(len(cluster.standing[each]) == 1 for each in idle)  # it stands by for one
 
 
 def test_schedulers_that_begin_together_choose_different_shards() -> None:
-    assert {shard_to_stand_by([0, 0, 0], [True, True, True], turn) for turn in range(3)} == {0, 1, 2}
+    views = [ShardView(number=number, leader="", standbys=(), is_in_need=False) for number in range(3)]
+    chosen = {next_roles(views, f"10.0.0.{which}:7847", (), ()).begin[0] for which in range(20)}
+    assert chosen == {0, 1, 2}

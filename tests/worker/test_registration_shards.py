@@ -28,6 +28,7 @@ class ShardLeader(Scheduler):
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         if not request.HasField("shard"):
             return pb.RegisterResponse(lease_ms=self.lease_ms, shard=self.wanted)
+        assert ("quire-shard", str(request.shard)) in (context.invocation_metadata() or ())
         if request.shard != self.shard:
             raise NotLeaderError(f"this scheduler does not lead shard {request.shard}")
         self.registered.append(request)

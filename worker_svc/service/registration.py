@@ -15,9 +15,9 @@ import structlog
 
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from quire.address import resolve, split_addresses
-from quire.credentials import Credentials
+from quire.credentials import Credentials, Metadata
 from quire.errors import NotLeaderError, QuireError
-from quire.rpc import channel_options, error_of
+from quire.rpc import SHARD_KEY, channel_options, error_of
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from worker_svc.service.followed_epoch import FORGET_AFTER_S, FollowedEpoch
@@ -272,6 +272,12 @@ class Registration:
         if not self._has_leader and not knows_leader:
             self._log_change("not registered", refused=code, reason=reason.message)
 
+    @property
+    def _metadata(self) -> Metadata:
+        """Metadata of calls: a process that leads several shards answers for the one that they name."""
+        named = () if self._shard is None else ((SHARD_KEY, str(self._shard)),)
+        return (*self._credentials.metadata, *named)
+
     async def _drain_fully(self, endpoint: _Endpoint) -> None:
         """Announces that this worker drains, and returns when no sequence runs here."""
         await self._register(endpoint)
@@ -284,7 +290,7 @@ class Registration:
     async def _drain(self, endpoint: _Endpoint) -> int:
         """Asks for a drain; returns how many sequences still run here."""
         request = pb.DrainWorkerRequest(worker_id=self._identity.worker_id)
-        metadata = self._credentials.metadata
+        metadata = self._metadata
         answer = await endpoint.stub.DrainWorker(request, timeout=_ATTEMPT_TIMEOUT_S, metadata=metadata)
         return answer.num_running
 
@@ -300,7 +306,7 @@ class Registration:
             step_key=identity.step_key,
             shard=self._shard,
         )
-        return await endpoint.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S, metadata=self._credentials.metadata)
+        return await endpoint.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S, metadata=self._metadata)
 
     def _log_change(
         self, event: str, *, scheduler: str = "", refused: str = "", epoch: int = 0, reason: str = ""
