@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from quire.address import check_address, check_host, check_listen_address
+from quire.address import SCHEMES, check_address, check_host, check_listen_address
 from quire.settings import Settings
 from quire.typed_names import flag_of
 
@@ -117,6 +117,32 @@ class WorkerSettings(Settings):
         le=4096,
         description="number of compute threads; absent: the number of processors, within a container's quota",
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=32,
+        description="number of processes (ranks) that compute each step of a worker together, each with its part of "
+        "the weights and of every KV block; they share the worker's threads and memory",
+    )
+    rank: int | None = Field(
+        None,
+        ge=0,
+        le=31,
+        description="number of this process among the ranks of --tensor-parallel that are started one by one, on "
+        "several machines for example: 0 is the worker that the scheduler knows, the others find it at "
+        "--group-address; absent: rank 0, which starts the others itself",
+    )
+    group_address: str | None = Field(
+        None,
+        description="address where rank 0 waits for the other ranks, host:port, in a network of their own: what ranks "
+        "say to each other is not encrypted",
+    )
+    rank_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="seconds without a sign of life of a rank after which its group ends, to be started again as one",
+    )
     metrics_listen: str | None = Field(
         None,
         description="address of an HTTP listener for Prometheus, host:port, which answers with this process's figures; "
@@ -154,10 +180,29 @@ class WorkerSettings(Settings):
     def _addresses(cls, value: str | None) -> str | None:
         return None if value is None else check_address(value)
 
+    @field_validator("group_address")
+    @classmethod
+    def _group_address(cls, value: str | None) -> str | None:
+        if value is not None and ("," in value or value.startswith(SCHEMES)):
+            raise ValueError(f"{value!r} is not one address; write host:port, such as 10.0.0.7:7900")
+        return None if value is None else check_address(value)
+
     @field_validator("advertise")
     @classmethod
     def _host(cls, value: str | None) -> str | None:
         return None if value is None else check_host(value)
+
+    @model_validator(mode="after")
+    def _rank_in_group(self) -> Self:
+        rank, size = self.rank, self.tensor_parallel
+        if (rank is None) != (self.group_address is None):
+            raise ValueError(f"{flag_of('rank')} and {flag_of('group_address')} go together: give both, or none")
+        if rank is not None and rank >= size:
+            raise ValueError(
+                f"{flag_of('rank')} {rank} is not among the ranks 0 to {size - 1} of {flag_of('tensor_parallel')} "
+                f"{size}: give the same {flag_of('tensor_parallel')} to all ranks, and each its number"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_pool_size(self) -> Self:

@@ -32,6 +32,10 @@ def main() -> None:
         return
     status.phase("starting")
     # Imported here because it loads torch, which takes seconds: wrong settings are refused before that.
+    if settings.rank:
+        from worker_svc import rank  # noqa: PLC0415
+
+        rank.join_and_follow(settings)
     from worker_svc import process  # noqa: PLC0415
 
     process.run(settings, status, names)

@@ -52,7 +52,8 @@ class WorkerDescription:
     startup: tuple[PhaseTime, ...]
     memory: MemoryUse | None = None  # None where there is no model
     dtype_reason: str = ""  # why the weights have this dtype
-    num_threads: int | None = None  # that compute, on a CPU
+    num_threads: int | None = None  # that compute, on a CPU; of each rank
+    num_ranks: int = 1  # of the tensor-parallel group
     kernels: str | None = None  # for everything but matrix products, on a CPU
     packing: str | None = None  # form of the weights, on a CPU
 

@@ -33,6 +33,7 @@ class CheckedOptions:
     kv_memory_bytes: int | None
     memory_bytes: int | None
     max_model_len: int | None
+    tensor_parallel: int = 1
 
     @classmethod
     def of(cls, settings: object) -> Self:
@@ -78,6 +79,8 @@ def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: boo
         raise OptionError(kernels_missing(options.device))
     if options.kv_dtype == "fp8" and kind == "cpu":
         raise OptionError(FP8_KV_REFUSED)
+    if options.tensor_parallel > 1 and (on_cuda or kind == "device"):
+        raise OptionError(tensor_parallel_refused(options.tensor_parallel))
     _check_int8(options, is_on_host=kind == "cpu" and on_cuda is False, is_elsewhere=bool(on_cuda) or kind == "device")
     num_blocks, max_model_len = options.num_blocks, options.max_model_len
     if num_blocks is not None and max_model_len is not None and num_blocks * options.block_size < max_model_len:
@@ -104,6 +107,14 @@ def kernels_missing(device: object) -> str:
 def cpu_runner_refused(device: object) -> str:
     """Message for the CPU's runner on another device."""
     return f"--runner cpu computes on the CPU alone, and --device is {device}: leave --runner out, or give --device cpu"
+
+
+def tensor_parallel_refused(num_ranks: int) -> str:
+    """Message for a tensor-parallel group with another runner than the CPU's."""
+    return (
+        f"--tensor-parallel {num_ranks} divides a model among processes on CPUs alone so far: leave it out, or give "
+        "--device cpu and --runner cpu"
+    )
 
 
 def int8_refused(flag: str) -> str:

@@ -115,8 +115,11 @@ class TimedKernels:
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
         self._kernels.gather_rows(x, rows, out)
 
-    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
-        self._kernels.embed(table, token_ids, out)
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor, first_id: int = 0) -> None:
+        self._kernels.embed(table, token_ids, out, first_id)
+
+    def copy_rows(self, x: Tensor, out: Tensor) -> None:
+        self._kernels.copy_rows(x, out)
 
     def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
         with self._clock.part("greedy"):

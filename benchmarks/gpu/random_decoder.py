@@ -36,7 +36,8 @@ class _RandomReader(WeightReader):
     def __contains__(self, name: object) -> bool:
         return name != HEAD or not self._tied
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+    def read(self, name: str, shape: Sequence[int], part: Sequence[slice] = ()) -> Tensor:
+        assert not part, "a whole model"
         if len(shape) == 1:
             return torch.ones(tuple(shape), dtype=self._dtype, device=self._device)
         return torch.empty(tuple(shape), dtype=self._dtype, device=self._device).normal_(

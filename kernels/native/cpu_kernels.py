@@ -177,8 +177,14 @@ class CpuKernels(Protocol):
     def gather_rows(self, x: Tensor, rows: Tensor, out: Tensor) -> None:
         """out[i] = x[rows[i]]. x: [T, size]; rows: [L] int64; out: [L, size], not x's memory."""
 
-    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
-        """out[i] = table[token_ids[i]]. table: [vocab_size, size]; token_ids: [T] int64; out: [T, size]."""
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor, first_id: int = 0) -> None:
+        """out[i] = table[token_ids[i] - first_id], or zeros for a row that the table does not have.
+
+        table: [num_ids, size]; token_ids: [T] int64; out: [T, size]
+        """
+
+    def copy_rows(self, x: Tensor, out: Tensor) -> None:
+        """Copy rows: out = x. x, out: [T, size], not the same memory."""
 
     def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
         """Argmax of each row, and whether the row is finite, in one pass. logits: [L, vocab_size]."""

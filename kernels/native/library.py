@@ -43,6 +43,13 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "quire_choose_tokens": (None, (c_void_p, c_int)),
     "quire_rank_tokens": (None, (c_void_p, c_int)),
     "quire_token_logprobs": (None, (c_void_p, c_int)),
+    "quire_ranks_bytes": (c_int64, (c_int, c_int64)),
+    "quire_ranks_new": (c_void_p, (c_void_p, c_int, c_int, c_int64, c_int64, c_int64)),
+    "quire_ranks_delete": (None, (c_void_p,)),
+    "quire_ranks_failed": (c_int, (c_void_p,)),
+    "quire_ranks_fail": (None, (c_void_p,)),
+    "quire_ranks_nanoseconds": (c_int64, (c_void_p,)),
+    "quire_ranks_waited_nanoseconds": (c_int64, (c_void_p,)),
 }
 
 

@@ -27,7 +27,7 @@ from kernels.native.cpu_kernels import (
 )
 from kernels.native.library import CacheMemory, load_library
 from kernels.native.native_sampling import NativeSampling
-from kernels.native.program import ACTIVATE, ATTEND, EMBED, GATHER, GREEDY, NORM, ROTATE, Program, address, call
+from kernels.native.program import ACTIVATE, ATTEND, COPY, EMBED, GATHER, GREEDY, NORM, ROTATE, Program, address, call
 from kernels.native.torch_kernels import TorchKernels
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -150,9 +150,14 @@ class NativeKernels:
         """See CpuKernels.gather_rows."""
         self._call(GATHER, x, out, rows=rows, num_outputs=x.shape[1] * x.element_size())
 
-    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor, first_id: int = 0) -> None:
         """See CpuKernels.embed."""
-        self._call(EMBED, table, out, token_ids=token_ids, num_outputs=table.shape[1] * table.element_size())
+        row_bytes = table.shape[1] * table.element_size()
+        self._call(EMBED, table, out, token_ids=token_ids, num_inputs=len(table), num_outputs=row_bytes, begin=first_id)
+
+    def copy_rows(self, x: Tensor, out: Tensor) -> None:
+        """See CpuKernels.copy_rows."""
+        self._call(COPY, x, out, num_outputs=x.shape[1] * x.element_size())
 
     def new_program(self) -> Program:
         """New program, to record the native kernels of a pass."""

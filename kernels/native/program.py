@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE = range(9)
+PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE, SUM, JOIN, COPY = range(12)
 
 
 class Operation(Structure):
@@ -39,6 +39,7 @@ class Operation(Structure):
         ("key_norm", c_void_p),
         ("first_stride", c_int64),
         ("finite", c_void_p),
+        ("begin", c_int64),
     )
 
 
@@ -149,7 +150,7 @@ def call(
 
     positions, slots: [T] int64, for ROTATE; rows: [L] int64, for GATHER; token_ids: [T] int64, for EMBED
     """
-    scale = x.element_size() if kind in (GATHER, EMBED) else 1
+    scale = x.element_size() if kind in (GATHER, EMBED, COPY) else 1
     operation = Operation(
         kind=kind,
         half=x.dtype == torch.bfloat16,

@@ -87,9 +87,16 @@ class TorchKernels:
         """See CpuKernels.gather_rows."""
         torch.index_select(x, 0, rows, out=out)
 
-    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor) -> None:
+    def embed(self, table: Tensor, token_ids: Tensor, out: Tensor, first_id: int = 0) -> None:
         """See CpuKernels.embed."""
-        torch.index_select(table, 0, token_ids, out=out)
+        rows = token_ids - first_id
+        is_here = (rows >= 0) & (rows < len(table))
+        torch.index_select(table, 0, torch.where(is_here, rows, 0), out=out)
+        out.masked_fill_(~is_here.unsqueeze(1), 0.0)
+
+    def copy_rows(self, x: Tensor, out: Tensor) -> None:
+        """See CpuKernels.copy_rows."""
+        out.copy_(x)
 
     def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
         """See CpuKernels.greedy."""

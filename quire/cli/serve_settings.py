@@ -44,7 +44,7 @@ RESERVED: dict[type[Settings], dict[str, str]] = {
     WorkerSettings: {"model": "MODEL", "scheduler": "--listen", "worker_id": "--workers, which numbers them"},
 }
 # Settings that differ in meaning between the services: they stand in the service's own table only.
-_APART = {"advertise", "metrics_listen"}
+_APART = {"advertise", "group_address", "metrics_listen", "rank"}
 _SCHEDULER_ALONE = {"drain_timeout_s"}
 _KNOWN_VARIABLES = {
     "QUIRE_CONFIG",

@@ -26,7 +26,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 TOLD_APART: dict[type[Settings], set[str]] = {
     GatewaySettings: set(),
     SchedulerSettings: {"advertise", "metrics_listen"},
-    WorkerSettings: {"advertise", "listen", "metrics_listen", "drain_timeout_s"},
+    WorkerSettings: {"advertise", "drain_timeout_s", "group_address", "listen", "metrics_listen", "rank"},
 }
 
 

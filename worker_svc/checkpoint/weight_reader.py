@@ -38,12 +38,15 @@ class WeightReader:
     def __contains__(self, name: object) -> bool:
         return name in self._handles
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor, on the CPU and in the dtype of the file. Raises CheckpointError unless it has this shape."""
+    def read(self, name: str, shape: Sequence[int], part: Sequence[slice] = ()) -> Tensor:
+        """The tensor, on the CPU and in the dtype of the file. Raises CheckpointError unless it has this shape.
+
+        `part`: what to read of it, by dimension; only that is read from the file.
+        """
         header = None
         if name in self._handles:
             stored = self._handles[name].get_slice(name)
             header = TensorHeader(self.folder.name, stored.get_dtype(), tuple(stored.get_shape()))
         check_tensor(self.folder, name, header, shape)
-        tensor: Tensor = self._handles[name].get_tensor(name)
+        tensor: Tensor = stored[tuple(part)] if part else self._handles[name].get_tensor(name)
         return tensor

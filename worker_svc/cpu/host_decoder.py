@@ -28,6 +28,7 @@ from kernels.native.cpu_kernels import (
 from kernels.native.native_kernels import NativeKernels
 from kernels.native.packed_product import PackedProduct
 from kernels.native.program import Program, recording
+from kernels.native.shared_ranks import RankReduction, SharedRanks
 from kernels.sampling.sampling_operations import SamplingOperations
 from worker_svc.cpu.layer_rules import LayerRules, norm_rule
 from worker_svc.cpu.row_buffers import RowBuffers
@@ -44,10 +45,14 @@ GreedyChoice = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 class HostDecoder:
     """A decoder's weights, and the buffers of its passes. The next pass overwrites the result of a pass."""
 
-    def __init__(self, decoder: Decoder, kernels: CpuKernels) -> None:
+    def __init__(self, decoder: Decoder, kernels: CpuKernels, ranks: RankReduction | None = None) -> None:
+        """`ranks`: the group among which the model of a shard is divided; all its ranks compute the same passes."""
+        assert (ranks is None) == decoder.shard.is_whole, "a shard is computed by a group"
         self.before_pass: Callable[[], None] = lambda: None  # called just before a pass runs its kernels
         self._weights = decoder
         self._kernels = kernels
+        self._ranks = ranks
+        self._vocabulary = decoder.shard.span_of(decoder.config.vocab_size)
         self._buffers = RowBuffers(decoder.dtype)
         self._logits = RowBuffers(decoder.dtype)
         self._activation = decoder.config.activation
@@ -61,9 +66,10 @@ class HostDecoder:
         self._chosen = GreedyTokens(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
         # If native kernels compute all layers, passes are recorded: one program for each way to compute the last layer,
         # with greedy choice or without.
-        self._native = kernels if isinstance(kernels, NativeKernels) and _is_native(decoder) else None
-        head = decoder.head
-        self._native_head = head if decoder.project_out is None and isinstance(head, PackedProduct) else None
+        is_native = ranks is None or isinstance(ranks, SharedRanks)
+        self._native = kernels if is_native and isinstance(kernels, NativeKernels) and _is_native(decoder) else None
+        has_native_head = ranks is None and decoder.project_out is None
+        self._native_head = decoder.head if has_native_head and isinstance(decoder.head, PackedProduct) else None
         self._programs: dict[tuple[bool, bool, bool], Program] = {}
         self._num_moves = 0  # value of the buffers' `num_moves` when the programs were recorded
 
@@ -198,10 +204,23 @@ class HostDecoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the head to any rows of `hidden`: logits [..., vocab_size] in the model's dtype."""
+        """Apply the head to any rows of `hidden`: logits [..., vocab_size] in the model's dtype.
+
+        In a group rank 0 gets them; the others get those of their own part of the vocabulary.
+        """
+        num_rows, vocab_size = len(hidden), self.config.vocab_size
         if self._weights.project_out is not None:
             hidden = self._weights.project_out(hidden)
-        return self._weights.head(hidden, self._logits.of("logits", len(hidden), self.config.vocab_size))
+        if self._ranks is None:
+            return self._weights.head(hidden, self._logits.of("logits", num_rows, vocab_size))
+        if self._ranks.rank:
+            own = self._weights.head(hidden, self._logits.of("own_logits", num_rows, self._vocabulary.size))
+            self._ranks.collect_columns(own, None, vocab_size)
+            return own
+        logits = self._logits.of("logits", num_rows, vocab_size)
+        own = self._weights.head(hidden, logits[:, : self._vocabulary.end])
+        self._ranks.collect_columns(own, logits, vocab_size)
+        return logits
 
     def _look_at(self, kv_pool: KVPool) -> None:
         if kv_pool is self._pool:
@@ -238,13 +257,29 @@ class HostDecoder:
     def _embed(self, batch: ForwardBatch) -> Tensor:
         weights, num_tokens = self._weights, len(batch.token_ids)
         hidden = self._buffers.of("embedded", num_tokens, self.config.embed_dim)
-        self._kernels.embed(weights.token_embedding, batch.token_ids, hidden)
+        self._kernels.embed(weights.token_embedding, batch.token_ids, hidden, self._vocabulary.begin)
         if weights.project_in is not None:
             hidden = weights.project_in(hidden, self._buffers.of("projected", num_tokens, self.config.hidden_size))
         if weights.position_embedding is not None:
             places = batch.positions + self.config.position_offset
-            hidden += weights.position_embedding.index_select(0, places)
-        return hidden
+            if self._ranks is None:
+                hidden += weights.position_embedding.index_select(0, places)
+            else:
+                hidden += self._own_positions(weights.position_embedding, places)
+        return self._summed(hidden)
+
+    def _own_positions(self, table: Tensor, places: Tensor) -> Tensor:
+        """Embeddings of the positions in this rank's part of the table; zeros for the others."""
+        first = self._weights.shard.span_of(self.config.position_offset + self.config.max_model_len).begin
+        rows = self._buffers.of("positions", len(places), self.config.hidden_size)
+        self._kernels.embed(table, places, rows, first)
+        return rows
+
+    def _summed(self, x: Tensor) -> Tensor:
+        """Sum of x over the ranks, in place."""
+        if self._ranks is not None:
+            self._ranks.sum_rows(x)
+        return x
 
     def _norm_before(
         self, layer: DecoderLayer, rules: LayerRules, x: Tensor, residual: Tensor | None, tokens: "_LayerTokens"
@@ -274,8 +309,8 @@ class HostDecoder:
         qkv = attention.qkv(x, self._buffers.of("qkv", num_tokens, config.query_size + 2 * config.kv_size))
         if rules.projection_norms is not None:
             heads = qkv[:, : config.query_size], qkv[:, config.query_size : config.query_size + config.kv_size]
-            for part, norm in zip(heads, rules.projection_norms, strict=True):
-                kernels.add_norm(part, None, norm, part)
+            for part, norm, buffer in zip(heads, rules.projection_norms, ("all_queries", "all_keys"), strict=True):
+                self._norm_projection(part, norm, buffer)
         kernels.rotate_and_write(
             qkv, self._rotary, tokens.positions, tokens.slot_mapping, tokens.cache, rules.head_norms
         )
@@ -286,7 +321,18 @@ class HostDecoder:
         kernels.attend(queries, tokens.cache, plan, config.attention_scale, out)
         if tokens.wanted is not None and tokens.wanted_plan is None:
             out = self._gather(out, tokens.wanted, "wanted_attended")
-        return attention.out(out, self._buffers.of("attention_out", len(out), config.hidden_size))
+        return self._summed(attention.out(out, self._buffers.of("attention_out", len(out), config.hidden_size)))
+
+    def _norm_projection(self, part: Tensor, norm: NormRule, buffer: str) -> None:
+        """Norm of all heads of a token as one vector, of which `part` has those of this rank; in place."""
+        if self._ranks is None:
+            self._kernels.add_norm(part, None, norm, part)
+            return
+        size = part.shape[1]
+        every = self._buffers.of(buffer, len(part), size * self._ranks.size)
+        self._ranks.join_columns(part, every)
+        self._kernels.add_norm(every, None, norm, every)
+        self._kernels.copy_rows(every[:, self._ranks.rank * size : (self._ranks.rank + 1) * size], part)
 
     def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
         num_rows, size = len(x), self.config.intermediate_size
@@ -298,7 +344,7 @@ class HostDecoder:
         else:
             inner = mlp.up(x, self._buffers.of("inner", num_rows, size))
             self._kernels.activation(inner, self._activation, inner)
-        return mlp.down(inner, self._buffers.of("mlp_out", num_rows, self.config.hidden_size))
+        return self._summed(mlp.down(inner, self._buffers.of("mlp_out", num_rows, self.config.hidden_size)))
 
     def _gather(self, x: Tensor, rows: Tensor, buffer: str) -> Tensor:
         out = self._buffers.of(buffer, len(rows), x.shape[1])

@@ -5,16 +5,20 @@ Runs on one thread and owns the seat table and the KV pool. Knows nothing of epo
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from common.step import Step, StepResult
 from kernels.sampling.logit_edits import TokenMasks
+from kernels.sampling.sampling_operations import SamplingOperations
 from worker_svc.cpu.batch_builder import build_batch, starts_of
-from worker_svc.cpu.host_decoder import GreedyChoice, HostDecoder
+from worker_svc.cpu.host_decoder import GreedyChoice
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.batch import ForwardBatch
+from worker_svc.model.config import ModelConfig
 from worker_svc.sampling.candidates import CandidateRanker
 from worker_svc.sampling.forced_room import forced_room
 from worker_svc.sampling.prompt_logprobs import PromptSpan, find_prompt_spans, launch_prompts, pack_prompts
@@ -29,12 +33,36 @@ from worker_svc.steps.step_upload import DirectUpload
 MAX_PROMPT_LOGITS = 1 << 24  # per slice: 64 MiB in float32
 
 
+class PassModel(Protocol):
+    """A model that computes passes, or rank 0's part of one."""
+
+    before_pass: Callable[[], None]
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def sampling(self) -> SamplingOperations: ...
+
+    def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
+        """See HostDecoder.hidden."""
+
+    def greedy(self, batch: ForwardBatch, kv_pool: KVPool) -> GreedyChoice:
+        """See HostDecoder.greedy."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See HostDecoder.logits."""
+
+
 class CpuRunner:
     """One model, its KV pool, and its seats. An `AnnouncingRunner`."""
 
     def __init__(
         self,
-        model: HostDecoder,
+        model: PassModel,
         kv_pool: KVPool,
         limits: StepLimits,
         grammars: SeatGrammars | None = None,

@@ -1,8 +1,12 @@
 """Makes the parts of a decoder from a checkpoint's tensors.
 
 Fuses matrices with the same input, and transposes those that are stored as [in, out]. Each tensor goes to its device
-and dtype as it is read, so that the host never holds the whole model beside the device.
+and dtype as it is read, so that the host never holds the whole model beside the device. A rank of a tensor-parallel
+group reads its part of each tensor alone.
 """
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 import torch
@@ -10,8 +14,9 @@ from torch import Tensor
 
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.weight_reader import WeightReader
-from worker_svc.model.config import ModelConfig
+from worker_svc.model.config import ModelConfig, QkNorm
 from worker_svc.model.layers import Attention, DecoderLayer, Linear, MakeProduct, Mlp, Norm, Product
+from worker_svc.model.shard import WHOLE, Shard, Span, num_kv_heads_of
 from worker_svc.model.tensor_names import HEAD, NAMES, find_prefix, needed_tensors
 
 log = structlog.get_logger()
@@ -27,8 +32,11 @@ class WeightLoader:
         dtype: torch.dtype,
         device: torch.device,
         make_product: MakeProduct = Linear,
+        shard: Shard = WHOLE,
     ) -> None:
+        """`config`: of the whole model, of which `shard` is read."""
         self._make_product = make_product
+        self._shard = shard
         self._reader = reader
         self._config = config
         self._dtype = dtype
@@ -40,13 +48,16 @@ class WeightLoader:
         self.num_parameters_kept = 0  # a matrix that is kept in two forms counts twice
 
     def token_embedding(self) -> Tensor:
-        """[vocab_size, embed_dim]; of tied ones, the head's matrix if only that was saved."""
+        """[vocab_size, embed_dim], or the shard's rows; of tied ones, the head's matrix if only that was saved."""
         name = f"{self._prefix}{self._names.embedding}.weight"
-        return self._count(self._load(name if name in self._shapes else HEAD))
+        return self._count(self._load(name if name in self._shapes else HEAD, self._vocabulary))
 
     def position_embedding(self) -> Tensor | None:
-        """[position_offset + max_model_len, hidden_size]; None for rotary positions."""
-        return self._read_if_needed(f"{self._names.positions}.weight")
+        """[position_offset + max_model_len, hidden_size], or the shard's rows; None for rotary positions."""
+        name = f"{self._names.positions}.weight"
+        if self._prefix + name not in self._shapes:
+            return None
+        return self._read(name, self._shard.span_of(self._shapes[self._prefix + name][0]))
 
     def projections(self) -> tuple[Product | None, Product | None]:
         """Projections into and out of hidden_size, if the embedding has another size."""
@@ -63,7 +74,7 @@ class WeightLoader:
         """
         if self._config.tie_word_embeddings and HEAD not in self._reader:
             return self._tied_head(token_embedding)
-        matrix = self._load(HEAD)
+        matrix = self._load(HEAD, self._vocabulary)
         if self._config.tie_word_embeddings:
             if torch.equal(matrix, token_embedding):
                 return self._tied_head(token_embedding)
@@ -86,8 +97,9 @@ class WeightLoader:
         """One layer, with query, key and value fused, and gate and up fused."""
         config, names = self._config, self._names
         prefix = names.layer.format(index)
-        up = self._linear(*(prefix + name for name in names.up))
-        down = self._linear(prefix + names.down)
+        inner = self._shard.span_of(config.intermediate_size)
+        up = self._column_product([prefix + name for name in names.up], [inner] * len(names.up))
+        down = self._row_product(prefix + names.down, inner)
         return DecoderLayer(
             attention=self._attention(prefix),
             mlp=Mlp(up, down, config.gated_mlp),
@@ -100,44 +112,88 @@ class WeightLoader:
         config, names = self._config, self._names
         query_norm, key_norm = config.qk_norm_sizes
         return Attention(
-            qkv=self._linear(*(prefix + name for name in names.qkv)),
-            out=self._linear(prefix + names.out),
+            qkv=self._qkv(prefix),
+            out=self._row_product(prefix + names.out, self._shard.span_of(config.query_size)),
             q_norm=self._norm(f"{prefix}self_attn.q_norm", query_norm) if config.qk_norm else None,
-            k_norm=self._norm(f"{prefix}self_attn.k_norm", key_norm) if config.qk_norm else None,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            k_norm=self._key_norm(f"{prefix}self_attn.k_norm", key_norm) if config.qk_norm else None,
+            num_heads=config.num_heads // self._shard.size,
+            num_kv_heads=num_kv_heads_of(config, self._shard.size),
             head_dim=config.head_dim,
         )
 
-    def _linear(self, *names: str) -> Product:
-        """Stack matrices with the same input into one."""
-        weights = [self._read(f"{name}.weight") for name in names]
-        biases = [bias for name in names if (bias := self._read_if_needed(f"{name}.bias")) is not None]
-        if self._names.transposed:
-            weights = [weight.t() for weight in weights]
+    def _key_norm(self, name: str, size: int) -> Norm:
+        """Norm of keys. Over all heads of a token those that several ranks hold count as often."""
+        norm, num_heads = self._norm(name, size), self._config.num_kv_heads
+        num_repeated = self._shard.size * num_kv_heads_of(self._config, self._shard.size) // num_heads
+        if self._config.qk_norm is not QkNorm.PROJECTIONS or num_repeated == 1 or norm.weight is None:
+            return norm
+        weight = norm.weight.view(num_heads, -1).repeat_interleave(num_repeated, dim=0).flatten()
+        return replace(norm, size=len(weight), weight=weight)
+
+    @property
+    def _vocabulary(self) -> Span:
+        return self._shard.span_of(self._config.vocab_size)
+
+    def _qkv(self, prefix: str) -> Product:
+        """Query, key and value of the shard's heads in one product, from one matrix or three."""
+        config, names = self._config, self._names.qkv
+        kv = self._shard.span_of_kv(config)
+        spans = [self._shard.span_of(config.query_size), kv, kv]
+        if len(names) == 1:
+            begins = (0, config.query_size, config.query_size + config.kv_size)
+            spans = [Span(begin + span.begin, begin + span.end) for begin, span in zip(begins, spans, strict=True)]
+            names *= len(spans)
+        return self._column_product([prefix + name for name in names], spans)
+
+    def _linear(self, name: str) -> Product:
+        """Product that every rank computes whole."""
+        return self._column_product([name], [None])
+
+    def _column_product(self, names: Sequence[str], spans: Sequence[Span | None]) -> Product:
+        """Stack outputs of matrices with the same input into one product: those in the spans, or all."""
+        weights, biases = [], []
+        for name, span in zip(names, spans, strict=True):
+            weights.append(self._read_matrix(name, span, None))
+            bias = self._read_if_needed(f"{name}.bias", span)
+            if bias is not None:
+                biases.append(bias)
         return self._make_product(torch.cat(weights).contiguous(), torch.cat(biases) if biases else None)
+
+    def _row_product(self, name: str, span: Span) -> Product:
+        """Product of a span of the inputs; ranks sum their results, so that only the first one adds the bias."""
+        weight = torch.cat([self._read_matrix(name, None, span)]).contiguous()
+        bias = self._read_if_needed(f"{name}.bias") if self._shard.is_first else None
+        return self._make_product(weight, bias)
+
+    def _read_matrix(self, name: str, outputs: Span | None, inputs: Span | None) -> Tensor:
+        """Read [outputs, inputs] of a matrix."""
+        if self._names.transposed:
+            return self._read(f"{name}.weight", inputs, outputs).t()
+        return self._read(f"{name}.weight", outputs, inputs)
 
     def _norm(self, name: str, size: int) -> Norm:
         weight, bias = self._read_if_needed(f"{name}.weight"), self._read_if_needed(f"{name}.bias")
         return Norm(size, self._config.norm_eps, self._config.rms_norm, weight, bias)
 
-    def _read_if_needed(self, name: str) -> Tensor | None:
-        return self._read(name) if self._prefix + name in self._shapes else None
+    def _read_if_needed(self, name: str, *spans: Span | None) -> Tensor | None:
+        return self._read(name, *spans) if self._prefix + name in self._shapes else None
 
-    def _read(self, name: str) -> Tensor:
-        return self._count(self._load(self._prefix + name))
+    def _read(self, name: str, *spans: Span | None) -> Tensor:
+        return self._count(self._load(self._prefix + name, *spans))
 
     def _count(self, tensor: Tensor) -> Tensor:
         self.num_parameters_read += tensor.numel()
         self.num_parameters_kept += tensor.numel()
         return tensor
 
-    def _load(self, name: str) -> Tensor:
+    def _load(self, name: str, *spans: Span | None) -> Tensor:
         """The tensor on its device and in its dtype. Raises CheckpointError unless all its numbers are finite there.
+
+        `spans`: what to read of it, by dimension; None: all.
 
         The check reads the tensor once at the speed of memory: 0.1 s for one or two billion parameters.
         """
-        saved = self._reader.read(name, self._shapes[name])
+        saved = self._reader.read(name, self._shapes[name], self._part(name, spans))
         tensor = saved.to(device=self._device, dtype=self._dtype)
         if _is_finite(tensor):
             return tensor
@@ -151,6 +207,12 @@ class WeightLoader:
             f"tensor {name!r} in {self._reader.folder} has NaN or infinity among its numbers, so every answer would "
             "be wrong: download the checkpoint again, or choose another"
         )
+
+    def _part(self, name: str, spans: Sequence[Span | None]) -> list[slice]:
+        """Slices of a tensor; none where all of it is meant."""
+        shape = self._shapes[name]
+        part = [slice(0, size) if span is None else slice(*span) for span, size in zip(spans, shape, strict=False)]
+        return [] if all(each == slice(0, size) for each, size in zip(part, shape, strict=False)) else part
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -159,6 +159,7 @@ def _log_ready(engine: LoadedModel) -> None:
         dtype=description.model.dtype,
         kv_dtype=description.kv_dtype,
         **({"kernels": description.kernels, "packing": description.packing} if description.kernels else {}),
+        **({"tensor_parallel": description.num_ranks} if description.num_ranks > 1 else {}),
         num_blocks=description.limits.num_blocks,
         num_host_blocks=description.limits.num_host_blocks,
         block_size=description.limits.block_size,

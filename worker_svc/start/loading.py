@@ -11,6 +11,7 @@ import torch
 
 from common.status import Status
 from kernels.native.build import needs_build
+from kernels.native.native_kernels import NativeKernels
 from kernels.native.processor import multiplies_bfloat16, processor_features
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.dtype_choice import choose_dtype, saved_dtype
@@ -26,18 +27,30 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import Linear
-from worker_svc.option_check import CheckedOptions, int8_refused
+from worker_svc.model.shard import Shard
+from worker_svc.option_check import CheckedOptions, int8_refused, tensor_parallel_refused
+from worker_svc.ranks.rank_starting import StartRank, spawn_rank
 from worker_svc.runner_choice import DeviceError, RequestedRunner, choose_runner, detect_machine
 from worker_svc.sampling.grammar_matcher import GrammarVocabulary
 from worker_svc.sampling.seat_grammars import SeatGrammars
+from worker_svc.start.group_start import ReductionChoice, StartingGroup, settings_of_rank
 from worker_svc.start.preflight import check_folder
 from worker_svc.start.runner_start import start_cpu_runner, start_device_runner
 from worker_svc.start.start_notices import notices
 
 
-def load_model(settings: WorkerSettings, status: Status | None = None) -> LoadedModel:
-    """Loads model and runner, and reports the progress. Raises CheckpointError or OptionError, which say what to do."""
+def load_model(
+    settings: WorkerSettings, status: Status | None = None, start_rank: StartRank = spawn_rank
+) -> LoadedModel:
+    """Loads model and runner, and reports the progress. Raises CheckpointError or OptionError, which say what to do.
+
+    `start_rank`: starts the other ranks of a tensor-parallel group, of which this process is rank 0.
+    """
     status = status or Status()
+    starting = None
+    if settings.tensor_parallel > 1:
+        settings = settings_of_rank(settings, settings.threads or torch.get_num_threads())
+        starting = StartingGroup(settings, start_rank)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     clock = PhaseClock(status.phase)
@@ -73,14 +86,23 @@ def load_model(settings: WorkerSettings, status: Status | None = None) -> Loaded
             )
     elif settings.weight_dtype == "int8":
         raise DeviceError(int8_refused("--weight-dtype"))
+    reduction = None
+    if starting is not None:
+        if host is None:
+            raise DeviceError(tensor_parallel_refused(settings.tensor_parallel))
+        has_native = isinstance(host.kernels, NativeKernels)
+        reduction_choice = ReductionChoice(read_model_config(folder), dtype, has_native)
+        reduction = starting.set_up(model_fingerprint, reduction_choice, model=str(folder))
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
-        decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"))
+        shard = Shard(0, settings.tensor_parallel)
+        decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"), shard)
+        lead = None if starting is None or reduction is None else starting.lead(reduction)
     grammars = None if tokenizer is None else _seat_grammars(tokenizer, decoder.config)
     if host is None:
         started = start_device_runner(settings, decoder, choice, clock, grammars)
     else:
-        started = start_cpu_runner(settings, decoder, choice, clock, host.kernels, grammars)
+        started = start_cpu_runner(settings, decoder, choice, clock, host.kernels, grammars, lead)
     if choice.device.type == "cpu":
         with clock.phase("huge_pages"):
             collapse_memory()
@@ -88,13 +110,14 @@ def load_model(settings: WorkerSettings, status: Status | None = None) -> Loaded
         model=_describe_model(settings, folder, decoder, model_fingerprint),
         tokenizer=tokenizer,
         limits=started.limits,
-        bytes_per_block=started.block_shape.bytes_per_block,
+        bytes_per_block=started.block_shape.bytes_per_block * settings.tensor_parallel,
         kv_dtype=_dtype_name(started.block_shape.dtype),
         device=str(decoder.device),
         startup=clock.phases,
         memory=started.memory,
         dtype_reason=chosen.reason,
         num_threads=torch.get_num_threads() if choice.device.type == "cpu" else None,
+        num_ranks=settings.tensor_parallel,
         kernels=None if host is None else host.kernels.name,
         packing=None if host is None else host.packing.name,
     )

@@ -7,6 +7,7 @@ from kernels.native.processor import multiplies_bfloat16, processor_features
 from worker_svc.checkpoint.dtype_choice import choose_dtype
 from worker_svc.memory.pool_plan import PoolRequest, PoolSizeError, SequenceLimits, asked_blocks, check_asked_pool
 from worker_svc.model.config import ModelConfig
+from worker_svc.model.shard import rank_config
 from worker_svc.option_check import CheckedOptions, is_on_cuda
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
@@ -33,7 +34,8 @@ def check_pool(options: CheckedOptions, config: ModelConfig, saved_dtype: str, *
         model_len=config.max_model_len,
         max_model_len=options.max_model_len,
     )
-    block_bytes = bytes_per_block(config, options.block_size, kept)
+    num_ranks = options.tensor_parallel
+    block_bytes = num_ranks * bytes_per_block(rank_config(config, num_ranks), options.block_size, kept)
     check_asked_pool(request, sequences, block_bytes)
     if is_on_cuda(options, has_driver=has_driver) is False:
         _check_share(options, block_bytes)

@@ -8,6 +8,7 @@ from worker_svc.checkpoint.model_folder import find_checkpoint
 from worker_svc.checkpoint.tokenizer_files import check_tokenizer
 from worker_svc.checkpoint.weight_files import check_tensor, read_headers
 from worker_svc.model.families import read_model_config
+from worker_svc.model.shard import check_divisible
 from worker_svc.model.tensor_names import needed_tensors
 from worker_svc.option_check import CheckedOptions, check_length, check_options, has_cuda_driver, has_triton
 from worker_svc.start.pool_check import check_pool
@@ -37,6 +38,7 @@ def check_folder(folder: Path, options: CheckedOptions | None = None, *, samplin
     config = read_model_config(folder)
     if options is not None:
         check_length(options.max_model_len, config.max_model_len)
+        check_divisible(config, options.tensor_parallel)
     headers = read_headers(folder)
     for name, shape in needed_tensors(config, headers, folder):
         check_tensor(folder, name, headers.get(name), shape)

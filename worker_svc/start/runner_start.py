@@ -3,8 +3,9 @@
 Knows how much memory each may take, and the settings that decide it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Thread
 from typing import NamedTuple
 
@@ -13,10 +14,11 @@ import torch
 
 from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.host_memory import take_memory
+from kernels.native.shared_ranks import RankReduction
 from quire import machine
 from quire.worker_settings import WorkerSettings
 from worker_svc.cpu.host_decoder import HostDecoder
-from worker_svc.cpu.runner import CpuRunner
+from worker_svc.cpu.runner import CpuRunner, PassModel
 from worker_svc.cpu.step_memory import step_buffer_bytes
 from worker_svc.description import MemoryUse, PhaseClock
 from worker_svc.gpu import torch_operations
@@ -37,6 +39,8 @@ from worker_svc.memory.pool_plan import (
 )
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
+from worker_svc.ranks.lead_decoder import LeadDecoder, LeadPool
+from worker_svc.ranks.rank_group import RankGroup
 from worker_svc.runner_choice import RunnerChoice
 from worker_svc.sampling.seat_grammars import SeatGrammars
 from worker_svc.steps.step_limits import StepLimits
@@ -52,6 +56,15 @@ _UNMEASURED_FRACTION = 0.85  # of the memory beside the weights on a CUDA device
 _MEASURED_FRACTION = 0.95  # of the memory beside all measured uses; the rest is for fragmentation
 
 log = structlog.get_logger()
+
+
+class Lead(NamedTuple):
+    """Rank 0's part in a tensor-parallel group whose ranks have loaded their weights."""
+
+    group: RankGroup
+    reduction: RankReduction
+    weight_bytes: Sequence[int]  # of the other ranks
+    num_on_machine: int  # ranks on rank 0's machine
 
 
 class StartedRunner(NamedTuple):
@@ -70,24 +83,52 @@ def start_cpu_runner(
     clock: PhaseClock,
     kernels: CpuKernels,
     grammars: SeatGrammars | None,
+    lead: Lead | None = None,
 ) -> StartedRunner:
-    """Start the CPU's runner, which finishes each step in `launch`. Raises PoolSizeError."""
+    """Start the CPU's runner, which finishes each step in `launch`. Raises PoolSizeError.
+
+    `lead`: of a tensor-parallel group, of which this process is rank 0 and `decoder` its shard; the limits and the use
+    of memory are then those of the group.
+    """
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
+    num_on_machine = 1 if lead is None else lead.num_on_machine
     with clock.phase("kv_pool"):
         step_bytes = _step_bytes(settings, decoder)
-        plan = _plan(settings, decoder, shape, _pool_room(settings, decoder.device, step_bytes))
+        plan = plan_cpu_pool(settings, decoder, shape, num_on_machine)
+        if lead is not None:
+            plan = replace(plan, num_blocks=lead.group.agree_on_blocks(plan.num_blocks))
         with _refuse_short_memory():
-            pool = KVPool(shape, plan.num_blocks, decoder.device, settings.num_host_blocks)
+            sizes = shape, plan.num_blocks, decoder.device, settings.num_host_blocks
+            pool = KVPool(*sizes) if lead is None else LeadPool(*sizes, lead.group)
     limits = _limits(settings, decoder, plan)
     with clock.phase("warm_up"), _refuse_short_memory():
-        model = HostDecoder(decoder, kernels)
-        model.reserve(limits.max_batched_tokens)
+        host = HostDecoder(decoder, kernels, None if lead is None else lead.reduction)
+        host.reserve(limits.max_batched_tokens)
+        model: PassModel = host if lead is None else LeadDecoder(host, lead.group, lead.reduction)
         runner = CpuRunner(model, pool, limits)
         for step in warm_up_steps(limits):
             runner.launch(step)
-        Thread(target=_take_memory, args=(model, pool), name="memory", daemon=True).start()
+        take_memory_in_background(host, pool)
     runner = CpuRunner(model, pool, limits, grammars)
-    return StartedRunner(runner, limits, shape, _memory_use(decoder, pool, step_bytes))
+    memory = _memory_use(decoder, pool, step_bytes)
+    if lead is not None:
+        lead.group.watch(lead.reduction)
+        memory = _memory_of_group(memory, lead)
+    return StartedRunner(runner, limits, shape, memory)
+
+
+def plan_cpu_pool(settings: WorkerSettings, decoder: Decoder, shape: BlockShape, num_on_machine: int = 1) -> PoolPlan:
+    """Plan the pool of a process on a CPU, one of `num_on_machine` that load at the same time and share its memory.
+
+    Raises PoolSizeError.
+    """
+    step_bytes = _step_bytes(settings, decoder)
+    return _plan(settings, decoder, shape, _pool_room(settings, decoder.device, step_bytes, num_on_machine))
+
+
+def take_memory_in_background(model: HostDecoder, pool: KVPool) -> None:
+    """Take the memory that the first prompts write: on some machines that takes as long as computing them."""
+    Thread(target=_take_memory, args=(model, pool), name="memory", daemon=True).start()
 
 
 @contextmanager
@@ -105,7 +146,6 @@ def _refuse_short_memory() -> Iterator[None]:
 
 
 def _take_memory(model: HostDecoder, pool: KVPool) -> None:
-    """Take the memory that the first prompts write: on some machines that takes as long as computing them."""
     model.take_memory()
     take_memory(pool.blocks, min(_CPU_BYTES_AT_HAND, int(pool.blocks.nbytes * _CPU_PART_AT_HAND)))
 
@@ -156,12 +196,12 @@ class _PoolRoom(NamedTuple):
     fraction: float
 
 
-def _pool_room(settings: WorkerSettings, device: torch.device, step_bytes: int) -> _PoolRoom:
-    """Room beside the loaded weights and a step's buffers.
+def _pool_room(settings: WorkerSettings, device: torch.device, step_bytes: int, num_on_machine: int = 1) -> _PoolRoom:
+    """Room beside the loaded weights and a step's buffers, an equal part of it for each process of a group.
 
     A pool sized in blocks or bytes may take all free memory, or all that is left of this worker's share.
     """
-    free = free_memory_bytes(device)
+    free = free_memory_bytes(device) // num_on_machine
     if device.type == "cuda":
         return _PoolRoom(free, _UNMEASURED_FRACTION)
     memory = MainMemory(
@@ -205,13 +245,24 @@ def _step_bytes(settings: WorkerSettings, decoder: Decoder) -> int:
     return step_buffer_bytes(
         decoder.config,
         decoder.dtype,
-        num_tokens=_batched_tokens(settings, decoder.device),
+        num_tokens=batched_tokens(settings, decoder.device),
         num_rows=settings.max_num_seqs,
     )
 
 
-def _batched_tokens(settings: WorkerSettings, device: torch.device) -> int:
+def batched_tokens(settings: WorkerSettings, device: torch.device) -> int:
+    """Most tokens that one step computes."""
     return settings.max_batched_tokens or (_CUDA_BATCHED_TOKENS if device.type == "cuda" else _CPU_BATCHED_TOKENS)
+
+
+def _memory_of_group(own: MemoryUse, lead: Lead) -> MemoryUse:
+    """Memory of all ranks, given rank 0's."""
+    return MemoryUse(
+        weight_bytes=own.weight_bytes + sum(lead.weight_bytes),
+        kv_pool_bytes=own.kv_pool_bytes * lead.group.size,
+        host_pool_bytes=own.host_pool_bytes * lead.group.size,
+        step_bytes=own.step_bytes * lead.group.size,
+    )
 
 
 def _memory_use(decoder: Decoder, pool: KVPool, step_bytes: int) -> MemoryUse:
@@ -240,5 +291,5 @@ def _limits(settings: WorkerSettings, decoder: Decoder, plan: PoolPlan) -> StepL
         block_size=settings.block_size,
         vocab_size=decoder.config.vocab_size,
         max_model_len=plan.max_model_len,
-        max_batched_tokens=_batched_tokens(settings, decoder.device),
+        max_batched_tokens=batched_tokens(settings, decoder.device),
     )

@@ -19,5 +19,6 @@ def notices(description: WorkerDescription) -> dict[str, str]:
         lines["takes"] = f"{', '.join(parts)}; the pool holds {num_longest} sequences of {limits.max_model_len} tokens"
     if description.num_threads is not None:
         kernels = description.kernels or "torch"
-        lines["threads"] = f"{description.num_threads}, kernels: {kernels}"
+        ranks = f" in each of {description.num_ranks} ranks" if description.num_ranks > 1 else ""
+        lines["threads"] = f"{description.num_threads}{ranks}, kernels: {kernels}"
     return lines

@@ -5,9 +5,9 @@
 
 namespace quire {
 
-enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE };
+enum OperationKind { PRODUCT, NORM, ACTIVATE, ROTATE, ATTEND, GATHER, EMBED, GREEDY, CHOOSE, SUM, JOIN, COPY };
 
-// Fields that a kind does not need are zero. Strides are in elements, for GATHER and EMBED in bytes.
+// Fields that a kind does not need are zero. Strides are in elements, for GATHER, EMBED and COPY in bytes.
 struct Operation {
   int32_t kind;
   int32_t of_wanted;  // rows: the wanted ones', else all tokens
@@ -25,6 +25,7 @@ struct Operation {
   void *query_norm, *key_norm;
   int64_t first_stride;
   bool* finite;  // beside `out`: which rows are
+  int64_t begin;  // first token id of an embedding's rows
 };
 
 // Each computes the rows of one kind of operation.
@@ -36,5 +37,7 @@ void run_rotation(const Operation& op, const int64_t* positions, const int64_t* 
 void run_attention(const Operation& op);
 void run_greedy(const Operation& op, int64_t num_rows, int num_threads);
 void run_choice(const Operation& op, int64_t num_rows, int num_threads);
+void run_sum(const Operation& op, int64_t num_rows, int num_threads);
+void run_join(const Operation& op, int64_t num_rows, int num_threads);
 
 }  // namespace quire

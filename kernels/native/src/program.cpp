@@ -23,6 +23,25 @@ static void gather_rows(const Operation& op, const int64_t* rows, int64_t num_ro
     std::memcpy(out + i * op.out_stride, x + rows[i] * op.x_stride, op.num_outputs);
 }
 
+// The same for a table's rows op.begin and after; one that the table does not have is zero.
+static void embed_rows(const Operation& op, const int64_t* rows, int64_t num_rows) {
+  char *table = static_cast<char*>(op.x), *out = static_cast<char*>(op.out);
+  for (int64_t i = 0; i < num_rows; ++i) {
+    uint64_t row = static_cast<uint64_t>(rows[i] - op.begin);
+    if (row < static_cast<uint64_t>(op.num_inputs))
+      std::memcpy(out + i * op.out_stride, table + row * op.x_stride, op.num_outputs);
+    else
+      std::memset(out + i * op.out_stride, 0, op.num_outputs);
+  }
+}
+
+// Rows of `num_outputs` bytes.
+static void copy_rows(const Operation& op, int64_t num_rows) {
+  const char* x = static_cast<const char*>(op.x);
+  for (int64_t i = 0; i < num_rows; ++i)
+    std::memcpy(static_cast<char*>(op.out) + i * op.out_stride, x + i * op.x_stride, op.num_outputs);
+}
+
 static void run(const Operation& op, const Pass& pass, int num_threads) {
   int64_t rows = op.of_wanted ? pass.num_wanted : pass.num_tokens;
   switch (op.kind) {
@@ -32,9 +51,12 @@ static void run(const Operation& op, const Pass& pass, int num_threads) {
     case ROTATE: return run_rotation(op, pass.positions, pass.slots, rows, num_threads);
     case ATTEND: return run_attention(op);
     case GATHER: return gather_rows(op, pass.wanted, pass.num_wanted);
-    case EMBED: return gather_rows(op, pass.token_ids, pass.num_tokens);
+    case EMBED: return embed_rows(op, pass.token_ids, pass.num_tokens);
     case GREEDY: return run_greedy(op, rows, num_threads);
     case CHOOSE: return run_choice(op, rows, num_threads);
+    case SUM: return run_sum(op, rows, num_threads);
+    case JOIN: return run_join(op, rows, num_threads);
+    case COPY: return copy_rows(op, rows);
   }
 }
 
