@@ -1,5 +1,6 @@
 """The parts of a loaded worker, the same for a model and for a simulation of one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from worker_svc.description import WorkerDescription
@@ -12,3 +13,4 @@ class LoadedModel:
 
     runner: StepRunner
     description: WorkerDescription
+    close: Callable[[], None] = lambda: None  # ends the other ranks of a tensor-parallel group

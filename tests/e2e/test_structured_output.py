@@ -61,6 +61,14 @@ async def test_outputs_are_the_same_all_at_once(site: ModelSite, texts: Texts, f
         assert sum(each.usage.num_preemptions for each in completions) > len(ASKS) / 3
 
 
+async def test_a_tensor_parallel_group_gives_the_same(texts: Texts) -> None:
+    """Rank 0 follows the grammars, and forces tokens, for all ranks."""
+    site = ModelSite(DEMO_MODEL)
+    with site.start_worker("group", "--tensor-parallel", "2", *POOL):
+        async with site.client("--preempt-every", "9") as client:
+            assert (await run_asks(client))[0] == texts
+
+
 async def test_the_runner_of_accelerators_gives_the_same(texts: Texts) -> None:
     site = ModelSite(DEMO_MODEL)
     with site.start_worker("accelerated", "--runner", "device", *POOL):

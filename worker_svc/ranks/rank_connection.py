@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import threading
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
@@ -130,7 +131,13 @@ class RankConnection:
         poll.register(self._socket, _RDHUP)
         return bool(poll.poll(timeout_s * 1000))
 
+    def end(self) -> None:
+        """End the connection for both sides; a thread that waits for it sees the end."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
+        """Free the socket, which no thread may be using."""
         self._socket.close()
 
     def _receive_bytes(self, length: int) -> bytes:

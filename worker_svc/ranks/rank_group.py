@@ -51,7 +51,8 @@ class RankGroup:
         """`connections`: in the order of the ranks; `timeout_s`: after so much silence a rank counts as lost."""
         self._connections = list(connections)
         self._timeout_s = timeout_s
-        self.sent_bytes = 0  # to each of the ranks, since their pool was made
+        self._is_closing = False
+        self.sent_bytes = 0  # to each of the ranks, for block moves and passes
 
     @property
     def size(self) -> int:
@@ -100,6 +101,12 @@ class RankGroup:
         """Have the ranks compute logits of some rows of the last pass. Raises DeviceLostError."""
         self._tell(FrameKind.LOGITS, encode_rows(begin, end))
 
+    def close(self) -> None:
+        """Have the ranks end."""
+        self._is_closing = True
+        for connection in self._connections:
+            connection.end()
+
     def _tell(self, kind: FrameKind, payload: bytes) -> None:
         self.sent_bytes += len(payload)
         try:
@@ -125,9 +132,14 @@ class RankGroup:
         by_fd = {each.fileno(): rank for rank, each in enumerate(self._connections, start=1)}
         while True:
             for fd, _ in poll.poll(1000):
-                if not self._connections[by_fd[fd] - 1].drain_heartbeats():
+                if self._connections[by_fd[fd] - 1].drain_heartbeats():
+                    seen_s[fd] = time.monotonic()
+                elif self._is_closing:
+                    for each in self._connections:
+                        each.close()
+                    return
+                else:
                     _end_process(fail, by_fd[fd], "has ended")
-                seen_s[fd] = time.monotonic()
             for fd, last_s in seen_s.items():
                 if time.monotonic() - last_s > self._timeout_s:
                     _end_process(fail, by_fd[fd], f"has been silent for {self._timeout_s:g} s")

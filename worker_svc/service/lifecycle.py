@@ -104,6 +104,7 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
             async with asyncio.timeout(_LAST_STEPS_S):
                 await servicer.drain()
                 await executor.close()
+                engine.close()
                 await thread.close()
         except TimeoutError:
             log.warning("steps left unfinished: they did not end in time", waited_s=_LAST_STEPS_S)

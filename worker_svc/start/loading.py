@@ -123,7 +123,9 @@ def load_model(
     )
     for about, notice in notices(description).items():
         status.notice(about, notice)
-    return LoadedModel(started.runner, description)
+    if lead is None:
+        return LoadedModel(started.runner, description)
+    return LoadedModel(started.runner, description, lead.group.close)
 
 
 def _seat_grammars(tokenizer: TokenizerFiles, config: ModelConfig) -> SeatGrammars:

@@ -8,6 +8,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,6 +33,7 @@ constexpr int64_t SLEEP_NS = 100 * 1000 * 1000;  // most between two looks at th
 struct alignas(64) RankState {
   std::atomic<uint32_t> round;     // the last that the rank has written for
   std::atomic<uint32_t> sleepers;  // ranks that may sleep until `round` changes
+  std::atomic<int32_t> cpu;        // where the rank was when it last wrote
 };
 
 // At the begin of the shared memory, which is zero at first.
@@ -149,6 +151,7 @@ class Ranks {
 
   bool end_writing(bool waits) {
     RankState& own = header_->ranks[rank_];
+    own.cpu.store(sched_getcpu(), std::memory_order_relaxed);
     own.round.store(round_, std::memory_order_seq_cst);
     if (own.sleepers.load(std::memory_order_seq_cst))
       syscall(SYS_futex, &own.round, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -174,6 +177,7 @@ class Ranks {
       }
       now = Clock::now();
     } while (now - began < spins_);
+    AwayFromOthers away(*this);
     for (; now - began < timeout_; now = Clock::now()) {
       other.sleepers.fetch_add(1, std::memory_order_seq_cst);
       uint32_t seen = other.round.load(std::memory_order_seq_cst);
@@ -188,6 +192,29 @@ class Ranks {
     fail();
     return false;
   }
+
+  // A sleeper is often woken on the core of the rank that wakes it, and both then compute in turn there. So while this
+  // lives the thread may run only where no other rank was last seen, if ranks do not share cores anyway.
+  class AwayFromOthers {
+   public:
+    explicit AwayFromOthers(const Ranks& ranks) {
+      if (ranks.spins_ == Clock::duration::zero() || sched_getaffinity(0, sizeof(own_), &own_)) return;
+      cpu_set_t others = own_;
+      for (int rank = 0; rank < ranks.size_; ++rank) {
+        int cpu = ranks.header_->ranks[rank].cpu.load(std::memory_order_relaxed);
+        if (rank != ranks.rank_ && cpu >= 0 && cpu < CPU_SETSIZE) CPU_CLR(cpu, &others);
+      }
+      has_left_ = CPU_COUNT(&others) && sched_setaffinity(0, sizeof(others), &others) == 0;
+    }
+    ~AwayFromOthers() {
+      if (has_left_) sched_setaffinity(0, sizeof(own_), &own_);
+    }
+    AwayFromOthers(const AwayFromOthers&) = delete;
+
+   private:
+    cpu_set_t own_;
+    bool has_left_ = false;
+  };
 
   bool waited_since(Clock::time_point began) {
     waited_ += std::chrono::nanoseconds(Clock::now() - began).count();

@@ -1,0 +1,159 @@
+"""Real services with tensor-parallel workers: requests answer as on one process, and no rank's end loses one.
+
+A group lives and ends as one: whichever of its processes dies or hangs, all of it is gone soon, and requests go on
+elsewhere or wait for the next group.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import quire
+from tests.e2e.model_site import ModelSite
+from tests.e2e.pressure_load import Margins, Shape, mixed_asks
+from tests.e2e.pressure_run import Answers, answers_of, run_asks
+from tests.patience import patient
+from tests.services import Service, free_address
+from tests.worker.tiny_models import VOCAB_SIZE, write_tiny_model
+
+NUM_REQUESTS = 60
+SHAPE = Shape(vocab_size=VOCAB_SIZE)
+BLOCK_SIZE = 8
+BUDGET = ("--max-batched-tokens", "48")
+GONE_S = 20.0
+
+
+class Groups:
+    """A model, answers of one process with room for all requests, and sites whose workers are groups."""
+
+    def __init__(self, folder: Path, answers: Answers, largest: int) -> None:
+        self.folder = folder
+        self.answers = answers
+        self.pool = ("--block-size", str(BLOCK_SIZE), "--num-blocks", str(int(1.2 * largest)))
+        self.host_pool = ("--num-host-blocks", str(largest // 2))
+
+    def first_answers(self, num: int) -> Answers:
+        every = self.answers
+        return Answers(every.asks[:num], every.completions[:num], every.margins[:num], every.model)
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Groups:
+    folder = write_tiny_model("llama_gqa", tmp_path_factory.mktemp("model"))
+    asks = mixed_asks(0, NUM_REQUESTS, SHAPE)
+    site = ModelSite(folder)
+    with site.start_worker("roomy", "--block-size", str(BLOCK_SIZE), "--num-blocks", "4000"):
+        reference = asyncio.run(run_asks(site, asks, *BUDGET))
+    largest = max(ask.num_worst_case_blocks(BLOCK_SIZE) for ask in asks)
+    return Groups(folder, answers_of(reference, asks, Margins(site.reference)), largest)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_group_under_memory_pressure_answers_as_one_process_does(groups: Groups, num_ranks: int) -> None:
+    """Greedy, samples, beams, penalties; preempted by swap and by recomputation."""
+    site = ModelSite(groups.folder)
+    flags = ("--tensor-parallel", str(num_ranks), *groups.pool, *groups.host_pool)
+    with site.start_worker("group", *flags) as worker:
+        run = asyncio.run(run_asks(site, groups.answers.asks, *BUDGET))
+        groups.answers.assert_same(run)
+        assert run.num_swaps > 0 and run.recomputed_tokens > 0 and run.copied_blocks > 0
+        ranks = ranks_of(worker)
+        assert len(ranks) == num_ranks - 1
+        assert worker.stop() == 0
+    assert_gone(ranks)
+
+
+def test_ranks_that_are_started_one_by_one_find_each_other(groups: Groups) -> None:
+    """As on several machines: they reduce over TCP."""
+    site, address = ModelSite(groups.folder), free_address()
+    shared = ("--tensor-parallel", "2", "--group-address", address)
+    with Service(
+        "worker_svc", "--model", str(groups.folder), "--rank", "1", "--threads", "1", *shared, may_fork=True
+    ) as rank:
+        with site.start_worker("group", "--rank", "0", *shared, *groups.pool, *groups.host_pool) as worker:
+            few = groups.first_answers(12)
+            few.assert_same(asyncio.run(run_asks(site, few.asks, *BUDGET)))
+            assert worker.stop() == 0
+        assert rank.wait() == 1
+
+
+@pytest.fixture
+def site(groups: Groups) -> Iterator[ModelSite]:
+    yield ModelSite(groups.folder)
+
+
+def kill_first(ranks: list[int]) -> None:
+    os.kill(ranks[0], signal.SIGKILL)
+
+
+def hang_last(ranks: list[int]) -> None:
+    os.kill(ranks[-1], signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("strike", [kill_first, hang_last])
+async def test_requests_of_a_group_whose_rank_is_lost_finish_elsewhere(
+    groups: Groups, site: ModelSite, strike: Callable[[list[int]], None]
+) -> None:
+    flags = ("--tensor-parallel", "2", "--rank-timeout-s", "1.5", *groups.pool)
+    with ExitStack() as stack:
+        struck = stack.enter_context(site.start_worker("struck", *flags))
+        stack.enter_context(site.start_worker("other", *groups.pool))
+        async with site.client("--pipeline-depth", "2", num_workers=2) as client:
+            ranks = ranks_of(struck)
+            expected = await finished(client)
+            running = asyncio.create_task(finished(client))
+            await until_running(client, "struck")
+            strike(ranks)
+            assert await running == expected
+        assert await asyncio.to_thread(struck.wait) == 1
+        assert_gone(ranks)
+
+
+async def test_no_rank_outlives_a_killed_rank_0(groups: Groups, site: ModelSite) -> None:
+    with site.start_worker("group", "--tensor-parallel", "4", *groups.pool) as worker:
+        await asyncio.to_thread(worker.wait_for, "ready")
+        ranks = ranks_of(worker)
+        assert len(ranks) == 3
+        worker.kill()
+        assert_gone(ranks)
+
+
+async def finished(client: quire.AsyncClient) -> list[list[int]]:
+    asks = [client.generate([3 + index, 5], max_tokens=120, temperature=0, ignore_eos=True) for index in range(4)]
+    return [list(each.token_ids) for each in await asyncio.gather(*asks)]
+
+
+async def until_running(client: quire.AsyncClient, worker_id: str) -> None:
+    """Wait until requests run on this worker."""
+    while True:
+        stats = await client.stats()
+        if any(each.worker_id == worker_id and each.num_running for each in stats.workers):
+            return
+        await asyncio.sleep(0.002)
+
+
+def ranks_of(worker: Service) -> list[int]:
+    """Processes of a worker's other ranks."""
+    folder = Path(f"/proc/{worker.process.pid}/task")
+    children = [int(pid) for task in folder.iterdir() for pid in (task / "children").read_text().split()]
+    return sorted(pid for pid in children if b"worker_svc.rank" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def assert_gone(pids: list[int]) -> None:
+    give_up_s = time.monotonic() + patient(GONE_S)
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < give_up_s, f"ranks {alive} have outlived their group"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
