@@ -10,7 +10,7 @@
 #   TEST_PROCESSES  number of processes of `make test`. Default: 3, also for two cores, since tests wait half of the time.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SECONDS      duration of `make endurance`. Default: 1800.
-#   SEED         seed of the inputs of `make endurance`, `make fuzz` and `make structured`. Default: 1.
+#   SEED         seed of the inputs of `make endurance`, `make chaos-ranks`, `make fuzz` and `make structured`. Default: 1.
 #   FUZZ_SHARE   part of all inputs that `make fuzz` sends. Default: 1.0.
 #   FUZZ_ARGS    more arguments of `make fuzz`, such as --record, which keeps the result. Default: empty.
 #   SCHEMATHESIS_ARGS arguments of `make schemathesis`, such as --examples 20000 --seed 2. Default: --record.
@@ -39,7 +39,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -133,6 +133,10 @@ soak: $(VENV)/.dev
 # Runs the fault matrix against real processes and writes its report.
 chaos: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos
+
+# Kills any rank of two tensor-parallel workers, at 30 random moments that are drawn with SEED.
+chaos-ranks: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos --campaign ranks --seconds 0 --seed $(SEED)
 
 # Half an hour of faults in real processes, one every 3 s, drawn with SEED.
 endurance: $(VENV)/.dev

@@ -168,10 +168,9 @@ def measure(decoder: Decoder, kernels: CpuKernels, num_rows: int, context: int, 
 
 def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int) -> Iterator[float]:
     """Milliseconds of each decode step, warm-up steps included; the processor is idle between two of them."""
-    blocks_per_row = -(-(context + num_steps + NUM_WARM_UP + 1) // _BLOCK_SIZE)
     limits = StepLimits(
         num_seats=num_rows,
-        num_blocks=num_rows * blocks_per_row,
+        num_blocks=num_rows * blocks_per_row(context, num_steps, _BLOCK_SIZE),
         num_host_blocks=0,
         block_size=_BLOCK_SIZE,
         vocab_size=model.config.vocab_size,
@@ -179,12 +178,22 @@ def decode_steps(model: HostDecoder, num_rows: int, context: int, num_steps: int
         max_batched_tokens=max(num_rows, context),
     )
     pool = KVPool(model.block_shape(_BLOCK_SIZE), limits.num_blocks, model.device)
-    runner = CpuRunner(model, pool, limits)
+    yield from timed_steps(CpuRunner(model, pool, limits), num_rows, context, num_steps, _BLOCK_SIZE)
+
+
+def blocks_per_row(context: int, num_steps: int, block_size: int) -> int:
+    """Blocks that a row of `timed_steps` fills."""
+    return -(-(context + num_steps + NUM_WARM_UP + 1) // block_size)
+
+
+def timed_steps(runner: CpuRunner, num_rows: int, context: int, num_steps: int, block_size: int) -> Iterator[float]:
+    """Compute prompts of `context` tokens, then yield the milliseconds of each decode step, with warm-up steps."""
+    num_blocks = blocks_per_row(context, num_steps, block_size)
     for row in range(num_rows):
         state = SequenceState(
             seat=row,
             position=0,
-            block_table=list(range(row * blocks_per_row, (row + 1) * blocks_per_row)),
+            block_table=list(range(row * num_blocks, (row + 1) * num_blocks)),
             token_ids=[3 + (7 * row + i) % 400 for i in range(context)],
             num_prompt_tokens=context,
             sampling=_GREEDY,

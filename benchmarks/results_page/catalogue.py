@@ -4,7 +4,7 @@ A kind of result that is not here has no section, and the page is not made.
 """
 
 from benchmarks import containers
-from benchmarks.cpu import accuracy, cpu_attention, cpu_step, int8_speed, request_kinds
+from benchmarks.cpu import accuracy, cpu_attention, cpu_step, int8_speed, request_kinds, tensor_parallel
 from benchmarks.durability import durability_cost, failover_time, journal_cost, recovery_time
 from benchmarks.gpu import (
     against_transformers,
@@ -30,6 +30,7 @@ SECTIONS: tuple[PageSection, ...] = (
     cpu_step.SECTION,
     cpu_attention.SECTION,
     int8_speed.SECTION,
+    tensor_parallel.SECTION,
     accuracy.SECTION,
     request_kinds.SECTION,
     overhead.SECTION,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cpu import tensor_parallel
 from benchmarks.cpu.request_kinds import section_of
 from tests.services import ROOT
 
@@ -34,6 +35,15 @@ def test_int8_weights_are_compared_with_plain_ones(tmp_path: Path) -> None:
     assert [each["rows"] for each in result["figures"]] == [1, 3]
     for each in result["figures"]:
         assert each["speedup"] == pytest.approx(each["plain_ms"] / each["int8_ms"], rel=0.02)
+
+
+def test_the_reductions_of_a_group_are_part_of_its_steps(tmp_path: Path) -> None:
+    result = _run("tensor_parallel", tmp_path, "--rounds", "1", "--dtype", "float32")
+    assert [each["rows"] for each in result["figures"]] == [1, 3]
+    for each in result["figures"]:
+        assert 0 <= each["wait_share"] <= each["reduce_share"] < 100
+        assert each["sent_bytes"] > 0
+    assert tensor_parallel.section_of(result).headlines
 
 
 @pytest.mark.timeout(240)

@@ -8,6 +8,7 @@ from functools import partial
 from tests.chaos.client_load import ClientLoad
 from tests.chaos.deployment import Deployment
 from tests.chaos.endurance import anything_goes_wrong
+from tests.chaos.rank_faults import RANKS_DIE
 from tests.chaos.scenario import Figures
 from tests.chaos.stage import STANDARD_WORKERS, Extent, Scenario, Stage
 
@@ -107,4 +108,5 @@ CAMPAIGNS = {
         promise="P1 P2 P3 P4 P5 P6 P7 P8",
         play=anything_goes_wrong,
     ),
+    "ranks": RANKS_DIE,
 }

@@ -7,7 +7,6 @@ elsewhere or wait for the next group.
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,7 @@ import quire
 from tests.e2e.model_site import ModelSite
 from tests.e2e.pressure_load import Margins, Shape, mixed_asks
 from tests.e2e.pressure_run import Answers, answers_of, run_asks
-from tests.patience import patient
+from tests.rank_processes import assert_gone, ranks_of
 from tests.services import Service, free_address
 from tests.worker.tiny_models import VOCAB_SIZE, write_tiny_model
 
@@ -26,7 +25,6 @@ NUM_REQUESTS = 60
 SHAPE = Shape(vocab_size=VOCAB_SIZE)
 BLOCK_SIZE = 8
 BUDGET = ("--max-batched-tokens", "48")
-GONE_S = 20.0
 
 
 class Groups:
@@ -70,7 +68,7 @@ def test_a_group_under_memory_pressure_answers_as_one_process_does(groups: Group
 
 
 def test_ranks_that_are_started_one_by_one_find_each_other(groups: Groups) -> None:
-    """As on several machines: they reduce over TCP."""
+    """Ranks on several machines do so; they reduce over TCP."""
     site, address = ModelSite(groups.folder), free_address()
     shared = ("--tensor-parallel", "2", "--group-address", address)
     with Service(
@@ -136,24 +134,3 @@ async def until_running(client: quire.AsyncClient, worker_id: str) -> None:
         if any(each.worker_id == worker_id and each.num_running for each in stats.workers):
             return
         await asyncio.sleep(0.002)
-
-
-def ranks_of(worker: Service) -> list[int]:
-    """Processes of a worker's other ranks."""
-    folder = Path(f"/proc/{worker.process.pid}/task")
-    children = [int(pid) for task in folder.iterdir() for pid in (task / "children").read_text().split()]
-    return sorted(pid for pid in children if b"worker_svc.rank" in Path(f"/proc/{pid}/cmdline").read_bytes())
-
-
-def assert_gone(pids: list[int]) -> None:
-    give_up_s = time.monotonic() + patient(GONE_S)
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < give_up_s, f"ranks {alive} have outlived their group"
-        time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

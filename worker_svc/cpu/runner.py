@@ -82,6 +82,11 @@ class CpuRunner:
         self._max_prompt_logits = max_prompt_logits
 
     @property
+    def model(self) -> PassModel:
+        """Model that computes the passes."""
+        return self._model
+
+    @property
     def before_pass(self) -> Callable[[], None]:
         """See AnnouncingRunner."""
         return self._model.before_pass

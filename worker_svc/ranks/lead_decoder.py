@@ -24,9 +24,9 @@ class LeadDecoder:
     """A model of which rank 0 computes its part. A `PassModel`."""
 
     def __init__(self, model: HostDecoder, group: RankGroup, reduction: RankReduction) -> None:
+        self.group = group
+        self.reduction = reduction
         self._model = model
-        self._group = group
-        self._reduction = reduction
         self._first_row = 0  # of the hidden states of the last pass, in their storage
         self._stride = 1
 
@@ -54,7 +54,7 @@ class LeadDecoder:
 
     def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
         """See HostDecoder.hidden."""
-        self._group.begin_pass(batch, with_logits=False)
+        self.group.begin_pass(batch, with_logits=False)
         with self._whole_or_lost():
             hidden = self._model.hidden(batch, kv_pool)
         self._first_row, self._stride = int(hidden.storage_offset()), max(1, hidden.stride(0))
@@ -62,14 +62,14 @@ class LeadDecoder:
 
     def greedy(self, batch: ForwardBatch, kv_pool: KVPool) -> GreedyChoice:
         """See HostDecoder.greedy."""
-        self._group.begin_pass(batch, with_logits=True)
+        self.group.begin_pass(batch, with_logits=True)
         with self._whole_or_lost():
             return self._model.greedy(batch, kv_pool)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See HostDecoder.logits. hidden: rows, one after the other, of the last result of `hidden`."""
         begin = (int(hidden.storage_offset()) - self._first_row) // self._stride
-        self._group.begin_logits(begin, begin + len(hidden))
+        self.group.begin_logits(begin, begin + len(hidden))
         with self._whole_or_lost():
             return self._model.logits(hidden)
 
@@ -79,9 +79,9 @@ class LeadDecoder:
         try:
             yield
         except Exception as error:
-            self._reduction.fail()
+            self.reduction.fail()
             raise DeviceLostError(f"a pass of the group broke off: {type(error).__name__}: {error}") from error
-        if self._reduction.has_failed:
+        if self.reduction.has_failed:
             raise DeviceLostError("a rank of the group did not come to the end of a pass")
 
 
