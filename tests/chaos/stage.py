@@ -191,6 +191,15 @@ class Stage:
         """Remove everything."""
         await self.end_scene(failed=True)
 
+    async def judge_by(self, deployment: Deployment) -> None:
+        """Compare this scenario's histories with an undisturbed run of this deployment."""
+        before, self._reference = self._reference, None
+        self._scene.callback(self._restore_reference, before)
+        await self._make_reference(deployment)
+
+    def _restore_reference(self, reference: Reference | None) -> None:
+        self._reference = reference
+
     async def _make_reference(self, deployment: Deployment) -> None:
         if self._reference is not None:
             return

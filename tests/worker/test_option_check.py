@@ -41,6 +41,8 @@ USUAL = CheckedOptions(
         ),
         ({"weight_dtype": "int8", "dtype": "float16"}, False, "--weight-dtype int8 needs native kernels"),
         ({"weight_dtype": "int8", "dtype": "float16", "device": "cpu"}, True, "there are none for --dtype float16"),
+        ({"tensor_parallel": 2, "device": "cuda"}, True, "--tensor-parallel 2 divides a model among processes on CPUs"),
+        ({"tensor_parallel": 2, "runner": "device"}, False, "give --device cpu and --runner cpu"),
         ({"num_blocks": 2, "max_model_len": 33}, False, "give --num-blocks 3 or more, or --max-model-len 32"),
     ],
 )

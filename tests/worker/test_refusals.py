@@ -57,6 +57,13 @@ CASES = [
          said="^{weight_dtype} int8 needs native kernels, and {kernels} torch was given: leave one of them out"),
     Case(name="int8 in float16", given={"kv_dtype": "int8", "dtype": "float16"}, also={"device": "cpu"},
          said="^{kv_dtype} int8 .* none for {dtype} float16: give {dtype} bfloat16 or float32"),
+    Case(name="ranks that do not divide the model", given={"tensor_parallel": "3"}, also={"device": "cpu"},
+         said="^{tensor_parallel} 3 does not divide this model of 4 attention heads, .*: "
+              "give {tensor_parallel} 1, 2 or 4"),
+    Case(name="ranks with an accelerator's runner", given={"tensor_parallel": "2", "runner": "device"},
+         said="^{tensor_parallel} 2 divides .* on CPUs alone so far: leave it out, or .* {runner} cpu"),
+    Case(name="a group's pool of less than a block", given={"kv_memory_bytes": "100", "tensor_parallel": "4"},
+         also={"device": "cpu"}, said="^{kv_memory_bytes} 100 is less than the 24576 bytes of one block"),
     Case(name="two sizes of the pool", given={"num_blocks": "4", "kv_memory_bytes": "9"},
          said="^{num_blocks} 4 and {kv_memory_bytes} 9 each set the size of the KV pool: give only one of them"),
 ]  # fmt: skip

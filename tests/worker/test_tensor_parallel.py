@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from common.sampling_params import SequenceSampling
@@ -31,6 +32,7 @@ from tests.worker.tiny_models import (
     reference_greedy,
     write_tiny_model,
 )
+from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.start.loading import load_model
 from worker_svc.steps.step_runner import result_of
@@ -100,6 +102,45 @@ def test_a_group_computes_what_one_process_does(reference: Reference, num_ranks:
 def test_ranks_without_native_kernels_reduce_by_gloo(reference: Reference) -> None:
     with group(reference.folder, 2, kernels="torch") as loaded:
         check_group(loaded, reference)
+
+
+def test_a_rank_whose_part_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    """Only the last rank reads the damaged rows."""
+    folder = write_tiny_model("llama_gqa", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"][-1, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    refusal = pytest.raises(CheckpointError, match=r"^rank 1 of the group: tensor 'lm_head.weight' in .* has NaN")
+    with refusal, group(folder, 2):
+        raise AssertionError("a damaged model was loaded")
+
+
+def test_a_group_divides_what_one_process_would_take(tmp_path: Path) -> None:
+    folder = write_tiny_model("llama_mha", tmp_path / "model")
+    sizes: dict[str, Any] = {"num_blocks": None, "kv_memory_bytes": 1 << 20, "num_host_blocks": 4}
+    whole = load_model(WorkerSettings(model=str(folder), device="cpu", dtype="float32", block_size=4, **sizes))
+    with group(folder, 4, **sizes) as loaded:
+        assert loaded.description.limits.num_blocks == whole.description.limits.num_blocks
+        assert loaded.description.bytes_per_block == whole.description.bytes_per_block
+        ours, theirs = loaded.description.memory, whole.description.memory
+        assert ours is not None and theirs is not None
+        assert (ours.kv_pool_bytes, ours.host_pool_bytes) == (theirs.kv_pool_bytes, theirs.host_pool_bytes)
+        assert loaded.description.num_ranks == 4
+
+
+@pytest.mark.parametrize("options", [{"kv_dtype": "int8"}, {"weight_dtype": "int8"}], ids=["blocks", "weights"])
+def test_int8_is_rounded_by_each_rank_for_its_part(tmp_path: Path, options: dict[str, str]) -> None:
+    """Rounded otherwise than in one process, so tokens may differ; log-probabilities stay near."""
+    folder = write_tiny_model("llama_mha", tmp_path / "model")
+    told = []
+    for num_ranks in (1, 2):
+        with group(folder, num_ranks, **options) as loaded:
+            client = StepClient(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+            sequence = client.add(PROMPTS[-1], replace(GREEDY, num_logprobs=0, num_prompt_logprobs=0))
+            step = client.next_step(chunk=64)
+            client.take(step, result_of(loaded.runner.launch(step)))
+            told.append([sequence.prompt_logprobs[position] for position in range(1, len(PROMPTS[-1]))])
+    assert told[1] == pytest.approx(told[0], abs=1.0)
 
 
 def check_group(loaded: LoadedModel, reference: Reference) -> None:

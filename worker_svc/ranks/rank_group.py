@@ -101,8 +101,14 @@ class RankGroup:
         """Have the ranks compute logits of some rows of the last pass. Raises DeviceLostError."""
         self._tell(FrameKind.LOGITS, encode_rows(begin, end))
 
+    def abandon(self) -> None:
+        """Have the ranks end though they are not watched yet."""
+        for connection in self._connections:
+            connection.end()
+            connection.close()
+
     def close(self) -> None:
-        """Have the ranks end."""
+        """Have the ranks end, once they are watched."""
         self._is_closing = True
         for connection in self._connections:
             connection.end()

@@ -30,7 +30,7 @@ from worker_svc.model.layers import Linear
 from worker_svc.model.shard import Shard
 from worker_svc.option_check import CheckedOptions, int8_refused, tensor_parallel_refused
 from worker_svc.ranks.rank_starting import StartRank, spawn_rank
-from worker_svc.runner_choice import DeviceError, RequestedRunner, choose_runner, detect_machine
+from worker_svc.runner_choice import DeviceError, RequestedRunner, RunnerChoice, choose_runner, detect_machine
 from worker_svc.sampling.grammar_matcher import GrammarVocabulary
 from worker_svc.sampling.seat_grammars import SeatGrammars
 from worker_svc.start.group_start import ReductionChoice, StartingGroup, settings_of_rank
@@ -47,14 +47,32 @@ def load_model(
     `start_rank`: starts the other ranks of a tensor-parallel group, of which this process is rank 0.
     """
     status = status or Status()
+    clock = PhaseClock(status.phase)
+    choice = choose_runner(_requested_runner(settings), detect_machine())
     starting = None
     if settings.tensor_parallel > 1:
+        if choice.kind != "cpu":
+            raise DeviceError(tensor_parallel_refused(settings.tensor_parallel))
         settings = settings_of_rank(settings, settings.threads or torch.get_num_threads())
         starting = StartingGroup(settings, start_rank)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    clock = PhaseClock(status.phase)
-    choice = choose_runner(_requested_runner(settings), detect_machine())
+    try:
+        return _load(settings, status, clock, choice, starting)
+    except BaseException:
+        if starting is not None:
+            starting.group.abandon()
+        raise
+
+
+def _load(
+    settings: WorkerSettings,
+    status: Status,
+    clock: PhaseClock,
+    choice: RunnerChoice,
+    starting: StartingGroup | None,
+) -> LoadedModel:
+    """Load on the chosen device, and have the other ranks of a group load."""
     if choice.device.type == "cuda":
         torch.cuda.set_device(choice.device)  # for this thread, which launches all kernels
     with clock.phase("checkpoint"):
@@ -87,9 +105,7 @@ def load_model(
     elif settings.weight_dtype == "int8":
         raise DeviceError(int8_refused("--weight-dtype"))
     reduction = None
-    if starting is not None:
-        if host is None:
-            raise DeviceError(tensor_parallel_refused(settings.tensor_parallel))
+    if starting is not None and host is not None:
         has_native = isinstance(host.kernels, NativeKernels)
         reduction_choice = ReductionChoice(read_model_config(folder), dtype, has_native)
         reduction = starting.set_up(model_fingerprint, reduction_choice, model=str(folder))

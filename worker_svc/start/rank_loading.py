@@ -3,6 +3,8 @@
 Everything that must be the same on all ranks comes from rank 0.
 """
 
+from threading import Thread
+
 import torch
 
 from kernels.native.shared_ranks import RankMemory, RankReduction, SharedRanks
@@ -11,6 +13,7 @@ from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.model_folder import fingerprint, resolve_checkpoint
 from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.cpu.start import choose_host
+from worker_svc.memory.huge_pages import collapse_memory
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import load_decoder, named_dtype
 from worker_svc.model.shard import Shard
@@ -67,7 +70,13 @@ def _load(connection: RankConnection, set_up: RankSetUp, own: WorkerSettings | N
     pool = KVPool(shape, num_blocks, decoder.device, settings.num_host_blocks)
     model = HostDecoder(decoder, host.kernels, reduction)
     model.reserve(batched_tokens(settings, decoder.device))
-    return Follower(model, pool, reduction, after_first_pass=lambda: take_memory_in_background(model, pool))
+    return Follower(model, pool, reduction, after_first_pass=lambda: _settle_memory(model, pool))
+
+
+def _settle_memory(model: HostDecoder, pool: KVPool) -> None:
+    """Do what rank 0 does at its start, beside the passes that follow."""
+    take_memory_in_background(model, pool)
+    Thread(target=collapse_memory, name="huge-pages", daemon=True).start()
 
 
 def _reduction(connection: RankConnection, set_up: RankSetUp) -> RankReduction:
