@@ -170,13 +170,15 @@ class Ranks {
 
   bool wait_for(RankState& other, int rank, uint32_t round) {
     Clock::time_point began = Clock::now(), now = began;
+    // A rank that was last seen on this core cannot come while this one spins.
+    Clock::duration spins = other.cpu.load(std::memory_order_relaxed) == sched_getcpu() ? Clock::duration::zero() : spins_;
     do {
       for (int turn = 0; turn < 32; ++turn) {
         if (has_come(rank, round)) return waited_since(began);
         relax();
       }
       now = Clock::now();
-    } while (now - began < spins_);
+    } while (now - began < spins);
     AwayFromOthers away(*this);
     for (; now - began < timeout_; now = Clock::now()) {
       other.sleepers.fetch_add(1, std::memory_order_seq_cst);
