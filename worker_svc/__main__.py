@@ -35,7 +35,7 @@ def main() -> None:
     if settings.rank:
         from worker_svc import rank  # noqa: PLC0415
 
-        rank.join_and_follow(settings)
+        rank.join_and_follow(settings, status, names)
     from worker_svc import process  # noqa: PLC0415
 
     process.run(settings, status, names)

@@ -9,16 +9,19 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from typing import NoReturn
 
 import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
-from common.log import set_up_logging
+from common.log import set_up_logging, set_up_service_logging
 from common.process import end_after
+from common.status import Status
 from quire.worker_settings import WorkerSettings
 from worker_svc.ranks.rank_connection import FrameKind, RankConnection, RankLostError
 from worker_svc.ranks.rank_starting import end_with_parent, join_group
 from worker_svc.start.rank_loading import load_follower
 
+SERVICE = "rank"
 _HEARTBEAT_S = 1.0
 
 
@@ -29,13 +32,14 @@ def main() -> None:
     # Rank 0 decides when its group ends, also on Ctrl-C, which the terminal sends to all of its processes.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    set_up_logging("rank", "info")
+    set_up_logging(SERVICE, "info")
     follow(RankConnection(socket.socket(fileno=descriptor)), None)
 
 
-def join_and_follow(settings: WorkerSettings) -> None:
-    """Follow rank 0 at the group's address, until it ends."""
+def join_and_follow(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> NoReturn:
+    """Follow rank 0 at the group's address, until it ends; `names`: names of the settings in errors."""
     assert settings.rank and settings.group_address, "settings check both"
+    set_up_service_logging(SERVICE, settings, status, names)
     connection = join_group(settings.group_address, settings.rank, settings.tensor_parallel)
     for number in (signal.SIGINT, signal.SIGTERM):  # until rank 0 has drained
         signal.signal(number, signal.SIG_IGN)

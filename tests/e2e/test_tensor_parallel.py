@@ -70,11 +70,11 @@ def test_a_group_under_memory_pressure_answers_as_one_process_does(groups: Group
 def test_ranks_that_are_started_one_by_one_find_each_other(groups: Groups) -> None:
     """Ranks on several machines do so; they reduce over TCP."""
     site, address = ModelSite(groups.folder), free_address()
-    shared = ("--tensor-parallel", "2", "--group-address", address)
-    with Service(
-        "worker_svc", "--model", str(groups.folder), "--rank", "1", "--threads", "1", *shared, may_fork=True
-    ) as rank:
-        with site.start_worker("group", "--rank", "0", *shared, *groups.pool, *groups.host_pool) as worker:
+    of_rank_0 = ("--tensor-parallel", "2", "--rank", "0", "--group-address", f"0.0.0.0:{address.rpartition(':')[2]}")
+    of_rank_1 = ("--tensor-parallel", "2", "--rank", "1", "--group-address", address, "--threads", "1")
+    with Service("worker_svc", "--model", str(groups.folder), *of_rank_1, may_fork=True) as rank:
+        rank.wait_for("joining group")
+        with site.start_worker("group", *of_rank_0, *groups.pool, *groups.host_pool) as worker:
             few = groups.first_answers(12)
             few.assert_same(asyncio.run(run_asks(site, few.asks, *BUDGET)))
             assert worker.stop() == 0

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import structlog
 
+from worker_svc.option_check import OptionError
 from worker_svc.ranks.rank_connection import FrameKind, RankConnection, RankLostError
 
 _PR_SET_PDEATHSIG = 1
@@ -48,10 +49,9 @@ def start_ranks(size: int, start_rank: StartRank) -> list[RankConnection]:
 
 
 def accept_ranks(address: str, size: int) -> list[RankConnection]:
-    """Wait for ranks 1 to size - 1, which connect to `address`. Raises OSError if it cannot be listened on."""
-    host, _, port = address.rpartition(":")
+    """Wait for ranks 1 to size - 1, which connect to `address`. Raises OptionError if it cannot be listened on."""
     found: dict[int, RankConnection] = {}
-    with socket.create_server((host.strip("[]"), int(port)), backlog=size) as listener:
+    with _listener(address, size) as listener:
         log.info("waiting for ranks", address=address, tensor_parallel=size)
         while len(found) < size - 1:
             stream, peer = listener.accept()
@@ -69,9 +69,21 @@ def accept_ranks(address: str, size: int) -> list[RankConnection]:
     return [found[rank] for rank in range(1, size)]
 
 
+def _listener(address: str, backlog: int) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), backlog=backlog)
+    except OSError as error:
+        raise OptionError(
+            f"--group-address {address} cannot be listened on ({error}): give rank 0 an address of its own machine, "
+            "or 0.0.0.0 and the port"
+        ) from error
+
+
 def join_group(address: str, rank: int, size: int) -> RankConnection:
     """Connect to rank 0, as often as it takes."""
     host, _, port = address.rpartition(":")
+    log.info("joining group", address=address, rank=rank, tensor_parallel=size)
     while True:
         try:
             stream = socket.create_connection((host.strip("[]"), int(port)), timeout=_JOIN_S)
@@ -84,7 +96,7 @@ def join_group(address: str, rank: int, size: int) -> RankConnection:
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the system kill this process when its parent is gone (Linux)."""
+    """Have the system kill this process when the thread that has started it is gone, or its process (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:

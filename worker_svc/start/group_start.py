@@ -28,7 +28,7 @@ class StartingGroup:
     """The ranks from their start until their weights are loaded."""
 
     def __init__(self, settings: WorkerSettings, start_rank: StartRank) -> None:
-        """Start ranks here, or wait for those of other machines. Raises OSError if they cannot be waited for."""
+        """Start ranks here, or wait for those of other machines. Raises OptionError if they cannot be waited for."""
         self._settings = settings
         size = settings.tensor_parallel
         self.num_on_machine = size if settings.group_address is None else 1

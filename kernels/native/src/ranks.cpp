@@ -1,8 +1,9 @@
 // Sums and joins of rows over the ranks of a tensor-parallel group, processes of one machine that share memory.
 //
-// Each rank has two slots, used in turn. It writes its rows to a slot, says so, and reads the others' slots. A rank that
-// has written for the next round has read all of this one, so a slot is free again two rounds later. Sums are in float32
-// in the order of the ranks, so all ranks have the same bits. A rank that does not come in time fails the group.
+// Each rank has two slots, used in turn. It writes its rows to a slot, says so by the number of a round, and reads the
+// others' slots. A rank that has written for the next exchange has read all of this one, so a slot is free again two
+// exchanges later. Of many rows each of several ranks adds a part, and a second round hands the sums on. Sums are in
+// float32 in the order of the ranks, so all ranks have the same bits. A rank that does not come in time fails the group.
 //
 // Knows rows and slots, no layers.
 
@@ -28,10 +29,11 @@ typedef std::chrono::steady_clock Clock;
 
 constexpr int MAX_RANKS = 64;
 constexpr int64_t MIN_PARALLEL = 1 << 15;  // elements, below which a second thread costs more than it saves
+constexpr int64_t MIN_DIVIDED = 1 << 16;  // elements, below which a second round costs more than adding all
 constexpr int64_t SLEEP_NS = 100 * 1000 * 1000;  // most between two looks at the deadline
 
 struct alignas(64) RankState {
-  std::atomic<uint32_t> round;     // the last that the rank has written for
+  std::atomic<uint32_t> round;     // the last that the rank has come to
   std::atomic<uint32_t> sleepers;  // ranks that may sleep until `round` changes
   std::atomic<int32_t> cpu;        // where the rank was when it last wrote
 };
@@ -76,14 +78,19 @@ class Ranks {
     for (int64_t first = 0; first < num_rows; first += most) {
       int64_t count = num_rows - first < most ? num_rows - first : most;
       S* x = static_cast<S*>(op.x) + first * op.x_stride;
-      if (!begin_round()) return;
+      if (!begin_exchange()) return;
       write(x, op.x_stride, count, size, num_threads);
-      if (!end_writing(true)) return;
+      if (!end_round(true)) return;
       const S* parts[MAX_RANKS];
       for (int rank = 0; rank < size_; ++rank) parts[rank] = slot<S>(rank);
-      share_rows(num_threads, count, count * size > MIN_PARALLEL, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) add_row(parts, row * size, x + row * op.x_stride, size);
-      });
+      bool is_divided = size_ > 2 && count * size > MIN_DIVIDED;
+      Rows own = is_divided ? rows_of(rank_, count) : Rows{0, count};
+      share_rows(num_threads, own.end - own.begin, (own.end - own.begin) * size > MIN_PARALLEL,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t row = own.begin + begin; row < own.begin + end; ++row)
+                     add_row(parts, row * size, x + row * op.x_stride, size);
+                 });
+      if (is_divided && !hand_on(x, op.x_stride, count, size, num_threads)) return;
     }
   }
 
@@ -97,9 +104,9 @@ class Ranks {
     for (int64_t first = 0; first < num_rows; first += most) {
       int64_t count = num_rows - first < most ? num_rows - first : most;
       const S* x = static_cast<const S*>(op.x) + first * op.x_stride;
-      if (!begin_round()) return;
+      if (!begin_exchange()) return;
       if (writes) write(x, op.x_stride, count, op.num_inputs, num_threads);
-      if (!end_writing(reads)) return;
+      if (!end_round(reads)) return;
       if (!reads) continue;
       S* out = static_cast<S*>(op.out) + first * op.out_stride;
       share_rows(num_threads, count, count * total > MIN_PARALLEL, [&](int64_t begin, int64_t end) {
@@ -130,26 +137,55 @@ class Ranks {
  private:
   template <class S>
   S* slot(int rank) {
-    return reinterpret_cast<S*>(slots_ + ((round_ & 1) * size_ + rank) * slot_bytes_);
+    return reinterpret_cast<S*>(slots_ + ((exchange_ & 1) * size_ + rank) * slot_bytes_);
   }
 
-  // Waits until all have read what this rank's slot held.
-  bool begin_round() {
+  // Waits until all have read what this rank's slot held: they have, once they have come to the exchange before.
+  bool begin_exchange() {
     if (!wait_for_all(round_)) return false;
-    ++round_;
+    ++exchange_;
+    return true;
+  }
+
+  struct Rows {
+    int64_t begin, end;
+  };
+
+  Rows rows_of(int rank, int64_t count) const { return {count * rank / size_, count * (rank + 1) / size_}; }
+
+  // Gives the others this rank's part of the sums, and takes theirs. Only this rank reads its part of its own slot.
+  template <class S>
+  bool hand_on(S* x, int64_t stride, int64_t count, int64_t size, int num_threads) {
+    Rows own = rows_of(rank_, count);
+    copy(x + own.begin * stride, stride, slot<S>(rank_) + own.begin * size, size, own.end - own.begin, size,
+         num_threads);
+    if (!end_round(true)) return false;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == rank_) continue;
+      Rows rows = rows_of(rank, count);
+      copy(slot<S>(rank) + rows.begin * size, size, x + rows.begin * stride, stride, rows.end - rows.begin, size,
+           num_threads);
+    }
     return true;
   }
 
   template <class S>
   void write(const S* x, int64_t stride, int64_t count, int64_t size, int num_threads) {
-    S* own = slot<S>(rank_);
+    copy(x, stride, slot<S>(rank_), size, count, size, num_threads);
+  }
+
+  template <class S>
+  static void copy(const S* from, int64_t from_stride, S* to, int64_t to_stride, int64_t count, int64_t size,
+                   int num_threads) {
     share_rows(num_threads, count, count * size > MIN_PARALLEL, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row)
-        std::memcpy(own + row * size, x + row * stride, size * sizeof(S));
+        std::memcpy(to + row * to_stride, from + row * from_stride, size * sizeof(S));
     });
   }
 
-  bool end_writing(bool waits) {
+  // Says that this rank has come to the next round.
+  bool end_round(bool waits) {
+    ++round_;
     RankState& own = header_->ranks[rank_];
     own.cpu.store(sched_getcpu(), std::memory_order_relaxed);
     own.round.store(round_, std::memory_order_seq_cst);
@@ -171,7 +207,8 @@ class Ranks {
   bool wait_for(RankState& other, int rank, uint32_t round) {
     Clock::time_point began = Clock::now(), now = began;
     // A rank that was last seen on this core cannot come while this one spins.
-    Clock::duration spins = other.cpu.load(std::memory_order_relaxed) == sched_getcpu() ? Clock::duration::zero() : spins_;
+    bool is_here = other.cpu.load(std::memory_order_relaxed) == sched_getcpu();
+    Clock::duration spins = is_here ? Clock::duration::zero() : spins_;
     do {
       for (int turn = 0; turn < 32; ++turn) {
         if (has_come(rank, round)) return waited_since(began);
@@ -247,7 +284,8 @@ class Ranks {
   int rank_, size_;
   int64_t slot_bytes_;
   Clock::duration timeout_, spins_;
-  uint32_t round_ = 0;
+  uint32_t round_ = 0;     // the last that this rank has come to
+  uint32_t exchange_ = 0;  // number of exchanges so far
   int64_t nanoseconds_ = 0, waited_ = 0;  // in all calls; waiting for other ranks
 };
 
