@@ -1,4 +1,4 @@
-"""HealthReport status of our services: as announced, until a service is closed for good.
+"""Health status of our services: as announced, until a service is closed for good.
 
 Knows services by their names alone.
 """
@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class HealthReport(Protocol):
-    """HealthReport of services by their names."""
+    """Report of the health of services, by their names."""
 
     async def set_serving(self, service: str, serving: bool) -> None:
         """Set the health of one service."""
 
 
 class SharedHealth:
-    """HealthReport of the services of several shards in one process: a service is served while one of them serves it."""
+    """Health of the services of several shards in one process: a service is served while one of them serves it."""
 
     def __init__(self, whole: HealthReport) -> None:
         self._whole = whole
