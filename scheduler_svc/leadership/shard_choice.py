@@ -60,7 +60,7 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """What a scheduler changes about its shards, by number."""
+    """Changes that a scheduler makes to its shards, by number."""
 
     begin: list[int]  # to stand by for
     leave: list[int]  # that it stood by for
@@ -68,7 +68,7 @@ class Roles:
 
 
 def next_roles(views: Sequence[ShardView], me: str, standing: Collection[int], leading: Collection[int]) -> Roles:
-    """What this scheduler shall change now.
+    """Decide what this scheduler shall change now.
 
     A shard in need that nobody stands by for gets those that lead the fewest. Beside that, one that leads none, or at
     least two less than another, stands by for one shard, of such another one if there is any; and who leads two more

@@ -62,7 +62,7 @@ class ShardWatch:
             await was_read.wait()
 
     def views(self) -> list[ShardView]:
-        """What is known of each shard, for the choice of what to lead."""
+        """View each shard as it is known, for the choice of what to lead."""
         now_s = asyncio.get_running_loop().time()
         free_s = _FREE_LEASES * self._lease_ms / 1000
         return [
