@@ -5,6 +5,7 @@ A captured graph reads the fixed arrays, which always have the same address. Kno
 """
 
 from collections.abc import Mapping
+from itertools import cycle
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker_svc.steps.streams import DeviceEvent
+from worker_svc.steps.streams import DeviceEvent, DeviceStreams
 
 _ALIGNMENT = 16  # bytes, so that kernels read whole vectors
 _NUM_STAGES = 4  # steps in flight or being packed at once; the scheduler has two in flight
@@ -49,8 +50,17 @@ class StepUpload:
     From `send` on, in the order of the current stream, a view has the content of the step, until the next `send`.
     """
 
-    def __init__(self, device: torch.device, fixed: Mapping[str, tuple[int, torch.dtype]], capacity_bytes: int) -> None:
-        """`fixed`: length and dtype of one-dimensional arrays, by name; `capacity_bytes`: room for all other arrays."""
+    def __init__(
+        self,
+        device: torch.device,
+        fixed: Mapping[str, tuple[int, torch.dtype]],
+        capacity_bytes: int,
+        streams: DeviceStreams | None = None,
+    ) -> None:
+        """`fixed`: length and dtype of one-dimensional arrays, by name; `capacity_bytes`: room for all other arrays.
+
+        `streams` are those of the device unless given.
+        """
         starts, end = {}, 0
         for name, (length, dtype) in fixed.items():
             starts[name] = end
@@ -59,10 +69,10 @@ class StepUpload:
         capacity = end + _aligned(capacity_bytes)
         self._on_device = torch.zeros(capacity, dtype=torch.uint8, device=device)
         self._typed = {dtype: self._on_device.view(dtype) for dtype in _TORCH.values()}
-        self._stages = [_Stage(capacity, device) for _ in range(_NUM_STAGES)]
-        self._next_stage = 0
-        self._stage = self._stages[0]
-        self._end = end
+        streams = streams or DeviceStreams(device)
+        self._stages = cycle([_Stage(capacity, device, streams.event()) for _ in range(_NUM_STAGES)])
+        self._stage: _Stage  # of the step that was begun
+        self._end: int  # of what was packed in it
         self._starts = starts
         self.fixed = {  # views on the device
             name: self._view(starts[name], length, dtype) for name, (length, dtype) in fixed.items()
@@ -70,8 +80,7 @@ class StepUpload:
 
     def begin(self) -> None:
         """Drops the arrays of the last step. Waits only if four steps are in flight."""
-        self._stage = self._stages[self._next_stage]
-        self._next_stage = (self._next_stage + 1) % _NUM_STAGES
+        self._stage = next(self._stages)
         self._stage.wait_until_free()
         self._end = self._first_free
 
@@ -108,13 +117,13 @@ class StepUpload:
 class _Stage:
     """Pinned memory in which one step is packed."""
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, device: torch.device, event: DeviceEvent) -> None:
         self.memory = torch.zeros(capacity, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._bytes = self.memory.numpy()
-        self._event = DeviceEvent(device)
+        self._event = event
 
     def write(self, start: int, values: npt.NDArray[np.generic]) -> None:
-        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        flat = np.ascontiguousarray(values).ravel().view(np.uint8)
         self._bytes[start : start + len(flat)] = flat
 
     def sent(self) -> None:

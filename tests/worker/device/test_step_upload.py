@@ -1,11 +1,14 @@
 """The one copy of a step: what is added comes out on the device, aligned, whatever its type and order."""
 
+from itertools import count
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker_svc.steps.step_upload import StepUpload
+from worker_svc.steps.streams import DeviceEvent, DeviceStreams
 
 CPU = torch.device("cpu")
 DTYPES = (np.bool_, np.int32, np.int64, np.float32, np.float64)
@@ -58,3 +61,58 @@ def test_each_step_has_the_whole_capacity_and_what_goes_beyond_it_is_sent_alone(
         assert beyond.untyped_storage().data_ptr() != together
         upload.send()
         assert fits.tolist() == list(range(16)) and beyond.tolist() == [0]
+
+
+class NotedEvent(DeviceEvent):
+    """An event of a CPU that notes what is done with it."""
+
+    def __init__(self, number: int, notes: list[tuple[str, int]]) -> None:
+        super().__init__(CPU)
+        self._number = number
+        self._notes = notes
+
+    def record(self) -> None:
+        self._notes.append(("record", self._number))
+
+    def synchronize(self) -> None:
+        self._notes.append(("wait", self._number))
+
+
+class NotedStreams(DeviceStreams):
+    """Streams of a CPU whose events are numbered."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.notes: list[tuple[str, int]] = []
+        self._numbers = count()
+
+    def event(self, *, timed: bool = False) -> DeviceEvent:
+        return NotedEvent(next(self._numbers), self.notes)
+
+
+def test_memory_is_packed_again_only_after_its_copy_four_steps_before() -> None:
+    streams = NotedStreams()
+    upload = StepUpload(CPU, {}, 64, streams)
+    for _ in range(5):
+        upload.begin()
+        upload.add(np.zeros(1, dtype=np.int32))
+        upload.send()
+    assert streams.notes == [(what, number) for number in (0, 1, 2, 3, 0) for what in ("wait", "record")]
+
+
+def test_what_is_sent_alone_is_kept_from_later_changes() -> None:
+    upload = StepUpload(CPU, {}, 16)
+    upload.begin()
+    values = np.arange(10, dtype=np.int32)
+    alone = upload.add(values)
+    values[:] = 0
+    assert alone.tolist() == list(range(10))
+
+
+def test_each_array_begins_at_a_multiple_of_sixteen_bytes() -> None:
+    upload = StepUpload(CPU, {"a": (5, torch.int32), "b": (1, torch.int64)}, capacity_bytes=17)
+    upload.begin()
+    views = [upload.fixed["a"], upload.fixed["b"], *(upload.add(np.zeros(1, dtype=np.bool_)) for _ in range(2))]
+    first = views[0].data_ptr()
+    assert [view.data_ptr() - first for view in views] == [0, 32, 48, 64]
+    assert views[0].untyped_storage().nbytes() == 80
