@@ -55,7 +55,7 @@ class GroupStarter:
         for group in self._queue.quarantined_in(worker.trial) if worker.trial is not None else ():
             if budget <= 0 or not placement.may_take(worker, group, workers, self._limits):
                 continue
-            while (start := placement.claim_start(group, worker, (), self._limits, is_busy=False)) is None:
+            while (start := placement.claim_start(group, worker, (), self._limits)) is None:
                 last = last_outsider(worker)
                 if last is None or worker.parked:
                     return

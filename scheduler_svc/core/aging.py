@@ -60,8 +60,8 @@ class Aging:
         """Return (waiting since, class) of each group that a better class, waiting or running, has overtaken."""
         if any(group.priority == PROMOTED_PRIORITY for group in waiting):
             return []
-        running = (sequence.group for worker in workers for sequence in worker.running)
-        classes = {group.priority for group in chain(waiting, running)} - {PROMOTED_PRIORITY}
+        running = [sequence.group for worker in workers for sequence in worker.running]
+        classes = {group.priority for group in [*waiting, *running]} - {PROMOTED_PRIORITY}
         best = min(classes, default=PROMOTED_PRIORITY)
         since_s = now_s - self._patience_s
         return [

@@ -55,13 +55,12 @@ def replace_beams(worker: WorkerState, group: SequenceGroup, survivors: Seq[tupl
 
 def _drop(worker: WorkerState, beam: Sequence) -> None:
     """Free a dead beam's blocks. It keeps its seat for a later fork; the worker is told to drop the seat's state."""
-    seat, is_described = beam.seat, beam.first_step_id > 0
-    assert seat is not None
+    seat = beam.seat
+    assert seat is not None and beam.first_step_id, "candidates come from a step that has described the seat"
     worker.remove_running(beam)
     worker.cache_full_blocks(beam, None)
     worker.blocks.free(beam.block_table)
-    if is_described:
-        worker.freed_seats.append(seat)
+    worker.freed_seats.append(seat)
     beam.leave_worker()
     beam.seat = seat
     beam.num_computed_tokens = 0

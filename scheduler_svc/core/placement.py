@@ -101,7 +101,7 @@ def claim_start(
     others: Iterable[WorkerState],
     limits: WorkerLimits,
     *,
-    is_busy: bool,
+    is_busy: bool = False,
 ) -> GroupStart | None:
     """Return the start with which `worker`, which has tokens to spare, may take the group now.
 

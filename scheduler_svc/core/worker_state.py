@@ -6,6 +6,7 @@ Blocks and seats change hands here. The scheduler decides who gets them, and whe
 from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from scheduler_svc.core.block_hash import extend_block_hashes
@@ -119,13 +120,8 @@ class WorkerState:
 
     def num_spare_tokens(self) -> int:
         """Return what the running sequences would leave of the token budget of the next step."""
-        budget = self.max_num_batched_tokens
-        for sequence in self.running:
-            if not sequence.has_all_tokens:
-                budget -= sequence.num_tokens - sequence.num_computed_tokens
-            if budget <= 0:
-                return 0
-        return budget
+        num_wanted = sum(s.num_tokens - s.num_computed_tokens for s in self.running if not s.has_all_tokens)
+        return max(0, self.max_num_batched_tokens - num_wanted)
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
         """Return the cached blocks of a sequence's head. At least its last token is left to compute."""
@@ -134,7 +130,7 @@ class WorkerState:
         num_blocks = (sequence.num_tokens - 1) // self.block_size
         hashes = sequence.block_hashes
         extend_block_hashes(hashes, sequence.hash_seed, sequence.token_ids, self.block_size, num_blocks)
-        return self.blocks.lookup(hashes[:num_blocks] if len(hashes) > num_blocks else hashes)
+        return self.blocks.lookup(islice(hashes, num_blocks))
 
     def stop_sequence(self, sequence: Sequence) -> None:
         """Take seat and blocks from a member of a running group: now, or when its last step in flight is done."""
@@ -237,7 +233,7 @@ class WorkerState:
             self.free_release(release)
         if step.copy_sources:
             self.copy_holds.subtract(step.copy_sources)
-            self.copy_holds += Counter()  # drops the zeros
+            self.copy_holds = +self.copy_holds  # drops the zeros
             self.blocks.free(step.copy_sources)
 
     def free_release(self, release: Release) -> None:

@@ -5,13 +5,15 @@ from collections import defaultdict
 
 import pytest
 
-from scheduler_svc.core.aging import PROMOTED_PRIORITY, STARTS_PER_PROMOTION
+from scheduler_svc.core.aging import PROMOTED_PRIORITY, STARTS_PER_PROMOTION, Aging
 from scheduler_svc.core.ordering import OrderPolicy
 from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.waiting_queue import WaitingQueue
 from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.worker_states import make_new_group
 
 PATIENCE_S = 16.0  # looked at once per second
 ENDLESS_S = 1e9
@@ -185,3 +187,26 @@ def test_of_many_starts_an_eighth_goes_to_those_who_were_overtaken() -> None:
 def test_a_patience_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="priority_patience_s is 0: give seconds, more than 0"):
         SchedulerConfig(priority_patience_s=0)
+
+
+def test_the_queue_is_looked_at_when_a_sixteenth_of_the_patience_has_passed_and_not_before() -> None:
+    queue, aging = WaitingQueue(), Aging("fcfs", PATIENCE_S)
+    seen_s = []
+    for arrival, now_s in enumerate((100.0, 100.5, 101.0, 101.5)):
+        queue.push(make_new_group([1], arrival=arrival))
+        aging.age(queue, [], now_s)
+        seen_s.append([group.waits_since_s for group in sorted(queue, key=lambda each: each.arrival)])
+    assert seen_s == [[100.0], [100.0, None], [100.0, 101.0, 101.0], [100.0, 101.0, 101.0, None]]
+
+
+def test_the_first_is_promoted_once_eight_were_served() -> None:
+    queue, aging = WaitingQueue(), Aging("fcfs", PATIENCE_S)
+    low = make_new_group([1], arrival=0, priority=1)
+    queue.push(low)
+    aging.age(queue, [], 0.0)
+    for served in range(1, STARTS_PER_PROMOTION + 1):
+        queue.push(make_new_group([1], arrival=served))
+        queue.pop()
+        queue.push(make_new_group([1], arrival=100 + served))
+        aging.age(queue, [], PATIENCE_S + served)
+        assert (low.priority == PROMOTED_PRIORITY) is (served == STARTS_PER_PROMOTION)

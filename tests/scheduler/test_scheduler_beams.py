@@ -4,10 +4,12 @@ import random
 
 import pytest
 
+from scheduler_svc.core.beam_groups import idle_unused_beams, replace_beams
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from tests.scheduler.core_cluster import Cluster
 from tests.scheduler.core_executor import unconstrained_beams
+from tests.scheduler.worker_states import execute, launch_rows, make_group, make_new_group, make_worker, start
 
 PROMPT = [11, 12, 13, 14, 15, 16]  # a block and a half
 
@@ -290,3 +292,46 @@ def test_the_reference_search_is_a_search() -> None:
     beams = unconstrained_beams(PROMPT, 6, 4)
     assert len({tuple(beam) for beam in beams}) == 4
     assert beams[0] != unconstrained_beams(PROMPT, 6, 1)[0] or beams[0] != unconstrained_beams(PROMPT[:4], 6, 4)[0]
+
+
+def test_beams_without_output_are_idle_before_a_group_runs_but_for_the_first_of_a_new_one() -> None:
+    live, idle, finished = SequenceStatus.WAITING, SequenceStatus.IDLE, SequenceStatus.FINISHED
+    for outputs, statuses in (([[], [], []], [live, idle, finished]), ([[], [1], []], [idle, live, finished])):
+        group = make_new_group(PROMPT, *outputs)
+        group.sequences[2].status = finished
+        idle_unused_beams(group)
+        assert [sequence.status for sequence in group.sequences] == statuses
+
+
+def test_a_dropped_beam_holds_nothing_but_its_seat_and_a_fork_is_like_its_parent() -> None:
+    worker = make_worker()
+    group = make_group([1] * 7, [2], [3], awaits_host=True)  # 8 tokens: two full blocks
+    kept, dropped = start(worker, group).sequences
+    launch_rows(worker, group)
+    execute(worker)
+    seat, parent_hashes = dropped.seat, list(kept.block_hashes)
+    kept.num_tokens_at_start = 5
+    assert replace_beams(worker, group, [(kept, 4)]) == [kept]
+    assert dropped.status is SequenceStatus.IDLE and dropped.seat == seat
+    assert worker.running == [kept] and worker.freed_seats == [seat]
+    assert (dropped.num_computed_tokens, dropped.block_table) == (0, []) and worker.blocks.num_used_blocks == 2
+    launch_rows(worker, group)
+    execute(worker)
+    assert replace_beams(worker, group, [(kept, 5), (kept, 6)]) == [kept, dropped]
+    assert worker.running == [kept, dropped]
+    assert [sequence.status for sequence in group.sequences] == [SequenceStatus.RUNNING] * 2
+    assert (kept.token_ids[7:], dropped.token_ids[7:]) == ([2, 4, 5], [2, 4, 6])
+    assert dropped.block_hashes == kept.block_hashes == parent_hashes and parent_hashes
+    assert dropped.block_hashes is not kept.block_hashes
+    assert dropped.num_tokens_at_start == 5 and dropped.num_computed_tokens == 9
+
+
+def test_a_beam_that_was_idle_loses_nothing_by_a_preemption() -> None:
+    worker = make_worker()
+    group = make_group([1] * 7, [2], [3], awaits_host=True)
+    kept, dropped = start(worker, group).sequences
+    launch_rows(worker, group)
+    execute(worker)
+    replace_beams(worker, group, [(kept, 4)])
+    worker.preempt(group)
+    assert (kept.num_lost_tokens, dropped.num_lost_tokens) == (8, 0)

@@ -5,10 +5,14 @@ Blocks hold 4 tokens. The executor checks every read of a context against its to
 
 import pytest
 
+from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.pausing import bind_paused, num_reclaimable_host_blocks, reclaim_host_blocks, stop_for_pause
 from scheduler_svc.core.pins import PinRefusedError
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.worker_state import WorkerState
 from tests.scheduler.core_cluster import Cluster
 from tests.scheduler.test_scheduler_swap import PROMPT, finish_and_compare, make_cluster, step_until_preempted
+from tests.scheduler.worker_states import execute, launch_rows, make_group, make_worker, start
 
 
 def pause(cluster: Cluster, group: SequenceGroup, *, keep_on_host: bool = True) -> None:
@@ -319,3 +323,68 @@ def test_a_group_that_is_added_paused_waits_for_its_resumption_in_no_queue() -> 
     plan = cluster.start()
     assert plan is not None and plan.sequences[0] is a.sequences[0] and b in plan.sequences
     finish_and_compare(cluster)
+
+
+def started(worker: WorkerState, num_tokens: int, arrival: int = 0) -> SequenceGroup:
+    """Start a group of which so many tokens are computed."""
+    group = start(worker, make_group([arrival] * 20, arrival=arrival))
+    if num_tokens:
+        launch_rows(worker, group, budget=num_tokens)
+        execute(worker)
+    return group
+
+
+@pytest.mark.parametrize(("num_tokens", "num_kept"), [(0, 0), (1, 1), (4, 1), (8, 2), (9, 0)])
+def test_a_pause_keeps_what_is_computed_if_there_is_anything_and_room_for_it(num_tokens: int, num_kept: int) -> None:
+    worker = make_worker(num_host_blocks=2, preemption="swap")
+    group = started(worker, num_tokens)
+    stop_for_pause(worker, group, keep_on_host=True)
+    (sequence,) = group.sequences
+    assert len(sequence.host_blocks) == num_kept
+    assert group.swap_step == (worker.next_step_id if num_kept else None)
+    assert sequence.num_computed_tokens == (num_tokens if num_kept else 0)
+    assert (sequence.num_preemptions, group.num_preemptions, worker.num_preemptions) == (1, 0, 0)
+
+
+def test_a_pause_for_the_tokens_alone_copies_nothing() -> None:
+    worker = make_worker(num_host_blocks=2, preemption="swap")
+    group = started(worker, 4)
+    stop_for_pause(worker, group, keep_on_host=False)
+    assert not group.sequences[0].host_blocks and not worker.unsent_swap_out
+
+
+def paused(worker: WorkerState, num_tokens: int, arrival: int) -> SequenceGroup:
+    group = started(worker, num_tokens, arrival)
+    stop_for_pause(worker, group, keep_on_host=True)
+    group.move_to(GroupState.PAUSED)
+    bind_paused(worker, group, keep_on_host=True)
+    return group
+
+
+def test_host_blocks_of_paused_groups_are_given_up_as_far_as_they_are_needed() -> None:
+    worker = make_worker(num_host_blocks=9, preemption="swap")
+    groups = [paused(worker, num_tokens, arrival) for num_tokens, arrival in ((4, 3), (5, 2), (9, 1))]
+    last, middle, first = groups
+    assert list(worker.paused) == groups and worker.host is not None
+    assert (worker.host.num_available_blocks, num_reclaimable_host_blocks(worker)) == (3, 9)
+    reclaim_host_blocks(worker, 3)
+    assert list(worker.paused) == groups
+    reclaim_host_blocks(worker, 5)
+    assert list(worker.paused) == [first] and worker.host.num_available_blocks == 6
+    for group in (last, middle):
+        assert (group.worker_id, group.sequences[0].worker_id) == (None, None)
+    assert (first.worker_id, first.sequences[0].worker_id) == ("w", "w")
+    assert num_reclaimable_host_blocks(make_worker()) == 0
+
+
+def test_a_paused_group_with_a_token_in_flight_and_no_host_blocks_gives_up_nothing() -> None:
+    worker = make_worker(num_host_blocks=4, preemption="swap")
+    group = start(worker, make_group([1] * 3))
+    launch_rows(worker, group)
+    stop_for_pause(worker, group, keep_on_host=False)
+    group.move_to(GroupState.PAUSED)
+    bind_paused(worker, group, keep_on_host=False)
+    assert list(worker.paused) == [group] and group.worker_id == "w"
+    other = paused(worker, 4, arrival=-1)
+    reclaim_host_blocks(worker, 4)
+    assert list(worker.paused) == [group] and other.worker_id is None

@@ -2,9 +2,14 @@
 
 import pytest
 
+from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.placement import MAX_TIMES_LEFT, PREFIX_WEIGHT, WorkerLimits, claim_start, goes_before_swapped
 from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.core.sequence import Cohort, SequenceGroup
 from scheduler_svc.core.waiting_reasons import WaitingReason
+from scheduler_svc.core.worker_state import WorkerState
 from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.worker_states import cache_prompt, launch, make_group, make_worker, new_step, start
 
 MOST_SEQUENCES = 4  # that run at once on a worker
 
@@ -50,3 +55,141 @@ def test_no_more_sequences_run_at_once_than_may_though_there_are_seats() -> None
     cluster.start()
     assert cluster.stats().num_running == MOST_SEQUENCES
     cluster.run_until_idle()
+
+
+LIMITS = WorkerLimits(max_num_seqs=MOST_SEQUENCES, pipeline_depth=2)
+PROMPT = [1] * 10  # two full blocks and a third
+
+
+def make_pair(num_used: int = 0, num_used_by_other: int = 0, num_other_blocks: int = 100) -> list[WorkerState]:
+    """Make a worker that is asked, and another, with so many blocks in use."""
+    workers = [make_worker("asked", num_blocks=100), make_worker("other", num_blocks=num_other_blocks)]
+    for worker, num_blocks in zip(workers, (num_used, num_used_by_other), strict=True):
+        worker.blocks.allocate(num_blocks)
+    return workers
+
+
+def is_left(workers: list[WorkerState], group: SequenceGroup | None = None, *, is_busy: bool = False) -> bool:
+    """Ask the first worker. Return whether it leaves the group to the other, and not for lack of room."""
+    group = make_group(PROMPT) if group is None else group
+    num_times_left = group.num_times_left
+    is_left = claim_start(group, workers[0], workers, LIMITS, is_busy=is_busy) is None
+    assert group.num_times_left == num_times_left + is_left
+    return is_left
+
+
+def fill_pipeline(worker: WorkerState, num_steps: int = LIMITS.pipeline_depth) -> None:
+    for _ in range(num_steps):
+        launch(worker, new_step(worker))
+
+
+@pytest.mark.parametrize(("num_used", "is_better"), [(0, False), (1, True)])
+def test_a_worker_with_more_available_blocks_is_better(num_used: int, is_better: bool) -> None:
+    assert is_left(make_pair(num_used)) is is_better
+    assert is_left(make_pair(num_used + 3, 5, num_other_blocks=102)) is is_better, "however many are in use"
+
+
+@pytest.mark.parametrize("num_more", [1, 2])
+@pytest.mark.parametrize("num_used", [0, 3])
+def test_a_worker_with_more_of_the_prefix_is_better_unless_it_is_much_busier(num_more: int, num_used: int) -> None:
+    for num_used_more, is_better in ((PREFIX_WEIGHT * num_more - 1, True), (PREFIX_WEIGHT * num_more, False)):
+        workers = make_pair(num_used, num_used + num_used_more)
+        cache_prompt(workers[1], PROMPT[: 4 * num_more])
+        assert is_left(workers) is is_better
+
+
+@pytest.mark.parametrize(("num_used", "is_better"), [(PREFIX_WEIGHT, False), (PREFIX_WEIGHT + 1, True)])
+def test_a_worker_with_less_of_the_prefix_is_better_if_the_other_is_much_busier(num_used: int, is_better: bool) -> None:
+    workers = make_pair(20 + num_used, 20)
+    cache_prompt(workers[0], PROMPT[:4])
+    assert is_left(workers) is is_better
+    fill_pipeline(workers[1])
+    assert not is_left(workers, is_busy=True)
+
+
+def test_pinned_blocks_do_not_make_a_worker_busy() -> None:
+    workers = make_pair(0, PREFIX_WEIGHT)
+    cache_prompt(workers[1], PROMPT[:4])
+    assert not is_left(workers)
+    workers[1].num_pinned_blocks = 1
+    assert is_left(workers)
+    workers[0].num_pinned_blocks = 1  # as if -1 were in use
+    assert not is_left(workers)
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_worker_with_a_full_pipeline_is_better_for_its_prefix_if_this_one_has_rows(is_busy: bool) -> None:
+    workers = make_pair()
+    cache_prompt(workers[1], PROMPT[:4])
+    fill_pipeline(workers[1])
+    assert is_left(workers, is_busy=is_busy) is is_busy
+
+
+@pytest.mark.parametrize(("num_used", "is_better"), [(9, False), (10, True)])
+def test_a_worker_with_a_full_pipeline_is_better_if_it_would_be_half_as_busy_with_the_group(
+    num_used: int, is_better: bool
+) -> None:
+    workers = make_pair(num_used, 2)  # 3 more for the prompt
+    fill_pipeline(workers[1], num_steps=1)
+    assert is_left(workers)
+    fill_pipeline(workers[1], num_steps=1)
+    assert is_left(workers, is_busy=True) is is_better
+    assert not is_left(workers)
+
+
+@pytest.mark.parametrize(("num_tokens", "is_better"), [(63, True), (64, False)])
+def test_a_worker_whose_next_step_has_a_token_to_spare_is_better(num_tokens: int, is_better: bool) -> None:
+    workers = make_pair(50)
+    start(workers[1], make_group([2] * num_tokens, arrival=1))
+    assert is_left(workers) is is_better
+
+
+def test_a_worker_that_cannot_take_the_group_now_is_not_better() -> None:
+    assert is_left(make_pair(50))
+    for change in ("draining", "trial", "no seat", "too long", "no room", "swapped"):
+        workers = make_pair(50, num_other_blocks=63 if change == "no room" else 100)
+        other = workers[1]
+        if change == "draining":
+            other.is_draining = True
+        elif change == "trial":
+            other.trial = Cohort()
+        elif change == "no seat":
+            other.num_members = MOST_SEQUENCES
+        elif change == "too long":
+            other.max_model_len = 49
+        elif change == "no room":
+            other.blocks.allocate(12)
+            other.num_watermark_blocks = 49  # 51 are available, one more than on the worker that is asked
+        else:
+            other.swapped.append(make_group([1], arrival=-1))
+        assert not is_left(workers), change
+
+
+def test_a_worker_that_has_no_room_does_not_leave_the_group_to_another() -> None:
+    workers = make_pair(98)
+    group = make_group(PROMPT)
+    assert claim_start(group, workers[0], workers, LIMITS) is None and group.num_times_left == 0
+
+
+def test_after_it_was_left_some_times_the_next_worker_takes_the_group() -> None:
+    group = make_group(PROMPT)
+    for _ in range(MAX_TIMES_LEFT):
+        assert is_left(make_pair(50), group)
+    assert not is_left(make_pair(50), group)
+
+
+def test_only_a_better_class_and_earlier_preempted_groups_go_before_a_swapped_group() -> None:
+    worker = make_worker(num_host_blocks=4)
+    swapped = make_group(PROMPT, arrival=5)
+    assert goes_before_swapped(worker, swapped, LIMITS), "none is swapped"
+    for group in (swapped, *(preempted := [make_group(PROMPT, arrival=arrival) for arrival in (4, 6)])):
+        start(worker, group)
+        worker.preempt(group)
+    swapped.move_to(GroupState.SWAPPED)
+    worker.swapped.append(swapped)
+    assert [goes_before_swapped(worker, group, LIMITS) for group in (*preempted, swapped)] == [True, False, False]
+    better, equal, too_long = (
+        make_group(PROMPT, arrival=4, priority=priority, max_tokens=max_tokens)
+        for priority, max_tokens in ((-1, 40), (0, 40), (-1, 400))
+    )
+    assert [goes_before_swapped(worker, group, LIMITS) for group in (better, equal, too_long)] == [True, False, False]

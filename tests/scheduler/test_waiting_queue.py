@@ -5,6 +5,7 @@ What order the policies mean is tested in `test_scheduler_policies`.
 
 from random import Random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,6 +22,7 @@ from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, running_ran
 from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.sorted_ranks import SortedRanks
 from scheduler_svc.core.waiting_queue import WaitingQueue
+from tests.scheduler.worker_states import make_new_group
 
 PRIORITIES = (-1, 0, 0, 2)
 DEADLINES_S = (None, 3.0, 3.0, 8.0)
@@ -155,6 +157,43 @@ class QueueMachine(RuleBasedStateMachine):
 
 def test_a_newcomer_is_behind_those_whom_a_walk_over_all_finds_ahead() -> None:
     run_state_machine_as_test(QueueMachine, settings=SETTINGS)
+
+
+def queue_of(num_groups: int) -> tuple[WaitingQueue, list[SequenceGroup]]:
+    """Make a queue of groups of which the last is served first."""
+    queue = WaitingQueue()
+    groups = [make_new_group([1], arrival=number, priority=-number) for number in range(num_groups)]
+    for group in groups:
+        queue.push(group)
+    return queue, groups
+
+
+def test_a_group_of_another_rank_is_served_in_its_new_place() -> None:
+    queue, (first, second, third) = queue_of(3)
+    first.priority = -9
+    first.order = running_rank("fcfs", first)
+    queue.reorder(first)
+    queue.check()
+    assert queue.num_ahead(-9, None) == 1 and queue.num_ahead(0, None) == 3
+    assert [queue.pop() for _ in range(3)] == [first, third, second]
+
+
+@pytest.mark.parametrize(("num_groups", "num_left", "num_kept"), [(66, 1, 66), (67, 2, 67), (67, 1, 1), (72, 4, 72)])
+def test_entries_of_groups_that_have_gone_are_swept_when_they_are_too_many(
+    num_groups: int, num_left: int, num_kept: int
+) -> None:
+    queue, groups = queue_of(num_groups)
+    for group in groups[num_left:]:
+        queue.discard(group)
+    assert len(queue._heap) == num_kept
+
+
+def test_groups_are_served_in_order_after_a_sweep() -> None:
+    queue, groups = queue_of(90)
+    for group in groups[5:]:
+        queue.discard(group)
+    assert len(queue._heap) < 90
+    assert [queue.pop() for _ in range(5)] == groups[4::-1]
 
 
 class RanksMachine(RuleBasedStateMachine):

@@ -1,0 +1,198 @@
+"""Starts of groups from the queue: how many, of whom, and who is passed over. Blocks hold 4 tokens."""
+
+import pytest
+
+from scheduler_svc.core.admitting import GroupStarter, is_too_late
+from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.preemption import PreemptionCosts
+from scheduler_svc.core.sequence import Cohort, SequenceGroup
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.worker_state import PlannedStep, WorkerState
+from tests.scheduler.worker_states import (
+    cache_prompt,
+    launch_rows,
+    make_group,
+    make_new_group,
+    make_worker,
+    new_step,
+    start,
+)
+
+NOW_S = 100.0
+
+
+class Site:
+    """A queue, and a worker that starts groups from it."""
+
+    def __init__(self, worker: WorkerState) -> None:
+        self.queue = WaitingQueue()
+        self.worker = worker
+        self._starter = GroupStarter(self.queue, WorkerLimits(max_num_seqs=16, pipeline_depth=2))
+        self._num_groups = 0
+
+    def push(self, prompt: list[int], *outputs: list[int], cohort: Cohort | None = None) -> SequenceGroup:
+        self._num_groups += 1
+        group = make_new_group(prompt, *outputs, arrival=self._num_groups, max_tokens=4)
+        self.queue.push(group)
+        if cohort is not None:
+            group.cohort = cohort
+            cohort.groups[group] = None
+            self.queue.quarantine(group)
+        return group
+
+    def start_groups(self, budget: int = 64) -> PlannedStep:
+        step = new_step(self.worker)
+        self._starter.start_groups(self.worker, [self.worker], step, budget, NOW_S)
+        return step
+
+    def start_suspects(self, budget: int = 64) -> PlannedStep:
+        step = new_step(self.worker)
+        self._starter.start_suspects(self.worker, [self.worker], step, budget)
+        return step
+
+
+def running(*groups: SequenceGroup) -> list[bool]:
+    return [group.state is GroupState.RUNNING for group in groups]
+
+
+@pytest.mark.parametrize("is_trial", [False, True])
+@pytest.mark.parametrize(
+    ("budget", "num_tokens", "are_running"),
+    [
+        (0, [], [False, False]),
+        (1, [1], [True, False]),
+        (5, [5], [True, False]),
+        (6, [5, 1], [True, False]),
+        (7, [5, 1, 1], [True, True]),
+        (20, [5, 1, 3], [True, True]),
+    ],
+)
+def test_groups_start_while_there_are_tokens_to_spare(
+    budget: int, num_tokens: list[int], are_running: list[bool], is_trial: bool
+) -> None:
+    site = Site(make_worker())
+    if is_trial:
+        site.worker.trial = Cohort()
+    groups = [site.push([1] * 4, [2], [3], cohort=site.worker.trial), site.push([4] * 3, cohort=site.worker.trial)]
+    step = site.start_suspects(budget) if is_trial else site.start_groups(budget)
+    assert step.plan.num_tokens == num_tokens and running(*groups) == are_running
+    assert [group in site.queue for group in groups] == [not is_running for is_running in are_running]
+
+
+@pytest.mark.parametrize("lack", ["no seat", "parked"])
+def test_nobody_is_passed_over_while_none_could_start(lack: str) -> None:
+    """The deadline of the first has passed: it would be deferred."""
+    site = Site(make_worker())
+    group = site.push([1] * 4)
+    group.deadline_s = NOW_S - 1
+    seats = site.worker.free_seats
+    if lack == "no seat":
+        site.worker.free_seats = []
+    else:
+        site.worker.parked[make_new_group([1])] = None
+    site.start_groups()
+    assert group.state is GroupState.WAITING
+    site.worker.free_seats = seats
+    site.worker.parked.clear()
+    site.start_groups()
+    assert [group.state] == [GroupState.DEFERRED]
+
+
+def test_a_suspect_gets_room_from_the_last_outsiders_and_no_more_than_it_needs() -> None:
+    site = Site(make_worker(num_blocks=6))
+    others = [start(site.worker, make_group([arrival] * 8, arrival=arrival)) for arrival in (101, 102, 103)]
+    site.worker.trial = Cohort()
+    suspect = site.push([1] * 12, cohort=site.worker.trial)
+    step = site.start_suspects()
+    assert running(*others, suspect) == [True, False, False, True]
+    assert step.preempted == [others[2], others[1]]
+
+
+def test_a_suspect_waits_where_an_outsider_has_tokens_in_flight() -> None:
+    site = Site(make_worker(num_blocks=4))
+    others = [start(site.worker, make_group([arrival] * 8, arrival=arrival)) for arrival in (101, 102)]
+    launch_rows(site.worker, *others)
+    site.worker.trial = Cohort()
+    suspect = site.push([1] * 12, cohort=site.worker.trial)
+    step = site.start_suspects()
+    assert running(*others, suspect) == [True, False, False]
+    assert step.preempted == [others[1]] and suspect.state is GroupState.QUARANTINED
+
+
+def test_without_a_trial_no_suspect_starts() -> None:
+    site = Site(make_worker())
+    suspect = site.push([1] * 4, cohort=Cohort())
+    assert not site.start_suspects().plan.sequences and suspect.state is GroupState.QUARANTINED
+
+
+def test_what_started_groups_find_in_the_cache_is_counted() -> None:
+    for is_trial in (False, True):
+        site = Site(make_worker())
+        cache_prompt(site.worker, [1] * 4)
+        if is_trial:
+            site.worker.trial = Cohort()
+        site.push([1] * 6, cohort=site.worker.trial)
+        step = site.start_suspects() if is_trial else site.start_groups()
+        assert step.plan.num_tokens == [2]
+        assert (site.worker.num_prefix_query_tokens, site.worker.num_prefix_hit_tokens) == (6, 4)
+
+
+def costs(tokens_per_s: float, step_tokens: float | None = None) -> PreemptionCosts:
+    return PreemptionCosts(prefill_tokens_per_s=tokens_per_s, prefill_step_tokens=step_tokens)
+
+
+def with_deadline(left_s: float, num_tokens: int = 20) -> SequenceGroup:
+    group = make_new_group([1] * num_tokens)
+    group.deadline_s = NOW_S + left_s
+    return group
+
+
+@pytest.mark.parametrize(("left_s", "is_late"), [(-0.5, True), (0.0, False), (0.5, False)])
+def test_without_a_measured_speed_a_group_is_too_late_when_its_deadline_has_passed(
+    left_s: float, is_late: bool
+) -> None:
+    assert is_too_late(with_deadline(left_s), [make_worker()], NOW_S) is is_late
+    assert is_too_late(with_deadline(left_s), [], NOW_S) is is_late
+
+
+@pytest.mark.parametrize(("left_s", "is_late"), [(-1.0, True), (1.5, True), (2.0, False), (9.0, False)])
+def test_a_group_is_too_late_if_the_quickest_worker_could_not_compute_it(left_s: float, is_late: bool) -> None:
+    """20 tokens at 10 a second."""
+    workers = [make_worker("a"), make_worker("b"), make_worker("c")]
+    workers[0].costs, workers[1].costs = costs(5.0), costs(10.0)
+    assert is_too_late(with_deadline(left_s), workers, NOW_S) is is_late
+    assert not is_too_late(make_new_group([1] * 20), workers, NOW_S), "it has no deadline"
+
+
+@pytest.mark.parametrize(("step_tokens", "left_s"), [(16.0, 0.5), (32.0, 1.0), (64.0, 2.0), (128.0, 2.0), (None, 2.0)])
+def test_steps_smaller_than_full_ones_are_taken_to_be_as_quick_as_full_ones(
+    step_tokens: float | None, left_s: float
+) -> None:
+    """A full step has 64 tokens. 20 tokens at 10 a second."""
+    worker = make_worker()
+    worker.costs = costs(10.0, step_tokens)
+    assert not is_too_late(with_deadline(left_s), [worker], NOW_S)
+    assert is_too_late(with_deadline(left_s - 0.01), [worker], NOW_S)
+
+
+@pytest.mark.parametrize(("left_s", "is_late"), [(-0.1, True), (1.1, True), (1.2, False)])
+def test_what_the_worker_with_most_of_the_prefix_has_cached_takes_no_time(left_s: float, is_late: bool) -> None:
+    """20 tokens at 10 a second, of which 8 are cached."""
+    workers = [make_worker("a"), make_worker("b")]
+    workers[0].costs = costs(10.0)
+    cache_prompt(workers[0], [1] * 4)
+    cache_prompt(workers[1], [1] * 8)
+    assert is_too_late(with_deadline(left_s), workers, NOW_S) is is_late
+
+
+def test_a_group_that_has_run_is_never_too_late() -> None:
+    worker = make_worker()
+    worker.costs = costs(10.0)
+    group = with_deadline(-1.0)
+    assert is_too_late(group, [worker], NOW_S)
+    group.move_to(GroupState.WAITING)
+    start(worker, group)
+    assert not is_too_late(group, [worker], NOW_S)
+    worker.preempt(group)
+    assert not is_too_late(group, [worker], NOW_S)

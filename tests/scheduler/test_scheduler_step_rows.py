@@ -1,0 +1,66 @@
+"""Rows of a step one by one: what a row computes, and which group makes room for it. Blocks hold 4 tokens."""
+
+import pytest
+
+from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.step_rows import add_row, force_preemption
+from tests.scheduler.worker_states import execute, launch, launch_rows, make_group, make_worker, new_step, start
+
+
+def test_a_member_has_no_row_before_its_source_has_computed_what_they_share() -> None:
+    worker = make_worker()
+    first, second = start(worker, make_group([1] * 8, [2], [3])).sequences
+    assert second.source is first and second.num_shared_tokens == 8
+    step = new_step(worker)
+    assert add_row(worker, step, first, 7) == 7
+    assert add_row(worker, step, second, 64) == 0 and step.plan.sequences == [first]
+    launch(worker, step)
+    step = new_step(worker)
+    assert add_row(worker, step, first, 1) == 1  # to the last shared token, and not past it
+    assert add_row(worker, step, second, 64) == 1 and step.plan.positions == [7, 8]
+
+
+def test_a_row_without_a_block_computes_nothing() -> None:
+    worker = make_worker(num_blocks=1)
+    group = start(worker, make_group([1] * 4))
+    (sequence,) = group.sequences
+    launch_rows(worker, group)
+    step = new_step(worker)
+    assert add_row(worker, step, sequence, 8) == 0
+    assert step.preempted == [group] and not step.plan.sequences
+
+
+@pytest.mark.parametrize(("num_first", "num_cached"), [(3, 0), (2, 1)])
+def test_a_row_of_one_token_puts_no_block_into_the_cache_and_one_of_two_does(num_first: int, num_cached: int) -> None:
+    worker = make_worker()
+    (sequence,) = start(worker, make_group([1] * 6)).sequences
+    first, second = new_step(worker), new_step(worker)
+    add_row(worker, first, sequence, num_first)
+    launch(worker, first)
+    second.plan.step_id += 1
+    add_row(worker, second, sequence, 4 - num_first)
+    assert (len(first.registered), len(second.registered)) == (0, num_cached)
+
+
+def test_a_sequence_decodes_once_its_whole_group_has_caught_up() -> None:
+    worker = make_worker()
+    group = start(worker, make_group([1] * 4, [2], [3]))
+    first, second = group.sequences
+    launch_rows(worker, group, budget=5)
+    assert first.num_pending_tokens == second.num_pending_tokens == 1
+    assert (first.is_decoding, second.is_decoding) == (False, True)
+
+
+def test_a_preemption_is_forced_once_for_each_step() -> None:
+    worker = make_worker()
+    groups = [start(worker, make_group([1 + arrival] * 4, arrival=arrival)) for arrival in range(3)]
+    launch_rows(worker, *groups)
+    execute(worker)
+    for num_preempted in (1, 1):
+        force_preemption(worker, step := new_step(worker))
+        force_preemption(worker, step)
+        statuses = [group.sequences[0].status for group in groups]
+        assert statuses.count(SequenceStatus.PREEMPTED) == num_preempted
+    launch(worker, step)
+    force_preemption(worker, new_step(worker))
+    assert [group.sequences[0].status for group in groups[1:]] == [SequenceStatus.PREEMPTED] * 2
