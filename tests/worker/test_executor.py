@@ -150,8 +150,10 @@ async def test_answers_come_in_the_order_of_the_steps(harness: Harness) -> None:
 
 async def test_times_of_a_step_add_up(harness: Harness) -> None:
     result = await harness.send(1, 1, snapshot=True)
-    assert result.exec_ns > 0
+    assert result.exec_ns > 0 and result.queue_ns > 0
     assert result.queue_ns + result.exec_ns <= result.total_ns
+    refused = await harness.send(1, 7)
+    assert refused.status is StepStatus.NEED_SNAPSHOT and refused.queue_ns > 0 and refused.exec_ns > 0
 
 
 async def test_an_exception_of_a_call_reaches_its_caller_and_the_thread_goes_on(harness: Harness) -> None:
@@ -222,3 +224,35 @@ async def test_an_executor_that_closes_answers_what_it_held_back() -> None:
     await executor.close()
     assert seen[-1] == "answers 1"
     await thread.close()
+
+
+async def test_an_executor_that_closes_ends_its_thread() -> None:
+    before = set(threading.enumerate())
+
+    def names() -> set[str]:
+        return {each.name for each in set(threading.enumerate()) - before} & {"execution", "completion"}
+
+    thread = TaskThread("execution")
+    executor = StepExecutor(ScriptedRunner(), thread, on_device_lost=pytest.fail)
+    assert names() == {"execution", "completion"}
+    await executor.close()
+    assert names() == {"execution"}
+    await thread.close()
+    assert names() == set()
+
+
+async def test_each_answer_is_told_before_it_is_delivered() -> None:
+    told: list[str] = []
+    thread = TaskThread("execution")
+    executor = StepExecutor(
+        ScriptedRunner(),
+        thread,
+        on_device_lost=pytest.fail,
+        on_answer=lambda result: told.append(f"{result.step_id} took {result.total_ns > 0}"),
+    )
+    await executor.submit(
+        Step(epoch=1, step_id=3, snapshot=True), lambda result: told.append(f"{result.step_id} is delivered")
+    )
+    await executor.close()
+    await thread.close()
+    assert told == ["3 took True", "3 is delivered"]
