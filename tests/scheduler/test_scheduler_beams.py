@@ -335,3 +335,16 @@ def test_a_beam_that_was_idle_loses_nothing_by_a_preemption() -> None:
     replace_beams(worker, group, [(kept, 4)])
     worker.preempt(group)
     assert (kept.num_lost_tokens, dropped.num_lost_tokens) == (8, 0)
+
+
+def test_what_a_dropped_beam_has_computed_stays_in_the_cache() -> None:
+    worker = make_worker()
+    group = start(worker, make_group([1] * 7, [2], [3], awaits_host=True))
+    dropped, kept = group.sequences
+    for _ in range(2):  # seven tokens, then the eighth: a row of one token puts no block into the cache
+        launch_rows(worker, group, budget=7)
+        execute(worker)
+    full = dropped.block_table[1]
+    assert not worker.blocks.is_findable(full)
+    replace_beams(worker, group, [(kept, 4)])
+    assert worker.blocks.is_findable(full) and worker.blocks.num_cached_blocks == 1
