@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +11,26 @@ import torch
 
 from common.sampling_params import SequenceSampling
 from common.step import Step, StepResult
+from kernels.native.torch_kernels import TorchKernels
 from kernels.sampling.sampling import TokenLogprobs
 from kernels.sampling.sampling_operations import concatenate
 from tests.equality import assert_equal_greedy
-from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, MakeRunner, SteppedRunner, full_logits
+from tests.worker.runners import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    MakeRunner,
+    SteppedRunner,
+    full_logits,
+    limits_for,
+    poisoned_pool,
+)
 from tests.worker.step_client import StepClient
 from tests.worker.steps import GREEDY, seat_state
 from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy, write_tiny_model
-from worker_svc.cpu.runner import distinct_rows
+from worker_svc.cpu.host_decoder import GreedyChoice, HostDecoder
+from worker_svc.cpu.runner import CpuRunner, distinct_rows
+from worker_svc.memory.kv_pool import KVPool
+from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.sampling import prompt_logprobs
 
@@ -221,3 +234,41 @@ def test_a_row_that_several_samples_share_is_computed_once() -> None:
         rows, which = distinct_rows(np.array(sample_rows, np.int32))
         assert rows.tolist() == sorted(set(sample_rows))
         assert rows[which].tolist() == sample_rows
+
+
+class NotingDecoder(HostDecoder):
+    """A decoder that notes whether its passes choose tokens themselves."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder, TorchKernels())
+        self.passes: list[str] = []
+
+    def greedy(self, batch: ForwardBatch, kv_pool: KVPool) -> GreedyChoice:
+        self.passes.append("greedy")
+        return super().greedy(batch, kv_pool)
+
+    def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> torch.Tensor:
+        self.passes.append("hidden")
+        return super().hidden(batch, kv_pool)
+
+
+def test_a_pass_chooses_tokens_itself_if_all_its_rows_are_plain_greedy_samples(decoder: Decoder) -> None:
+    model = NotingDecoder(decoder)
+    runner = SteppedRunner(CpuRunner(model, poisoned_pool(decoder), limits_for(decoder)))
+    sampled = replace(GREEDY, temperature=1.0)
+    seats = [seat_state(0, [5, 6, 7], [0, 3]), seat_state(1, [5, 6], [1]), seat_state(2, [8], [2], sampling=sampled)]
+    steps: list[dict[str, Any]] = [
+        {"rows": [0], "num_tokens": [2], "samples": []},  # no sample
+        {"rows": [0]},  # one
+        {"rows": [0, 1], "num_tokens": [1, 2]},
+        {"rows": [0, 1, 2]},
+        {"rows": [0, 1], "samples": [0, 0], "candidates": [1, 2]},
+        {"rows": [0]},
+    ]
+    passes = []
+    for step_id, fields in enumerate(steps):
+        whole = seats if step_id == 0 else []
+        runner.run(Step(epoch=1, step_id=step_id, snapshot=step_id == 0, whole=whole, **fields))
+        passes.append(model.passes.pop(0))
+        model.passes.clear()
+    assert passes == ["hidden", "greedy", "greedy", "hidden", "hidden", "greedy"]
