@@ -7,11 +7,14 @@ from math import ceil, log2
 
 import pytest
 
-from scheduler_svc.core.isolation import LATELY_S, MAX_EXCUSED_LOSSES, MAX_FAILED_STEPS, MAX_LOSSES
+from scheduler_svc.core.isolation import LATELY_S, MAX_EXCUSED_LOSSES, MAX_FAILED_STEPS, MAX_LOSSES, Isolation
+from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.waiting_queue import WaitingQueue
 from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.worker_states import launch, make_group, make_worker, new_step, start
 
 Poison = dict[SequenceGroup, int]  # the position at which it shows its effect, in whichever of its members
 Effect = Callable[[Sequence, int, int], bool]  # of a row of a poisoned group: its position and number of tokens
@@ -252,6 +255,22 @@ def test_who_had_come_back_to_its_place_and_not_past_it_had_no_part_in_a_loss() 
         site.cluster.start("a")
         site.lose("a")
         assert (one.group.cohort is not None) is is_suspect
+
+
+@pytest.mark.parametrize(("num_computed", "is_suspect"), [(4, False), (5, True)])
+def test_a_member_that_had_no_part_in_the_first_loss_may_have_caused_the_second_at_its_last_token(
+    num_computed: int, is_suspect: bool
+) -> None:
+    isolation = Isolation(WaitingQueue(), WorkerLimits(max_num_seqs=16, pipeline_depth=2))
+    worker = make_worker()
+    group = start(worker, make_group([1] * 4, [2], [3]))
+    for sequence, num_tokens in zip(group.sequences, (2, num_computed), strict=True):
+        step = new_step(worker)
+        step.plan.sequences, step.plan.positions, step.plan.num_tokens = [sequence], [0], [num_tokens]
+        worker.in_flight.clear()
+        launch(worker, step)
+        assert isolation.record_worker_loss(worker, 0.0) == []
+    assert (group.cohort is not None) is is_suspect
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,0 +1,85 @@
+"""Counts of how requests ended, and distributions of steps."""
+
+import pytest
+
+from quire.v1 import inference_pb2 as pb
+from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.requests.live.distributions import DistributionRecorder, EndCounter
+from tests.scheduler.live_requests import ARRIVED_NS, MAX_TOKENS, PROMPT, drawing, live
+
+LENGTH, STOP = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP
+
+
+@pytest.mark.parametrize(
+    ("state", "reasons", "name"),
+    [
+        (pb.REQUEST_STATE_FINISHED, [STOP, LENGTH], "length"),
+        (pb.REQUEST_STATE_FINISHED, [STOP, STOP], "stop"),
+        (pb.REQUEST_STATE_FINISHED, [], "stop"),
+        (pb.REQUEST_STATE_CANCELLED, [LENGTH], "cancelled"),
+        (pb.REQUEST_STATE_EXPIRED, [LENGTH], "expired"),
+        (pb.REQUEST_STATE_FAILED, [LENGTH], "failed"),
+        (None, [], "failed"),
+    ],
+)
+def test_each_end_counts_once_by_its_state_or_the_reason_of_a_sample(
+    state: int | None, reasons: list[int], name: str
+) -> None:
+    counter = EndCounter()
+    none = dict.fromkeys(("stop", "length", "cancelled", "expired", "failed"), 0)
+    assert vars(counter) == none
+    for number in (1, 2):
+        counter.record_end(state, reasons)
+        assert vars(counter) == {**none, name: number}
+
+
+def test_a_step_counts_by_its_tokens_and_times_in_seconds() -> None:
+    seen = DistributionRecorder()
+    plan = StepPlan("w", 1, snapshot=False, num_tokens=[3, 1])
+    seen.record_step(plan, 2_000_000_000, 500_000_000)
+    seen.record_step(plan, 1_000_000_000, None)
+    assert (seen.step_tokens.sum, seen.step_s.sum, seen.step_overhead_s.sum) == (8, 3.0, 0.5)
+    assert [sum(each.counts) for each in (seen.step_tokens, seen.step_s, seen.step_overhead_s)] == [2, 2, 1]
+
+
+TIMES = ("queue_s", "prefill_s", "decode_s", "inference_s", "total_s", "mean_token_s")
+LENGTHS = (
+    "prompt_tokens",
+    "computed_prompt_tokens",
+    "output_tokens",
+    "longest_output_tokens",
+    "num_samples",
+    "max_tokens",
+)
+
+
+def sums(seen: DistributionRecorder, names: tuple[str, ...]) -> list[float]:
+    return [getattr(seen, name).sum for name in names]
+
+
+def counts(seen: DistributionRecorder, names: tuple[str, ...]) -> list[int]:
+    return [sum(getattr(seen, name).counts) for name in names]
+
+
+def test_a_request_counts_by_the_times_between_its_moments_and_by_its_lengths() -> None:
+    seen, request = DistributionRecorder(), live(drawing(2))
+    times = request.times
+    times.first_scheduled_ns = ARRIVED_NS + 1_000_000_000
+    times.first_token_ns = ARRIVED_NS + 3_000_000_000
+    times.finished_ns = ARRIVED_NS + 9_000_000_000
+    request.group.sequences[0].num_cached_tokens = 1
+    for sample, num_tokens in zip(request.stream.samples, (4, 2), strict=True):
+        sample.token_ids.extend([7] * num_tokens)
+        sample.num_released = num_tokens
+    seen.record_end(request)
+    assert sums(seen, TIMES) == [1.0, 2.0, 6.0, 8.0, 9.0, 2.0]
+    assert sums(seen, LENGTHS) == [len(PROMPT), len(PROMPT) - 1, 6, 4, 2, MAX_TOKENS]
+    assert counts(seen, TIMES) == counts(seen, LENGTHS) == [1] * 6
+
+
+def test_moments_that_did_not_come_count_in_no_time_and_none_is_below_zero() -> None:
+    seen, request = DistributionRecorder(), live()
+    request.times.first_scheduled_ns = ARRIVED_NS - 1
+    seen.record_end(request)
+    assert counts(seen, TIMES) == [1, 0, 0, 0, 0, 0] and counts(seen, LENGTHS) == [1] * 6
+    assert sums(seen, TIMES) == [0.0] * 6 and seen.longest_output_tokens.sum == 0
