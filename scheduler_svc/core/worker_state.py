@@ -194,11 +194,16 @@ class WorkerState:
         sequence.num_registered_blocks = num_full
 
     def uncache_blocks(self, group: SequenceGroup) -> None:
-        """Take a group's blocks out of the prefix cache, since they may be wrong. Pinned blocks stay."""
+        """Take a group's blocks out of the prefix cache, since they may be wrong; it has lost what they hold.
+
+        Pinned blocks stay.
+        """
         pinned = {block for blocks in self.pins.values() for block in blocks}
         for block in {block for sequence in group.unfinished for block in blocks_held(sequence)} - pinned:
             if self.blocks.is_findable(block):
                 self.blocks.unregister(block)
+        for sequence in group.unfinished:
+            sequence.lose_computed_tokens()  # now: a sequence that is stopped puts what it has computed into the cache
 
     def hold_copy_source(self, block: int, step: PlannedStep) -> None:
         """Keep a block that `step` copies from until the step is done."""

@@ -366,6 +366,19 @@ def test_a_worker_is_at_fault_if_its_answer_was_not_believed_and_another_passes_
     assert site.cluster.at_fault == ({"a"} if is_disbelieved else set())
 
 
+@pytest.mark.parametrize("is_disbelieved", [True, False])
+def test_what_a_worker_computed_of_a_group_is_not_found_any_more_if_its_answer_was_not_believed(
+    is_disbelieved: bool,
+) -> None:
+    site = SickCluster("a", depth=1)
+    group = site.cluster.add([1] * 9, 4).group
+    site.cluster.step("a")
+    fail_step(site, "a", is_disbelieved=is_disbelieved)
+    assert site.cluster.stats("a").num_cached_blocks == 0
+    site.cluster.scheduler.finish_group(group)
+    assert site.cluster.stats("a").num_cached_blocks == (0 if is_disbelieved else 2)
+
+
 def test_a_worker_that_passes_the_position_of_its_own_failed_step_is_not_at_fault() -> None:
     site = SickCluster("a", depth=1)
     group = site.cluster.add([1, 2, 3], 4).group
