@@ -69,7 +69,7 @@ def is_standby(settings: SchedulerSettings) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """What a process has once, for all of its shards. `watch`: of several shards; None: there is one.
+    """Parts that a process has once, for all of its shards. `watch`: of several shards; None: there is one.
 
     `num_live` has the number of live sequences of each shard that is led or stood by for.
     """
