@@ -5,7 +5,6 @@ Knows the SDK and no API.
 
 import asyncio
 import hashlib
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 
 import quire
@@ -93,9 +92,15 @@ class Generation:
             await queue.put(error)
 
 
-def new_request_id(prefix: str, idempotency_key: str | None, tenant: str | None) -> str:
+def new_request_id(
+    client: quire.AsyncClient,
+    prefix: str,
+    prompt: "str | Sequence[int] | quire.Chat",
+    idempotency_key: str | None,
+    tenant: str | None,
+) -> str:
     """An id for a call, behind the prefix; the same key of a tenant gives the same one, so that a retry attaches."""
     if idempotency_key is None:
-        return f"{prefix}{uuid.uuid4().hex}"
+        return client.new_request_id(prompt, prefix=prefix)
     owned = f"{tenant or ''}\n{idempotency_key}"
     return f"{prefix}{hashlib.sha256(owned.encode()).hexdigest()[:32]}"

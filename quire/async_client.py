@@ -152,6 +152,28 @@ class AsyncClient:
             params["keep_special_tokens"] = True  # markers may be such
         return self._submit(chat, params, AnswerReader(answer_format))
 
+    def new_request_id(
+        self,
+        prompt: str | Sequence[int] | Chat | None = None,
+        *,
+        prefix: str = "",
+        cache_salt: str | None = None,
+    ) -> str:
+        """Makes an id for a request that you submit with it. Of several shards it names the one that serves it best.
+
+        Args:
+            prompt: of the request, which goes where its beginning is known.
+            prefix: of the id.
+            cache_salt: of the request.
+        """
+        deployment = self._deployed()
+        if isinstance(prompt, Chat) and deployment.has_choice:
+            try:
+                return deployment.new_id(chat_to_pb(prompt), cache_salt, prefix)
+            except InvalidRequestError:
+                pass  # it will be refused
+        return deployment.new_id("" if prompt is None or isinstance(prompt, Chat) else prompt, cache_salt, prefix)
+
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> CompletionStream:
         """Reads a request that was submitted before, here or elsewhere, from a position of its output onwards.
 

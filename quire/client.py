@@ -242,6 +242,16 @@ class Client:
         listing = self._client.list_requests(tenant=tenant, state=state, page_size=page_size, page_token=page_token)
         return self._thread.run(listing)
 
+    def new_request_id(
+        self, prompt: str | Sequence[int] | Chat | None = None, *, prefix: str = "", cache_salt: str | None = None
+    ) -> str:
+        """Makes an id for a request that you submit with it; see `AsyncClient.new_request_id`."""
+
+        async def make() -> str:
+            return self._client.new_request_id(prompt, prefix=prefix, cache_salt=cache_salt)
+
+        return self._thread.run(make())
+
     def tokenize(
         self,
         text: str | Chat | Messages,

@@ -42,6 +42,7 @@ class Deployment:
         self._prefixes = PrefixMemory()
         self._asking: asyncio.Task[None] | None = None
         self._are_known = asyncio.Event()  # or were asked for in vain
+        self._deferred: set[DeferredSession] = set()  # whose shard is not known yet
 
     @property
     def first(self) -> Connection:
@@ -75,26 +76,35 @@ class Deployment:
                         return await call(self._connection_to(other))
             raise
 
-    def new_id(self, prompt: "str | Sequence[int] | pb.ChatPrompt", salt: str | None) -> str:
+    @property
+    def has_choice(self) -> bool:
+        """True if several shards are known."""
+        return len(self._shards) > 1
+
+    def new_id(self, prompt: "str | Sequence[int] | pb.ChatPrompt", salt: str | None, prefix: str = "") -> str:
         """The id of a new request, which decides where it goes: where its beginning is known, or where least runs."""
-        if len(self._shards) <= 1:
-            return new_request_id(None)
+        if not self.has_choice:
+            return new_request_id(None, prefix)
         pieces = pieces_of(prompt, salt)
         shard = shard_of_new_request(self._shards, self._num_sent, self._prefixes.find(pieces))
         self._prefixes.record(pieces, shard)
         self._num_sent[shard] += 1
-        return new_request_id(shard)
+        return new_request_id(shard, prefix)
 
     def open(self, entry: Entry) -> "Session | DeferredSession":
         """Submits a request, or attaches to it, as soon as its shard is known."""
         if len(self._shards) != 1:
-            return DeferredSession(self._session_of(entry), entry)
+            deferred = DeferredSession(self._session_of(entry), entry, self._deferred.discard)
+            self._deferred.add(deferred)
+            return deferred
         session = self.first.session
         session.open(entry)
         return session
 
     async def close(self) -> None:
         """Ends all sessions, then all channels."""
+        for deferred in list(self._deferred):
+            deferred.close()
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait({self._asking})
@@ -166,10 +176,17 @@ class Deployment:
 class DeferredSession:
     """The session of one request whose shard is not known yet; from then on, that of its shard."""
 
-    def __init__(self, finding: Coroutine[Any, Any, Session], entry: Entry) -> None:
+    def __init__(
+        self,
+        finding: Coroutine[Any, Any, Session],
+        entry: Entry,
+        on_done: "Callable[[DeferredSession], None]" = lambda _: None,
+    ) -> None:
+        """`finding` returns the session, `on_done` is called when it is known or wanted no more."""
         self._entry = entry
         self._session: Session | None = None
         self._task = asyncio.get_running_loop().create_task(self._open(finding), name="quire-deferred")
+        self._task.add_done_callback(lambda _: on_done(self))
 
     def cancel(self, request: OpenRequest) -> None:
         """Cancels the request; see `Session.cancel`."""
@@ -183,21 +200,28 @@ class DeferredSession:
         if self._session is not None:
             self._session.detach(request)
         else:
-            self._end(RequestCancelledError(f"the reader of request {request.request_id} was closed"))
+            self.close()
 
     def catch_up(self, request: OpenRequest) -> None:
         """Attaches again from the reader's position; see `Session.catch_up`."""
         if self._session is not None:
             self._session.catch_up(request)
 
+    def close(self) -> None:
+        """Gives up a request that was not sent yet."""
+        self._end(RequestCancelledError(f"the reader of request {self._entry.request.request_id} was closed"))
+
     async def _open(self, finding: Coroutine[Any, Any, Session]) -> None:
         try:
             session = await finding
+            session.open(self._entry)
         except QuireError as error:
             self._entry.request.fail(error)
-            return
-        self._session = session
-        session.open(self._entry)
+        except Exception as error:
+            self._entry.request.fail(QuireError(f"the request was not sent: {error!r}"))
+            raise
+        else:
+            self._session = session
 
     def _end(self, error: QuireError) -> None:
         self._entry.request.fail(error)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 _BUSIER = 2
 _MORE = 4
 
-_MADE_ID = re.compile(r"s(\d{1,3})-[0-9a-f]{32}")
+_MADE_ID = re.compile(r"(?:^|-)s(\d{1,3})-[0-9a-f]{32}(?:-|$)")  # others may stand before and behind it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +29,17 @@ class Shard:
     num_waiting: int = 0
 
 
-def new_request_id(shard: int | None) -> str:
-    """A new id. `shard`: the number of the shard to name in it; None: it names none."""
+def new_request_id(shard: int | None, prefix: str = "") -> str:
+    """A new id behind a prefix. `shard`: the number of the shard to name in it; None: it names none."""
     made = uuid.uuid4().hex
-    return made if shard is None else f"s{shard}-{made}"
+    return f"{prefix}{made}" if shard is None else f"{prefix}s{shard}-{made}"
 
 
 def shard_of_id(request_id: str, num_shards: int) -> int:
     """Number of the shard that a request with this id belongs to."""
     if num_shards == 1:
         return 0
-    named = _MADE_ID.fullmatch(request_id)
+    named = _MADE_ID.search(request_id)
     if named is not None and int(named[1]) < num_shards:
         return int(named[1])
     # The greatest hash wins: one shard more takes its part of the ids, and moves no other.
@@ -48,7 +48,7 @@ def shard_of_id(request_id: str, num_shards: int) -> int:
 
 def names_its_shard(request_id: str) -> bool:
     """True if the SDK made this id for a shard."""
-    return _MADE_ID.fullmatch(request_id) is not None
+    return _MADE_ID.search(request_id) is not None
 
 
 def shard_of_new_request(shards: Sequence[Shard], num_sent: Sequence[int], knows_prefix: int | None = None) -> int:

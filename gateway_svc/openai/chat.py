@@ -40,7 +40,12 @@ class Chats:
         name = await self._model.check(body.model)
         tool_use = body.tool_use
         format = tool_use.format((await self._model.get()).answer_format)
-        call = _Call(body, name, new_request_id("chatcmpl-", idempotency_key, body.tenant), self._vocabulary)
+        call = _Call(
+            body,
+            name,
+            new_request_id(self._client, "chatcmpl-", body.chat, idempotency_key, body.tenant),
+            self._vocabulary,
+        )
         counts = event_counts(idempotency_key, last_event_id, body.num_outputs, streamed=bool(body.stream))
         chat, keywords = body.chat, body.keywords(call.request_id)
         keywords["text_ends"] = idempotency_key is not None  # whether or not this time it streams

@@ -82,7 +82,8 @@ def next_roles(views: Sequence[ShardView], me: str, standing: Collection[int], l
     """
     led = Counter(view.leader for view in views if view.leader not in ("", me))
     present = {*led, *(address for view in views for address in view.standbys if address != me)}
-    has_fewest = all(len(leading) <= led[address] for address in present)
+    leaving = {view.leader for view in views if view.is_in_need}
+    has_fewest = all(len(leading) <= led[address] for address in present - leaving)
     ours = {*standing, *leading}
     begin = [
         view.number

@@ -214,6 +214,19 @@ async def test_a_leader_told_to_end_hands_over_to_the_spare_one(site: Sharded) -
         await all_free(led.client)
 
 
+async def test_an_id_for_a_request_names_the_shard_that_knows_its_prompt(site: Sharded) -> None:
+    prompt = list(range(1, 200))
+    async with site.led() as led:
+        client = led.client
+        made = [client.new_request_id(prompt, prefix="mine-") for _ in range(3)]
+        assert len({shard_of_id(each, NUM_SHARDS) for each in made}) == 1 and len(set(made)) == 3
+        for request_id in made:
+            output = await client.generate(prompt, max_tokens=2, ignore_eos=True, request_id=request_id)
+            assert output.request_id == request_id
+        stats = await client.stats()
+        assert stats.work.prefix_hit_tokens > 0
+
+
 async def test_workers_go_round_where_there_are_fewer_than_shards_and_spread_where_there_are_more(
     site: Sharded,
 ) -> None:

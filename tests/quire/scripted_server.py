@@ -46,6 +46,8 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         self.num_looks = 0  # at the statistics
         self.may_answer = asyncio.Event()  # calls for them
         self.may_answer.set()
+        self.may_tell_shards = asyncio.Event()
+        self.may_tell_shards.set()
         self.refuse_calls: list[QuireError] = []
         self.prefixes = ScriptedPrefixes()
         self.is_draining = False  # its one worker, w0
@@ -259,6 +261,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
     async def Topology(
         self, request: cluster_pb2.TopologyRequest, context: Any
     ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
+        await self.may_tell_shards.wait()
         yield cluster_pb2.TopologyResponse(shards=[cluster_pb2.Shard()])
 
     async def Register(self, request: cluster_pb2.RegisterRequest, context: Any) -> cluster_pb2.RegisterResponse:

@@ -36,9 +36,16 @@ def test_an_id_made_for_a_shard_names_it_to_everybody(num_shards: int, data: st.
     assert 0 <= shard_of_id(made, 1 + shard // 2) <= shard // 2  # also where there are fewer shards by now
 
 
+@given(st.integers(2, 64), st.sampled_from(["chatcmpl-", "resp_a-", ""]), st.sampled_from(["", "-3"]))
+def test_a_shard_is_named_between_a_prefix_and_the_number_of_a_prompt(num_shards: int, prefix: str, end: str) -> None:
+    made = new_request_id(num_shards - 1, prefix) + end
+    assert made.startswith(prefix) and shard_of_id(made, num_shards) == num_shards - 1
+
+
 def test_an_id_made_for_no_shard_names_none() -> None:
     made = new_request_id(None)
-    assert len(made) == 32 and not names_its_shard(made)
+    assert len(made) == 32 and not names_its_shard(made) and not names_its_shard(f"chatcmpl-{made}")
+    assert new_request_id(None, "cmpl-").startswith("cmpl-")
 
 
 @given(st.text(max_size=40), st.integers(1, 64))

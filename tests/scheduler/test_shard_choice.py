@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from quire.v1 import cluster_pb2 as pb
 from scheduler_svc.leadership.shard_choice import (
+    Roles,
     ShardView,
     next_roles,
     shard_in_need,
@@ -141,6 +142,12 @@ def test_however_schedulers_come_and_go_each_shard_is_led_and_none_leads_two_mor
         assert max(counts) - min(counts) <= 1
         idle = [each for each in cluster.standing if not cluster.leading(each)]
         assert all(len(cluster.standing[each]) == 1 for each in idle)  # it stands by for one
+
+
+def test_one_with_more_shards_comes_too_if_the_only_other_one_is_about_to_leave() -> None:
+    views = [ShardView(number=number, leader="a", standbys=(), is_in_need=False) for number in range(2)]
+    views.append(ShardView(number=2, leader="b", standbys=(), is_in_need=True))
+    assert next_roles(views, "a", (), (0, 1)) == Roles(begin=[2], leave=[], hand_over=[])
 
 
 def test_schedulers_that_begin_together_choose_different_shards() -> None:

@@ -50,7 +50,7 @@ class Responses:
         model = await self._model.get()
         format = body.tool_use.format(model.answer_format)
         chat = body.chat(await self._turns(body))
-        keywords = body.keywords(new_request_id(ID_PREFIX, idempotency_key, body.tenant))
+        keywords = body.keywords(new_request_id(self._client, ID_PREFIX, chat, idempotency_key, body.tenant))
         annotation = body.annotation(model, format, keywords)
         keywords["annotation"] = annotation.encode()
         if not format.is_plain:
