@@ -32,6 +32,7 @@ from quire.parsing.answer_format import AnswerFormat
 from quire.request_list import LiveState, RequestPage
 from quire.results import Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens
 from quire.session_entry import Entry
+from quire.shards import Shard
 from quire.stats import Stats
 from quire.stream import CompletionStream
 from quire.v1 import cluster_pb2
@@ -335,6 +336,10 @@ class AsyncClient:
         """Snapshot of running and waiting requests and of the use of the KV memory."""
         answers = await self._of_all(lambda at: at.call(at.inference.GetStats, pb.GetStatsRequest()))
         return merged_stats([stats_from_pb(answer) for answer in answers])
+
+    async def shards(self) -> tuple[Shard, ...]:
+        """The shards of the deployment, who leads them, and what runs there, as it was published lately; mostly one."""
+        return tuple(await self._deployed().shards())
 
     async def drain_worker(self, worker_id: str, *, undo: bool = False) -> int:
         """Takes a worker out of service, or with `undo` back into it. Returns the number of sequences still on it.

@@ -17,6 +17,7 @@ from quire.params import DEFAULT_ADDRESS, Chat, ClientKeywords, GenerateParams, 
 from quire.parsing.answer_format import AnswerFormat
 from quire.request_list import LiveState, RequestPage
 from quire.results import Accepted, Chunk, Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens
+from quire.shards import Shard
 from quire.stats import Stats
 from quire.stream import CompletionStream
 
@@ -305,6 +306,10 @@ class Client:
     def stats(self) -> Stats:
         """Snapshot of running and waiting requests and of the use of the KV memory."""
         return self._thread.run(self._client.stats())
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards of the deployment; see `AsyncClient.shards`."""
+        return self._thread.run(self._client.shards())
 
     def drain_worker(self, worker_id: str, *, undo: bool = False) -> int:
         """Takes a worker out of service, or back into it; see `AsyncClient.drain_worker`."""

@@ -53,6 +53,7 @@ from quire.results import (
     Tokens,
     Usage,
 )
+from quire.shards import Shard
 from quire.stats import (
     BlockStats,
     Distributions,
@@ -117,6 +118,7 @@ __all__ = [
     "Sample",
     "SampleOutput",
     "SamplingParams",
+    "Shard",
     "SlotSplit",
     "Stats",
     "StopCause",

@@ -20,7 +20,7 @@ from benchmarks.page_section import PageSection
 from benchmarks.paper import section as paper
 from benchmarks.peers import section as peers
 from benchmarks.results_page import conformance, faults, interfaces
-from benchmarks.scale import schedule_cost
+from benchmarks.scale import schedule_cost, shard_throughput
 from benchmarks.scale import section as scale
 from benchmarks.services import gateway_cost
 
@@ -37,6 +37,7 @@ SECTIONS: tuple[PageSection, ...] = (
     gateway_cost.SECTION,
     scale.SECTION,
     schedule_cost.SECTION,
+    shard_throughput.SECTION,
     journal_cost.SECTION,
     durability_cost.SECTION,
     recovery_time.SECTION,

@@ -71,7 +71,7 @@ class Led:
 
     async def leader(self, shard: int) -> tuple[str, Service]:
         """The place of a shard's leader, and its process."""
-        place = (await self.client._deployed().shards())[shard].leader
+        place = (await self.client.shards())[shard].leader
         return place, self.schedulers[place]
 
 
@@ -87,7 +87,7 @@ async def until(client: quire.AsyncClient, schedulers: Iterable[Service], *, num
     """Returns once the shards have so many workers, by the word of these leaders: a dead one's counts for a while."""
     async with asyncio.timeout(patient(60)):
         while True:
-            shards = await client._deployed().shards()
+            shards = await client.shards()
             is_theirs = [epoch == shard.epoch for epoch, shard in zip(epochs(schedulers), shards, strict=True)]
             if [shard.num_workers for shard in shards] == num_workers and (
                 all(theirs for theirs, wanted in zip(is_theirs, num_workers, strict=True) if wanted)
@@ -196,7 +196,7 @@ async def test_one_scheduler_leads_all_shards_until_another_comes_and_after_it_h
             assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
             living = [each for each in (alone, other) if each.process.poll() is None]
             await until(led.client, living, num_workers=[1] * NUM_SHARDS)
-            leaders = {shard.leader for shard in await led.client._deployed().shards()}
+            leaders = {shard.leader for shard in await led.client.shards()}
             assert len(leaders) == len(living)
         await all_free(led.client)
 
