@@ -125,7 +125,7 @@ class Deployment:
     def _connection_to(self, shard: int) -> Connection:
         if shard not in self._connections:
             self._connections[shard] = Connection(self._address, self._options, self._credentials, shard)
-        if self._shards:
+        if self.has_choice:
             self._connections[shard].session.expect_leader()
         return self._connections[shard]
 

@@ -20,6 +20,7 @@ from scheduler_svc.requests.live.engine import Engine
 JOURNAL = "quire.v1.Journal"  # by health alone
 
 _PUBLISH_S = 0.5
+_LINGER_S = 0.2  # for calls on their way: gRPC ends those that a server has not begun with CANCELLED
 _READING = 1 << 30  # sequences, as far as garbage is concerned: journals are read meanwhile
 _LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
 
@@ -108,6 +109,7 @@ async def end_leading(parts: Parts, leader: LeaderParts) -> None:
     await lease.release()
     if not leader.is_drained:  # else they end by themselves
         parts.gate.end_streams()
+        await asyncio.sleep(_LINGER_S)
     if parts.door.watch is None:  # else the process may have other shards
         await parts.door.server.stop(1.0)
     for ready in (CLUSTER, JOURNAL):

@@ -19,6 +19,7 @@ from benchmarks.services.step_trace import SchedulerMoments, StepTrace
 from common.process import end_after
 from common.step import Step, StepResult
 from scheduler_svc import __main__ as scheduler_main
+from scheduler_svc import composition
 from scheduler_svc.workers import workers
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import WorkerLoop
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
     sys.argv[1:] = arguments.flags
-    setattr(scheduler_main, "Workers", partial(workers.Workers, make_link=TracedLink))  # noqa: B010 - mypy allows none other
+    setattr(composition, "Workers", partial(workers.Workers, make_link=TracedLink))  # noqa: B010 - mypy allows none other
     setattr(workers, "WorkerLoop", TracedLoop)  # noqa: B010
     spans = SpanLog()
     if arguments.spans is not None:

@@ -27,7 +27,8 @@ outlives the scheduler that accepted it, and every reader gets the same token at
   - A scheduler that does not lead answers every RPC of this service with FAILED_PRECONDITION, ErrorInfo.reason
     "NOT_LEADER". ErrorInfo.metadata["leader"] is the address of the leader; it is absent while none is known.
     A leader that hands over ends its open streams with the same status.
-  - A leader that dies breaks the connection: the gRPC library reports UNAVAILABLE, without our details.
+  - A leader that dies breaks the connection: the gRPC library reports UNAVAILABLE, without our details; for a call
+    that came as a server ended, CANCELLED without details.
   - Then call the given address; without one, each of the others in turn, with pauses of 50 to 500 ms. A new leader
     answers within a few seconds; the SDK retries for 60 s. RetryInfo, if present, has the time to wait.
   - Before `accepted`: send the same request with the same request_id again. If the first was accepted, the second

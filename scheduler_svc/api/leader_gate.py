@@ -21,7 +21,9 @@ class LeaderGate(grpc.GenericRpcHandler):
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._is_open = False
         self._leader: str | None = None
-        self._streams: set[asyncio.Task[Any]] = set()  # of calls that stream their answer, while they last
+        # Tasks of calls that stream their answer, while they last; True while gRPC takes a message of one.
+        self._streams: dict[asyncio.Task[Any], bool] = {}
+        self._has_ended = False
 
     @property
     def is_open(self) -> bool:
@@ -30,7 +32,7 @@ class LeaderGate(grpc.GenericRpcHandler):
 
     def open(self) -> None:
         """Let calls through: this process leads."""
-        self._is_open, self._leader = True, None
+        self._is_open, self._has_ended, self._leader = True, False, None
 
     def close(self, leader: str | None) -> None:
         """Refuse calls: this process leads no more. Open streams go on until `end_streams`."""
@@ -38,10 +40,14 @@ class LeaderGate(grpc.GenericRpcHandler):
         self._leader = leader
 
     def end_streams(self) -> None:
-        """End the open streams with NOT_LEADER and the leader's address."""
-        self._is_open = False
-        for task in self._streams:
-            task.cancel()
+        """End the open streams with NOT_LEADER and the leader's address.
+
+        One whose message gRPC is taking ends behind that message: cancelled there, it would end with CANCELLED.
+        """
+        self._is_open, self._has_ended = False, True
+        for task, is_giving in self._streams.items():
+            if not is_giving:
+                task.cancel()
 
     def set_leader(self, leader: str | None) -> None:
         """Set the leader's address for refused calls; None: no leader is known."""
@@ -70,16 +76,20 @@ class LeaderGate(grpc.GenericRpcHandler):
         async def behaviour(request: Any, context: Any) -> AsyncIterator[Any]:
             task = asyncio.current_task()
             assert task is not None
-            self._streams.add(task)
+            self._streams[task] = False
             try:
                 async for response in inner(request, context):
+                    self._streams[task] = True
                     yield response
+                    self._streams[task] = False
+                    if self._has_ended:
+                        raise self._not_leader()
             except asyncio.CancelledError:
                 if self._is_open:
                     raise
                 raise self._not_leader() from None
             finally:
-                self._streams.discard(task)
+                del self._streams[task]
 
         return behaviour
 

@@ -54,7 +54,8 @@ async def _read(channel: grpc.aio.Channel, request: pb.GenerateRequest, run: Pla
 def _next(error: grpc.aio.AioRpcError, place: str, places: tuple[str, ...]) -> str:
     """Choose the next place to ask. Raises the error if it is final."""
     others = [each for each in places if each != place]
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
+    is_ours = any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
+    if error.code() is grpc.StatusCode.UNAVAILABLE or (error.code() is grpc.StatusCode.CANCELLED and not is_ours):
         return others[0]
     info = error_details_pb2.ErrorInfo()
     for key, value in error.trailing_metadata() or ():

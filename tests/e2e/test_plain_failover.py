@@ -25,7 +25,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 async def test_a_client_of_the_stubs_alone_goes_on_after_a_failover(pair: Pair, death: signal.Signals) -> None:
     async with pair.led() as (leader, _), quire.AsyncClient(pair.address) as client:
         await client.wait_ready(60)
-        prompts = PROMPTS * 6  # enough that some are under way when the first has its first token
+        prompts = PROMPTS * 30  # enough that some are under way when the first has its first token
         runs = [PlainRun() for _ in prompts]
         reading = []
         for i, (prompt, run) in enumerate(zip(prompts, runs, strict=True)):

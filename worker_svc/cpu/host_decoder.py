@@ -46,13 +46,13 @@ class HostDecoder:
     """A decoder's weights, and the buffers of its passes. The next pass overwrites the result of a pass."""
 
     def __init__(self, decoder: Decoder, kernels: CpuKernels, ranks: RankReduction | None = None) -> None:
-        """`ranks`: the group among which the model of a shard is divided; all its ranks compute the same passes."""
-        assert (ranks is None) == decoder.shard.is_whole, "a shard is computed by a group"
+        """`ranks`: the group among which the model of a part is divided; all its ranks compute the same passes."""
+        assert (ranks is None) == decoder.model_part.is_whole, "a part is computed by a group"
         self.before_pass: Callable[[], None] = lambda: None  # called just before a pass runs its kernels
         self._weights = decoder
         self._kernels = kernels
         self._ranks = ranks
-        self._vocabulary = decoder.shard.span_of(decoder.config.vocab_size)
+        self._vocabulary = decoder.model_part.span_of(decoder.config.vocab_size)
         self._buffers = RowBuffers(decoder.dtype)
         self._logits = RowBuffers(decoder.dtype)
         self._activation = decoder.config.activation
@@ -270,7 +270,7 @@ class HostDecoder:
 
     def _own_positions(self, table: Tensor, places: Tensor) -> Tensor:
         """Embeddings of the positions in this rank's part of the table; zeros for the others."""
-        first = self._weights.shard.span_of(self.config.position_offset + self.config.max_model_len).begin
+        first = self._weights.model_part.span_of(self.config.position_offset + self.config.max_model_len).begin
         rows = self._buffers.of("positions", len(places), self.config.hidden_size)
         self._kernels.embed(table, places, rows, first)
         return rows

@@ -21,17 +21,17 @@ from worker_svc.model.layers import (
     Product,
     inverse_frequencies,
 )
-from worker_svc.model.shard import WHOLE, Shard, rank_config
+from worker_svc.model.model_part import WHOLE, ModelPart, rank_config
 from worker_svc.model.weights import WeightLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """Weights of one model, or of a shard of it, in one dtype on one device."""
+    """Weights of one model, or of a part of it, in one dtype on one device."""
 
-    config: ModelConfig  # of a shard: with the heads and the inner dimension of the shard
-    token_embedding: Tensor  # [vocab_size, embed_dim], or the shard's rows
-    position_embedding: Tensor | None  # [position_offset + max_model_len, hidden_size], or the shard's rows
+    config: ModelConfig  # of a part: with the heads and the inner dimension of the part
+    token_embedding: Tensor  # [vocab_size, embed_dim], or the part's rows
+    position_embedding: Tensor | None  # [position_offset + max_model_len, hidden_size], or the part's rows
     project_in: Product | None
     project_out: Product | None
     layers: tuple[DecoderLayer, ...]
@@ -40,7 +40,7 @@ class Decoder:
     inverse_frequencies: Tensor | None  # [head_dim / 2] float32
     num_parameters: int  # a tied head counts once
     num_parameters_kept: int  # in memory: a head that is packed beside the embedding counts twice
-    shard: Shard = WHOLE
+    model_part: ModelPart = WHOLE
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,12 +80,12 @@ def load_decoder(
     device: torch.device,
     make_product: MakeProduct = Linear,
     on_part: Callable[[float], None] | None = None,
-    shard: Shard = WHOLE,
+    model_part: ModelPart = WHOLE,
 ) -> Decoder:
     """Load a checkpoint's folder onto a device, in `dtype` or, with None, in the saved dtype.
 
     `make_product` gets each matrix as it is read, and may keep it in a form of its own. `on_part` is called with the
-    fraction of the layers that has been read, from 0 to 1. Of a shard only its part of each tensor is read.
+    fraction of the layers that has been read, from 0 to 1. Of a part only its part of each tensor is read.
 
     Raises CheckpointError, which says what to do, if the checkpoint cannot be served; OptionError if it cannot be
     divided.
@@ -93,7 +93,7 @@ def load_decoder(
     config = read_model_config(path)
     dtype = dtype or named_dtype(saved_dtype(config.dtype, read_headers(path)))
     with WeightReader(path) as reader:
-        return make_decoder(reader, config, dtype, device, make_product, on_part, shard)
+        return make_decoder(reader, config, dtype, device, make_product, on_part, model_part)
 
 
 def make_decoder(
@@ -103,11 +103,11 @@ def make_decoder(
     device: torch.device,
     make_product: MakeProduct = Linear,
     on_part: Callable[[float], None] | None = None,
-    shard: Shard = WHOLE,
+    model_part: ModelPart = WHOLE,
 ) -> Decoder:
-    """A decoder of this shape with the reader's weights, or a shard of it."""
-    config_of_shard = rank_config(config, shard.size)
-    loader = WeightLoader(reader, config, dtype, device, make_product, shard)
+    """A decoder of this shape with the reader's weights, or a part of it."""
+    config_of_part = rank_config(config, model_part.size)
+    loader = WeightLoader(reader, config, dtype, device, make_product, model_part)
     token_embedding = loader.token_embedding()
     project_in, project_out = loader.projections()
     rope = config.rope
@@ -117,7 +117,7 @@ def make_decoder(
         if on_part is not None:
             on_part((index + 1) / config.num_layers)
     return Decoder(
-        config=config_of_shard,
+        config=config_of_part,
         token_embedding=token_embedding,
         position_embedding=loader.position_embedding(),
         project_in=project_in,
@@ -128,7 +128,7 @@ def make_decoder(
         inverse_frequencies=None if rope is None else inverse_frequencies(rope, config.head_dim, device),
         num_parameters=loader.num_parameters_read,
         num_parameters_kept=loader.num_parameters_kept,
-        shard=shard,
+        model_part=model_part,
     )
 
 

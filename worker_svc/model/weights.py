@@ -16,7 +16,7 @@ from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.weight_reader import WeightReader
 from worker_svc.model.config import ModelConfig, QkNorm
 from worker_svc.model.layers import Attention, DecoderLayer, Linear, MakeProduct, Mlp, Norm, Product
-from worker_svc.model.shard import WHOLE, Shard, Span, num_kv_heads_of
+from worker_svc.model.model_part import WHOLE, ModelPart, Span, num_kv_heads_of
 from worker_svc.model.tensor_names import HEAD, NAMES, find_prefix, needed_tensors
 
 log = structlog.get_logger()
@@ -32,11 +32,11 @@ class WeightLoader:
         dtype: torch.dtype,
         device: torch.device,
         make_product: MakeProduct = Linear,
-        shard: Shard = WHOLE,
+        model_part: ModelPart = WHOLE,
     ) -> None:
-        """`config`: of the whole model, of which `shard` is read."""
+        """`config`: of the whole model, of which `model_part` is read."""
         self._make_product = make_product
-        self._shard = shard
+        self._model_part = model_part
         self._reader = reader
         self._config = config
         self._dtype = dtype
@@ -48,16 +48,16 @@ class WeightLoader:
         self.num_parameters_kept = 0  # a matrix that is kept in two forms counts twice
 
     def token_embedding(self) -> Tensor:
-        """[vocab_size, embed_dim], or the shard's rows; of tied ones, the head's matrix if only that was saved."""
+        """[vocab_size, embed_dim], or the part's rows; of tied ones, the head's matrix if only that was saved."""
         name = f"{self._prefix}{self._names.embedding}.weight"
         return self._count(self._load(name if name in self._shapes else HEAD, self._vocabulary))
 
     def position_embedding(self) -> Tensor | None:
-        """[position_offset + max_model_len, hidden_size], or the shard's rows; None for rotary positions."""
+        """[position_offset + max_model_len, hidden_size], or the part's rows; None for rotary positions."""
         name = f"{self._names.positions}.weight"
         if self._prefix + name not in self._shapes:
             return None
-        return self._read(name, self._shard.span_of(self._shapes[self._prefix + name][0]))
+        return self._read(name, self._model_part.span_of(self._shapes[self._prefix + name][0]))
 
     def projections(self) -> tuple[Product | None, Product | None]:
         """Projections into and out of hidden_size, if the embedding has another size."""
@@ -97,7 +97,7 @@ class WeightLoader:
         """One layer, with query, key and value fused, and gate and up fused."""
         config, names = self._config, self._names
         prefix = names.layer.format(index)
-        inner = self._shard.span_of(config.intermediate_size)
+        inner = self._model_part.span_of(config.intermediate_size)
         up = self._column_product([prefix + name for name in names.up], [inner] * len(names.up))
         down = self._row_product(prefix + names.down, inner)
         return DecoderLayer(
@@ -113,18 +113,18 @@ class WeightLoader:
         query_norm, key_norm = config.qk_norm_sizes
         return Attention(
             qkv=self._qkv(prefix),
-            out=self._row_product(prefix + names.out, self._shard.span_of(config.query_size)),
+            out=self._row_product(prefix + names.out, self._model_part.span_of(config.query_size)),
             q_norm=self._norm(f"{prefix}self_attn.q_norm", query_norm) if config.qk_norm else None,
             k_norm=self._key_norm(f"{prefix}self_attn.k_norm", key_norm) if config.qk_norm else None,
-            num_heads=config.num_heads // self._shard.size,
-            num_kv_heads=num_kv_heads_of(config, self._shard.size),
+            num_heads=config.num_heads // self._model_part.size,
+            num_kv_heads=num_kv_heads_of(config, self._model_part.size),
             head_dim=config.head_dim,
         )
 
     def _key_norm(self, name: str, size: int) -> Norm:
         """Norm of keys. Over all heads of a token those that several ranks hold count as often."""
         norm, num_heads = self._norm(name, size), self._config.num_kv_heads
-        num_repeated = self._shard.size * num_kv_heads_of(self._config, self._shard.size) // num_heads
+        num_repeated = self._model_part.size * num_kv_heads_of(self._config, self._model_part.size) // num_heads
         if self._config.qk_norm is not QkNorm.PROJECTIONS or num_repeated == 1 or norm.weight is None:
             return norm
         weight = norm.weight.view(num_heads, -1).repeat_interleave(num_repeated, dim=0).flatten()
@@ -132,13 +132,13 @@ class WeightLoader:
 
     @property
     def _vocabulary(self) -> Span:
-        return self._shard.span_of(self._config.vocab_size)
+        return self._model_part.span_of(self._config.vocab_size)
 
     def _qkv(self, prefix: str) -> Product:
-        """Query, key and value of the shard's heads in one product, from one matrix or three."""
+        """Query, key and value of the part's heads in one product, from one matrix or three."""
         config, names = self._config, self._names.qkv
-        kv = self._shard.span_of_kv(config)
-        spans = [self._shard.span_of(config.query_size), kv, kv]
+        kv = self._model_part.span_of_kv(config)
+        spans = [self._model_part.span_of(config.query_size), kv, kv]
         if len(names) == 1:
             begins = (0, config.query_size, config.query_size + config.kv_size)
             spans = [Span(begin + span.begin, begin + span.end) for begin, span in zip(begins, spans, strict=True)]
@@ -162,7 +162,7 @@ class WeightLoader:
     def _row_product(self, name: str, span: Span) -> Product:
         """Product of a span of the inputs; ranks sum their results, so that only the first one adds the bias."""
         weight = torch.cat([self._read_matrix(name, None, span)]).contiguous()
-        bias = self._read_if_needed(f"{name}.bias") if self._shard.is_first else None
+        bias = self._read_if_needed(f"{name}.bias") if self._model_part.is_first else None
         return self._make_product(weight, bias)
 
     def _read_matrix(self, name: str, outputs: Span | None, inputs: Span | None) -> Tensor:

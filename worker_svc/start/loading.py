@@ -27,7 +27,7 @@ from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import Linear
-from worker_svc.model.shard import Shard
+from worker_svc.model.model_part import ModelPart
 from worker_svc.option_check import CheckedOptions, int8_refused, tensor_parallel_refused
 from worker_svc.ranks.rank_starting import StartRank, spawn_rank
 from worker_svc.runner_choice import DeviceError, RequestedRunner, RunnerChoice, choose_runner, detect_machine
@@ -111,8 +111,8 @@ def _load(
         reduction = starting.set_up(model_fingerprint, reduction_choice, model=str(folder))
     with clock.phase("weights"):
         make_product = Linear if host is None else host.packing.make_product
-        shard = Shard(0, settings.tensor_parallel)
-        decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"), shard)
+        model_part = ModelPart(0, settings.tensor_parallel)
+        decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"), model_part)
         lead = None if starting is None or reduction is None else starting.lead(reduction)
     grammars = None if tokenizer is None else _seat_grammars(tokenizer, decoder.config)
     if host is None:

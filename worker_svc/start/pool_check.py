@@ -7,7 +7,7 @@ from kernels.native.processor import multiplies_bfloat16, processor_features
 from worker_svc.checkpoint.dtype_choice import choose_dtype
 from worker_svc.memory.pool_plan import PoolRequest, PoolSizeError, SequenceLimits, asked_blocks, check_asked_pool
 from worker_svc.model.config import ModelConfig
-from worker_svc.model.shard import rank_config
+from worker_svc.model.model_part import rank_config
 from worker_svc.option_check import CheckedOptions, is_on_cuda
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}

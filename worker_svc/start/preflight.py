@@ -8,7 +8,7 @@ from worker_svc.checkpoint.model_folder import find_checkpoint
 from worker_svc.checkpoint.tokenizer_files import check_tokenizer
 from worker_svc.checkpoint.weight_files import check_tensor, read_headers
 from worker_svc.model.families import read_model_config
-from worker_svc.model.shard import check_divisible
+from worker_svc.model.model_part import check_divisible
 from worker_svc.model.tensor_names import needed_tensors
 from worker_svc.option_check import CheckedOptions, check_length, check_options, has_cuda_driver, has_triton
 from worker_svc.start.pool_check import check_pool

@@ -1,4 +1,4 @@
-"""Loads a rank other than 0: its shard of the weights, its part of each KV block, and the reductions of its group.
+"""Loads a rank other than 0: its part of the weights, its part of each KV block, and the reductions of its group.
 
 Everything that must be the same on all ranks comes from rank 0.
 """
@@ -16,7 +16,7 @@ from worker_svc.cpu.start import choose_host
 from worker_svc.memory.huge_pages import collapse_memory
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import load_decoder, named_dtype
-from worker_svc.model.shard import Shard
+from worker_svc.model.model_part import ModelPart
 from worker_svc.option_check import OptionError
 from worker_svc.ranks.follower import Follower
 from worker_svc.ranks.gloo_ranks import GlooRanks, GlooStore
@@ -59,7 +59,7 @@ def _load(connection: RankConnection, set_up: RankSetUp, own: WorkerSettings | N
     host = choose_host(kernels, dtype, int8_weights=is_int8, int8_kv=choice.kv_dtype == torch.int8)
     reduction = _reduction(connection, set_up)
     decoder = load_decoder(
-        folder, dtype, choice.device, host.packing.make_product, shard=Shard(set_up.rank, set_up.size)
+        folder, dtype, choice.device, host.packing.make_product, model_part=ModelPart(set_up.rank, set_up.size)
     )
     connection.send_json(FrameKind.LOADED, weight_bytes=decoder.weight_bytes)
     connection.receive_json(FrameKind.PLAN)

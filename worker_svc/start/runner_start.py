@@ -87,7 +87,7 @@ def start_cpu_runner(
 ) -> StartedRunner:
     """Start the CPU's runner, which finishes each step in `launch`. Raises PoolSizeError.
 
-    `lead`: of a tensor-parallel group, of which this process is rank 0 and `decoder` its shard; the limits and the use
+    `lead`: of a tensor-parallel group, of which this process is rank 0 and `decoder` its part; the limits and the use
     of memory are then those of the group.
     """
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)

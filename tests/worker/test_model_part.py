@@ -13,7 +13,7 @@ from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import Linear, Product
-from worker_svc.model.shard import Shard, check_divisible, rank_config
+from worker_svc.model.model_part import ModelPart, check_divisible, rank_config
 from worker_svc.option_check import OptionError
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ SHAPE = ModelShape(
 
 
 def load(folder: Path, rank: int = 0, num_ranks: int = 1) -> Decoder:
-    return load_decoder(folder, torch.float32, CPU, shard=Shard(rank, num_ranks))
+    return load_decoder(folder, torch.float32, CPU, model_part=ModelPart(rank, num_ranks))
 
 
 def weight_of(product: Product) -> Tensor:
@@ -44,10 +44,10 @@ def test_a_rank_holds_its_part_of_weights_and_blocks(tmp_path: Path, num_ranks: 
     whole = load(tmp_path)
     block_bytes = KVPool(whole.block_shape(16), 3, CPU, 2).blocks.nbytes
     for rank in range(num_ranks):
-        shard = load(tmp_path, rank, num_ranks)
-        assert shard.weight_bytes * num_ranks == pytest.approx(whole.weight_bytes, rel=0.02)
-        assert shard.num_parameters * num_ranks == pytest.approx(whole.num_parameters, rel=0.02)  # as read
-        pool = KVPool(shard.block_shape(16), 3, CPU, 2)
+        model_part = load(tmp_path, rank, num_ranks)
+        assert model_part.weight_bytes * num_ranks == pytest.approx(whole.weight_bytes, rel=0.02)
+        assert model_part.num_parameters * num_ranks == pytest.approx(whole.num_parameters, rel=0.02)  # as read
+        pool = KVPool(model_part.block_shape(16), 3, CPU, 2)
         assert pool.blocks.nbytes * num_ranks == block_bytes
 
 
@@ -56,10 +56,10 @@ def test_learned_positions_and_the_vocabulary_are_divided_too(tmp_path: Path, fa
     write_tiny_model(family, tmp_path)
     whole, shards = load(tmp_path), [load(tmp_path, rank, 4) for rank in range(4)]
     assert whole.position_embedding is not None
-    assert torch.equal(torch.cat([shard.token_embedding for shard in shards]), whole.token_embedding)
-    positions = [shard.position_embedding for shard in shards]
+    assert torch.equal(torch.cat([model_part.token_embedding for model_part in shards]), whole.token_embedding)
+    positions = [model_part.position_embedding for model_part in shards]
     assert torch.equal(torch.cat([each for each in positions if each is not None]), whole.position_embedding)
-    assert torch.equal(torch.cat([weight_of(shard.head) for shard in shards]), weight_of(whole.head))
+    assert torch.equal(torch.cat([weight_of(model_part.head) for model_part in shards]), weight_of(whole.head))
 
 
 @pytest.mark.parametrize("family", TINY_MODELS)
@@ -70,7 +70,7 @@ def test_partial_products_add_up_to_those_of_the_whole_model(tmp_path: Path, fam
     inputs = torch.randn(5, whole.config.intermediate_size, dtype=torch.float32)
     attended = torch.randn(5, whole.config.query_size, dtype=torch.float32)
     for index, layer in enumerate(whole.layers):
-        parts = [shard.layers[index] for shard in shards]
+        parts = [model_part.layers[index] for model_part in shards]
         down = [part.mlp.down(each) for part, each in zip(parts, inputs.chunk(2, dim=1), strict=True)]
         assert torch.allclose(down[0] + down[1], layer.mlp.down(inputs), atol=1e-4)
         out = [part.attention.out(each) for part, each in zip(parts, attended.chunk(2, dim=1), strict=True)]
@@ -82,11 +82,11 @@ def test_ranks_that_outnumber_key_and_value_heads_hold_the_same_ones(tmp_path: P
     whole, shards = load(tmp_path), [load(tmp_path, rank, 4) for rank in range(4)]
     config = whole.config
     assert config.num_kv_heads == 2
-    assert [shard.config.num_kv_heads for shard in shards] == [1, 1, 1, 1]
+    assert [model_part.config.num_kv_heads for model_part in shards] == [1, 1, 1, 1]
     qkv = weight_of(whole.layers[0].attention.qkv)
     keys = qkv[config.query_size : config.query_size + config.kv_size].chunk(2)
-    for shard, expected in zip(shards, (keys[0], keys[0], keys[1], keys[1]), strict=True):
-        own = weight_of(shard.layers[0].attention.qkv)
+    for model_part, expected in zip(shards, (keys[0], keys[0], keys[1], keys[1]), strict=True):
+        own = weight_of(model_part.layers[0].attention.qkv)
         assert torch.equal(own[config.head_dim : 2 * config.head_dim], expected)
 
 

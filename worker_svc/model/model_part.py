@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ModelPart:
     """The part with number `rank` of `size` parts."""
 
     rank: int = 0
@@ -55,7 +55,7 @@ class Shard:
         return Span(first * config.head_dim, (first + num_heads) * config.head_dim)
 
 
-WHOLE = Shard()
+WHOLE = ModelPart()
 
 
 def num_kv_heads_of(config: ModelConfig, num_ranks: int) -> int:
