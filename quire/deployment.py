@@ -5,16 +5,16 @@ own, and its connection finds that one, and the next one that leads it, among th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 
 from quire.connection import Connection
 from quire.credentials import Credentials
-from quire.errors import NotFoundError, QuireError, RequestCancelledError
-from quire.open_request import OpenRequest
+from quire.deferred_session import DeferredSession
+from quire.errors import NotFoundError
 from quire.params import ClientOptions
 from quire.prefix_memory import PrefixMemory, pieces_of
 from quire.session import Session
@@ -173,61 +173,6 @@ class Deployment:
         self._shards = shards
 
 
-class DeferredSession:
-    """The session of one request whose shard is not known yet; from then on, that of its shard."""
-
-    def __init__(
-        self,
-        finding: Coroutine[Any, Any, Session],
-        entry: Entry,
-        on_done: "Callable[[DeferredSession], None]" = lambda _: None,
-    ) -> None:
-        """`finding` returns the session, `on_done` is called when it is known or wanted no more."""
-        self._entry = entry
-        self._session: Session | None = None
-        self._task = asyncio.get_running_loop().create_task(self._open(finding), name="quire-deferred")
-        self._task.add_done_callback(lambda _: on_done(self))
-
-    def cancel(self, request: OpenRequest) -> None:
-        """Cancels the request; see `Session.cancel`."""
-        if self._session is not None:
-            self._session.cancel(request)
-        else:
-            self._end(RequestCancelledError(f"request {request.request_id} was cancelled by its reader"))
-
-    def detach(self, request: OpenRequest) -> None:
-        """Stops reading the request; see `Session.detach`."""
-        if self._session is not None:
-            self._session.detach(request)
-        else:
-            self.close()
-
-    def catch_up(self, request: OpenRequest) -> None:
-        """Attaches again from the reader's position; see `Session.catch_up`."""
-        if self._session is not None:
-            self._session.catch_up(request)
-
-    def close(self) -> None:
-        """Gives up a request that was not sent yet."""
-        self._end(RequestCancelledError(f"the reader of request {self._entry.request.request_id} was closed"))
-
-    async def _open(self, finding: Coroutine[Any, Any, Session]) -> None:
-        try:
-            session = await finding
-            session.open(self._entry)
-        except QuireError as error:
-            self._entry.request.fail(error)
-        except Exception as error:
-            self._entry.request.fail(QuireError(f"the request was not sent: {error!r}"))
-            raise
-        else:
-            self._session = session
-
-    def _end(self, error: QuireError) -> None:
-        self._entry.request.fail(error)
-        self._task.cancel()
-
-
 def _shard(message: cluster_pb2.Shard) -> Shard:
     return Shard(
         number=message.number,
@@ -237,6 +182,3 @@ def _shard(message: cluster_pb2.Shard) -> Shard:
         num_running=message.num_running,
         num_waiting=message.num_waiting,
     )
-
-
-OpenSession = Session | DeferredSession

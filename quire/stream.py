@@ -8,7 +8,7 @@ import asyncio
 from functools import partial
 
 from quire.answer_reader import AnswerReader
-from quire.deployment import OpenSession
+from quire.deferred_session import OpenSession
 from quire.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
 from quire.open_request import OpenRequest
 from quire.params import ChatMessage
