@@ -5,6 +5,7 @@ Knows the calls and their results; the session makes requests survive a broken c
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, Unpack
 
 from quire.address import check_address
@@ -168,12 +169,13 @@ class AsyncClient:
             cache_salt: of the request.
         """
         deployment = self._deployed()
-        if isinstance(prompt, Chat) and deployment.has_choice:
-            try:
-                return deployment.new_id(chat_to_pb(prompt), cache_salt, prefix)
-            except InvalidRequestError:
-                pass  # it will be refused
-        return deployment.new_id("" if prompt is None or isinstance(prompt, Chat) else prompt, cache_salt, prefix)
+        beginning: str | Sequence[int] | pb.ChatPrompt = ""
+        if not isinstance(prompt, Chat):
+            beginning = "" if prompt is None else prompt
+        elif deployment.has_choice:
+            with suppress(InvalidRequestError):  # its request will be refused
+                beginning = chat_to_pb(prompt)
+        return deployment.new_id(beginning, cache_salt, prefix)
 
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> CompletionStream:
         """Reads a request that was submitted before, here or elsewhere, from a position of its output onwards.
@@ -416,7 +418,7 @@ class AsyncClient:
     ) -> CompletionStream:
         if self._options.timeout_s is not None:
             keywords.setdefault("timeout_s", self._options.timeout_s)
-        if keywords.get("request_id") is None:
+        if not keywords.get("request_id"):
             keywords["request_id"] = self._deployed().new_id(prompt, keywords.get("cache_salt"))
         params = gather(keywords)
         submission = request_to_pb(prompt, params)

@@ -20,7 +20,7 @@ class DeferredSession:
         self,
         finding: Coroutine[Any, Any, Session],
         entry: Entry,
-        on_done: "Callable[[DeferredSession], None]" = lambda _: None,
+        on_done: "Callable[[DeferredSession], None]",
     ) -> None:
         """`finding` returns the session, `on_done` is called when it is known or wanted no more."""
         self._entry = entry

@@ -1,6 +1,5 @@
 """Requests to protobuf. A value that its field cannot carry is an InvalidRequestError that names the field."""
 
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -45,9 +44,9 @@ def encode(kind: type[M], **values: Any) -> M:
 
 
 def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: RequestParams) -> pb.GenerateRequest:
-    """Encodes a request; makes its id if it has none."""
+    """Encodes a request, which has its id."""
     message = pb.GenerateRequest()
-    set_field(message, "", "request_id", params.request_id or uuid.uuid4().hex)
+    set_field(message, "", "request_id", params.request_id)
     _set_prompt(message, prompt)
     for group in ("sampling", "stopping", "output"):
         values = getattr(params, group)

@@ -60,7 +60,7 @@ async def serve(settings: SchedulerSettings) -> None:
     if is_standby(settings):
         open_tail(settings.store, deployment=settings.deployment)  # says so at once if there can be none
     end = stop_event(settings.parent_pipe_fd)
-    store = await before(end, open_shard_store(settings, 0))
+    store = await before(open_shard_store(settings, 0), end.wait())
     if store is None:
         log.info("scheduler ended", reason="told to end while it waited for the store")
         return

@@ -53,7 +53,7 @@ async def serve_shard(door: Door, shard: int, store: Store, leases: Leases, end:
 async def stand_by(parts: Parts, end: asyncio.Event) -> Leading | None:
     """Wait until this process leads; a standby answers meanwhile with NOT_LEADER. None if it is told to end first."""
     try:
-        return await before(end, parts.taking_over.lead())
+        return await before(parts.taking_over.lead(), end.wait())
     finally:
         if parts.hot is not None:
             await parts.hot.close()
@@ -85,9 +85,9 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
         await unless_failed(asyncio.sleep(_LEAVE_S), (leader.fatal, *leader.running))
         leader.successors = await lease.standbys()
     if not leader.successors:
-        draining = asyncio.create_task(_drain(engine, leader.admission, door.settings.drain_timeout_s))
-        others = () if door.watch is None else (asyncio.create_task(_until_succeeded(leader)),)
-        await unless_failed(_first(draining, *others), (leader.fatal, *leader.running))
+        draining = _drain(engine, leader.admission, door.settings.drain_timeout_s)
+        others = () if door.watch is None else (_until_succeeded(leader),)
+        await unless_failed(before(draining, *others), (leader.fatal, *leader.running))
         leader.is_drained = not leader.successors
     if leader.successors:
         log.info("handing over", live=len(engine.live), to=leader.successors)
@@ -113,7 +113,7 @@ async def end_leading(parts: Parts, leader: LeaderParts) -> None:
     if parts.door.watch is None:  # else the process may have other shards
         await parts.door.server.stop(1.0)
     for ready in (CLUSTER, JOURNAL):
-        await parts.door.health.part(parts.shard).set_serving(ready, False)
+        await leader.readiness.close(ready)
     await attempt.records.close()
     await end_tasks(*leader.running)  # the first error is raised already
     if parts.door.watch is not None:
@@ -131,14 +131,6 @@ async def _until_succeeded(leader: LeaderParts) -> None:
     while not leader.successors:
         await asyncio.sleep(_PUBLISH_S / 2)
         leader.successors = await leader.leading.lease.standbys()
-
-
-async def _first(*tasks: "asyncio.Task[None]") -> None:
-    """Return when the first of these has ended, and end the others. Raises its error."""
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    await end_tasks(*tasks)
-    for task in done:
-        task.result()
 
 
 def _log_leading(parts: Parts, epoch: int) -> None:
@@ -183,11 +175,11 @@ async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None
         log.warning("requests left unfinished in the journal", live=len(engine.live))
 
 
-async def before(end: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """Result of the work; None, and the work is cancelled, if `end` is set first."""
-    task, ending = asyncio.create_task(work), asyncio.create_task(end.wait())
+async def before(work: Coroutine[Any, Any, Result], *others: Coroutine[Any, Any, object]) -> Result | None:
+    """Result of the work; None if one of the others returns first. What is not done then is cancelled."""
+    task, ending = asyncio.create_task(work), [asyncio.create_task(each) for each in others]
     try:
-        await asyncio.wait([task, ending], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, *ending], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        await end_tasks(task, ending)
+        await end_tasks(task, *ending)

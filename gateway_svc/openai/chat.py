@@ -40,14 +40,11 @@ class Chats:
         name = await self._model.check(body.model)
         tool_use = body.tool_use
         format = tool_use.format((await self._model.get()).answer_format)
-        call = _Call(
-            body,
-            name,
-            new_request_id(self._client, "chatcmpl-", body.chat, idempotency_key, body.tenant),
-            self._vocabulary,
-        )
+        chat = body.chat
+        request_id = new_request_id(self._client, "chatcmpl-", chat, idempotency_key, body.tenant)
+        call = _Call(body, name, request_id, self._vocabulary)
         counts = event_counts(idempotency_key, last_event_id, body.num_outputs, streamed=bool(body.stream))
-        chat, keywords = body.chat, body.keywords(call.request_id)
+        keywords = body.keywords(request_id)
         keywords["text_ends"] = idempotency_key is not None  # whether or not this time it streams
         if not format.is_plain:
             keywords["keep_special_tokens"] = True  # markers may be such

@@ -71,12 +71,9 @@ class Completions:
         if body.max_tokens == 0 and not body.echo:
             raise invalid("max_tokens", "give at least 1, or 0 together with echo")
         name = await self._model.check(body.model)
-        call = _Call(
-            body,
-            name,
-            new_request_id(self._client, "cmpl-", next(iter(body.prompts), ""), idempotency_key, body.tenant),
-            self._vocabulary,
-        )
+        first = next(iter(body.prompts), "")
+        request_id = new_request_id(self._client, "cmpl-", first, idempotency_key, body.tenant)
+        call = _Call(body, name, request_id, self._vocabulary)
         num_outputs = len(body.prompts) * body.num_outputs
         counts = event_counts(idempotency_key, last_event_id, num_outputs, streamed=bool(body.stream))
         with sdk_refusals(FIELD_NAMES):

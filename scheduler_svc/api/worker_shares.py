@@ -4,6 +4,7 @@ One per leader of a deployment with several shards. A worker is told by the answ
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import structlog
@@ -54,13 +55,13 @@ class WorkerShares:
         self._sent = {
             name: sent for name, sent in self._sent.items() if now_s - sent[1] < _SETTLE_S and name != worker_id
         }
-        counted = []
-        for shard in self.watch.shards:
-            num_sent = sum(1 for number, _ in self._sent.values() if number == shard.number)
-            counted.append(pb.Shard())
-            counted[-1].CopyFrom(shard)
-            counted[-1].num_workers += num_sent
-        chosen = shard_of_new_worker(counted)
+        num_sent = Counter(number for number, _ in self._sent.values())
+        chosen = shard_of_new_worker(
+            [
+                pb.Shard(number=each.number, leader=each.leader, num_workers=each.num_workers + num_sent[each.number])
+                for each in self.watch.shards
+            ]
+        )
         self._sent[worker_id] = (chosen, now_s)
         return chosen
 

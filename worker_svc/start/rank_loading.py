@@ -29,7 +29,7 @@ from worker_svc.start.runner_start import batched_tokens, plan_cpu_pool, take_me
 def load_follower(connection: RankConnection, own: WorkerSettings | None) -> Follower:
     """Load as rank 0 says; it hears why, if this rank cannot.
 
-    own: settings of a rank on another machine: of those the model's folder and the threads count
+    `own`: settings of a rank on another machine; of those the model's folder and the threads count.
     Raises RankLostError if rank 0 ends; SystemExit if the model cannot be loaded here.
     """
     set_up = RankSetUp(**connection.receive_json(FrameKind.SET_UP))
