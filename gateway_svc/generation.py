@@ -97,10 +97,12 @@ def new_request_id(
     prefix: str,
     prompt: "str | Sequence[int] | quire.Chat",
     idempotency_key: str | None,
+    *,
     tenant: str | None,
+    cache_salt: str | None,
 ) -> str:
     """An id for a call, behind the prefix; the same key of a tenant gives the same one, so that a retry attaches."""
     if idempotency_key is None:
-        return client.new_request_id(prompt, prefix=prefix)
+        return client.new_request_id(prompt, prefix=prefix, cache_salt=cache_salt, tenant=tenant)
     owned = f"{tenant or ''}\n{idempotency_key}"
     return f"{prefix}{hashlib.sha256(owned.encode()).hexdigest()[:32]}"

@@ -244,12 +244,17 @@ class Client:
         return self._thread.run(listing)
 
     def new_request_id(
-        self, prompt: str | Sequence[int] | Chat | None = None, *, prefix: str = "", cache_salt: str | None = None
+        self,
+        prompt: str | Sequence[int] | Chat | None = None,
+        *,
+        prefix: str = "",
+        cache_salt: str | None = None,
+        tenant: str | None = None,
     ) -> str:
         """Makes an id for a request that you submit with it; see `AsyncClient.new_request_id`."""
 
         async def make() -> str:
-            return self._client.new_request_id(prompt, prefix=prefix, cache_salt=cache_salt)
+            return self._client.new_request_id(prompt, prefix=prefix, cache_salt=cache_salt, tenant=tenant)
 
         return self._thread.run(make())
 

@@ -5,7 +5,7 @@ own, and its connection finds that one, and the next one that leads it, among th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -16,10 +16,18 @@ from quire.credentials import Credentials
 from quire.deferred_session import DeferredSession
 from quire.errors import NotFoundError
 from quire.params import ClientOptions
-from quire.prefix_memory import PrefixMemory, pieces_of
+from quire.prefix_memory import PrefixMemory
+from quire.prompt_beginnings import Prompt, beginnings_of, num_bytes_of, unpack_hashes
 from quire.session import Session
 from quire.session_entry import Entry
-from quire.shards import Shard, names_its_shard, new_request_id, shard_of_id, shard_of_new_request
+from quire.shards import (
+    Shard,
+    load_of_request,
+    names_its_shard,
+    new_request_id,
+    shard_of_id,
+    shard_of_new_request,
+)
 from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 
@@ -38,7 +46,7 @@ class Deployment:
         self._credentials = credentials
         self._connections: dict[int, Connection] = {}
         self._shards: list[Shard] = []  # empty: not known yet
-        self._num_sent: list[int] = []  # requests since the shard was described
+        self._sent: list[float] = []  # load since the shard was described
         self._prefixes = PrefixMemory()
         self._asking: asyncio.Task[None] | None = None
         self._are_known = asyncio.Event()  # or were asked for in vain
@@ -81,23 +89,26 @@ class Deployment:
         """True if several shards are known."""
         return len(self._shards) > 1
 
-    def new_id(self, prompt: "str | Sequence[int] | pb.ChatPrompt", salt: str | None, prefix: str = "") -> str:
+    def new_id(self, prompt: Prompt, *, salt: str | None, tenant: str | None, prefix: str = "") -> str:
         """The id of a new request, which decides where it goes: where its beginning is known, or where least runs."""
         if not self.has_choice:
             return new_request_id(None, prefix)
-        pieces = pieces_of(prompt, salt)
-        shard = shard_of_new_request(self._shards, self._num_sent, self._prefixes.find(pieces))
-        self._prefixes.record(pieces, shard)
-        self._num_sent[shard] += 1
+        beginnings = beginnings_of(prompt, salt, tenant)
+        known_bytes = self._prefixes.find(beginnings)
+        shard = shard_of_new_request(self._shards, self._sent, known_bytes)
+        self._prefixes.record_sent(beginnings, shard)
+        num_bytes = num_bytes_of(prompt) if beginnings else 0
+        self._sent[shard] += load_of_request(num_bytes, known_bytes.get(shard, 0))
         return new_request_id(shard, prefix)
 
     def open(self, entry: Entry) -> "Session | DeferredSession":
         """Submits a request, or attaches to it, as soon as its shard is known."""
-        if len(self._shards) != 1:
+        num_shards, request_id = len(self._shards), entry.request.request_id
+        if not num_shards or (num_shards > 1 and self._must_be_found(entry)):
             deferred = DeferredSession(self._session_of(entry), entry, self._deferred.discard)
             self._deferred.add(deferred)
             return deferred
-        session = self.first.session
+        session = self._connection_to(shard_of_id(request_id, num_shards)).session
         session.open(entry)
         return session
 
@@ -113,7 +124,7 @@ class Deployment:
     async def _session_of(self, entry: Entry) -> Session:
         request_id = entry.request.request_id
         num_shards = len(await self.shards())
-        if num_shards > 1 and entry.submission is None and not names_its_shard(request_id):
+        if num_shards > 1 and self._must_be_found(entry):
 
             async def find(connection: Connection) -> Session:
                 await connection.call(connection.inference.GetRequest, pb.GetRequestRequest(request_id=request_id))
@@ -121,6 +132,10 @@ class Deployment:
 
             return await self.of_request(request_id, find)
         return self._connection_to(shard_of_id(request_id, num_shards)).session
+
+    def _must_be_found(self, entry: Entry) -> bool:
+        """True of a request that was submitted with an id that names no shard, perhaps to another one than it says."""
+        return entry.submission is None and not names_its_shard(entry.request.request_id)
 
     def _connection_to(self, shard: int) -> Connection:
         if shard not in self._connections:
@@ -163,13 +178,16 @@ class Deployment:
             async for message in connection.cluster.Topology(cluster_pb2.TopologyRequest()):
                 limit.reschedule(None)
                 self._record([_shard(each) for each in message.shards])
+                for each in message.cached:
+                    if each.shard < len(self._shards):
+                        self._prefixes.record_cached(each.shard, unpack_hashes(each.hashes))
                 self._are_known.set()
         return len(self._shards) == 1
 
     def _record(self, shards: list[Shard]) -> None:
         before = {shard.number: shard for shard in self._shards}
-        sent = dict(enumerate(self._num_sent))
-        self._num_sent = [sent.get(shard.number, 0) if before.get(shard.number) == shard else 0 for shard in shards]
+        sent = dict(enumerate(self._sent))
+        self._sent = [sent.get(shard.number, 0.0) if before.get(shard.number) == shard else 0.0 for shard in shards]
         self._shards = shards
 
 
@@ -181,4 +199,5 @@ def _shard(message: cluster_pb2.Shard) -> Shard:
         num_workers=message.num_workers,
         num_running=message.num_running,
         num_waiting=message.num_waiting,
+        num_uncomputed_tokens=message.num_uncomputed_tokens,
     )

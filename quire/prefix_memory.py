@@ -1,80 +1,67 @@
-"""Memory of prompts by their beginnings: which shard got a prompt that began alike, and so may have its blocks.
+"""Memory of prompts by their beginnings: which shards may have the blocks of a prompt that began alike.
 
-Pure. A prompt is cut into pieces of 256 bytes, and each piece is known by a hash of it and everything before it, as the
-blocks of the cache are; the server's tokens are not needed for that.
+Pure. There are two sources: what this client sent lately, and what the shards say that they have cached.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 
-from quire.v1 import inference_pb2 as pb
+from quire.prompt_beginnings import Beginning
 
-_PIECE_BYTES = 256
-_MOST_PIECES = 512  # of a prompt
-_MOST_KNOWN = 1 << 16  # pieces of all prompts, about 8 MB
+_MOST_KNOWN = 1 << 16  # beginnings that were sent, about 8 MB
 
 
 class PrefixMemory:
-    """Shards by the pieces that they got; the pieces that were not seen for longest are forgotten."""
+    """Shards by the beginnings that they got or have; what was not sent for longest is forgotten."""
 
     def __init__(self) -> None:
-        self._shard_of: OrderedDict[bytes, int] = OrderedDict()
+        self._sent: OrderedDict[int, int] = OrderedDict()  # hash -> the shard that got it last
+        self._cached: dict[int, frozenset[int]] = {}  # shard -> short hashes, as it said
+        self._cached_in: dict[int, int] = {}  # short hash -> the shards that have it, as bits
 
-    def find(self, pieces: Sequence[bytes]) -> int | None:
-        """Number of the shard that got the longest beginning of these pieces last; None: none got the first one."""
-        found = None
-        for piece in pieces:
-            shard = self._shard_of.get(piece)
-            if shard is None:
-                break
-            found = shard
+    def find(self, beginnings: Sequence[Beginning]) -> dict[int, int]:
+        """Bytes of the longest beginning that is known of each shard, by its number; others know none."""
+        found: dict[int, int] = {}
+        cached_in, sent = self._cached_in, self._sent
+        have, num_bytes = -1, 0
+        for beginning in beginnings:
+            still_have = have & cached_in.get(beginning.short_hash, 0)
+            if num_bytes:
+                found.update(dict.fromkeys(_bits(have & ~still_have), num_bytes))
+            shard = sent.get(beginning.hash)
+            if shard is not None:
+                found[shard] = beginning.num_bytes
+            elif not still_have:
+                return found
+            have, num_bytes = still_have, beginning.num_bytes
+        if num_bytes:
+            found.update(dict.fromkeys(_bits(have), num_bytes))
         return found
 
-    def record(self, pieces: Sequence[bytes], shard: int) -> None:
-        """Record that a shard gets a prompt of these pieces."""
-        for piece in pieces:
-            self._shard_of[piece] = shard
-            self._shard_of.move_to_end(piece)
-        while len(self._shard_of) > _MOST_KNOWN:
-            self._shard_of.popitem(last=False)
+    def record_sent(self, beginnings: Sequence[Beginning], shard: int) -> None:
+        """Record that a shard gets a prompt with these beginnings."""
+        sent = self._sent
+        for beginning in reversed(beginnings):  # so that no beginning is forgotten before a longer one
+            sent[beginning.hash] = shard
+            sent.move_to_end(beginning.hash)
+        while len(sent) > _MOST_KNOWN:
+            sent.popitem(last=False)
+
+    def record_cached(self, shard: int, hashes: frozenset[int]) -> None:
+        """Record what a shard says that it has cached, in place of what it said before."""
+        bit, before = 1 << shard, self._cached.get(shard, frozenset())
+        for gone in before - hashes:
+            self._cached_in[gone] &= ~bit
+            if not self._cached_in[gone]:
+                del self._cached_in[gone]
+        for new in hashes - before:
+            self._cached_in[new] = self._cached_in.get(new, 0) | bit
+        self._cached[shard] = hashes
 
 
-def pieces_of(prompt: "str | Sequence[int] | pb.ChatPrompt", salt: str | None) -> list[bytes]:
-    """Hashes of a prompt's pieces, whole ones alone, each with everything before it.
-
-    Args:
-        prompt: text, token ids or a chat.
-        salt: cache_salt of the request: prompts of different salts share nothing.
-    """
-    state = blake2b((salt or "").encode("utf-8", "surrogatepass"), digest_size=16)
-    hashes = []
-    for piece in _pieces(prompt):
-        state.update(piece)
-        hashes.append(state.digest())
-    return hashes
-
-
-def _pieces(prompt: "str | Sequence[int] | pb.ChatPrompt") -> Iterator[bytes]:
-    if isinstance(prompt, str):
-        data = prompt[: _MOST_PIECES * _PIECE_BYTES].encode("utf-8", "surrogatepass")
-    elif isinstance(prompt, pb.ChatPrompt):
-        data = _chat(prompt)
-    else:
-        try:
-            data = array("q", prompt[: _MOST_PIECES * _PIECE_BYTES // 8]).tobytes()
-        except (TypeError, ValueError, OverflowError):  # no token ids; it will be refused
-            return
-    for start in range(0, min(len(data), _MOST_PIECES * _PIECE_BYTES) - _PIECE_BYTES + 1, _PIECE_BYTES):
-        yield data[start : start + _PIECE_BYTES]
-
-
-def _chat(prompt: pb.ChatPrompt) -> bytes:
-    """Tools and messages in the order in which templates write them."""
-    data = bytearray(prompt.tools.encode())
-    for message in prompt.messages:
-        data += message.SerializeToString(deterministic=True)
-        if len(data) >= _MOST_PIECES * _PIECE_BYTES:
-            break
-    return bytes(data)
+def _bits(number: int) -> Iterator[int]:
+    """Indices of the bits that are set."""
+    while number:
+        lowest = number & -number
+        yield lowest.bit_length() - 1
+        number ^= lowest

@@ -6,13 +6,15 @@ that every client finds the request.
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-# A shard that knows the prefix takes a request while it has at most so many times another's requests, and some more.
+# A shard that knows the prefix takes a request while it has at most so many times another's load, and some more.
 _BUSIER = 2
 _MORE = 4
+_TOKENS_A_REQUEST = 512  # to be computed, that are as much load as a request
+_BYTES_A_REQUEST = 4 * _TOKENS_A_REQUEST  # of a prompt
 
 _MADE_ID = re.compile(r"(?:^|-)s(\d{1,3})-[0-9a-f]{32}(?:-|$)")  # others may stand before and behind it
 
@@ -27,6 +29,7 @@ class Shard:
     num_workers: int = 0
     num_running: int = 0
     num_waiting: int = 0
+    num_uncomputed_tokens: int = 0  # of those that run or wait
 
 
 def new_request_id(shard: int | None, prefix: str = "") -> str:
@@ -51,26 +54,41 @@ def names_its_shard(request_id: str) -> bool:
     return _MADE_ID.search(request_id) is not None
 
 
-def shard_of_new_request(shards: Sequence[Shard], num_sent: Sequence[int], knows_prefix: int | None = None) -> int:
+def load_of_request(num_bytes: int, num_known_bytes: int = 0) -> float:
+    """Load that a request adds to a shard that knows so much of its prompt, in requests without a prompt."""
+    return 1 + (num_bytes - num_known_bytes) / _BYTES_A_REQUEST
+
+
+def shard_of_new_request(
+    shards: Sequence[Shard], sent: Sequence[float], known_bytes: Mapping[int, int] | None = None
+) -> int:
     """Number of the shard that takes a new request.
 
-    The shard that knows the beginning of its prompt, unless that one is much busier than another; else the one with the
-    fewest requests for each of its workers.
+    Of the shards that know a beginning of its prompt, the one that knows most of it and is not much busier than another
+    for what that saves; else the one with the least load for each of its workers.
 
     Args:
         shards: every shard of the deployment, by number.
-        num_sent: requests that were sent to each shard since it was described.
-        knows_prefix: the shard that got the longest beginning of the prompt before; None: there is none.
+        sent: load that was sent to each shard since it was described.
+        known_bytes: bytes of the longest beginning of the prompt that a shard may have cached, by its number.
     """
     serving = [shard for shard in shards if shard.leader and shard.num_workers]
     candidates = serving or [shard for shard in shards if shard.leader] or list(shards)
+    loads = {shard.number: _load(shard) + sent[shard.number] / max(1, shard.num_workers) for shard in candidates}
+    best = min(loads, key=lambda number: (loads[number], sent[number]))
+    if not known_bytes:
+        return best
+    most = _BUSIER * loads[best] + _MORE
+    at_best = known_bytes.get(best, 0)
+    fitting = [
+        (num_bytes, -loads[number], -number)
+        for number, num_bytes in known_bytes.items()
+        if number in loads and loads[number] <= most + max(0, num_bytes - at_best) / _BYTES_A_REQUEST
+    ]
+    return -max(fitting)[2] if fitting else best
 
-    def load(shard: Shard) -> float:
-        num_live = shard.num_running + shard.num_waiting + num_sent[shard.number]
-        return num_live / max(1, shard.num_workers)
 
-    best = min(candidates, key=lambda shard: (load(shard), num_sent[shard.number]))
-    known = next((shard for shard in candidates if shard.number == knows_prefix), None)
-    if known is not None and load(known) <= _BUSIER * load(best) + _MORE:
-        return known.number
-    return best.number
+def _load(shard: Shard) -> float:
+    """Load of each worker, in requests."""
+    num_live = shard.num_running + shard.num_waiting + shard.num_uncomputed_tokens / _TOKENS_A_REQUEST
+    return num_live / max(1, shard.num_workers)

@@ -47,6 +47,7 @@ from scheduler_svc.part_settings import (
     scheduler_config,
 )
 from scheduler_svc.requests.admission import Admission
+from scheduler_svc.requests.live.cache_summary import CacheSummary
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.readers import Readers
 from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
@@ -113,6 +114,7 @@ class LeaderParts:
 
     leading: Leading
     admission: Admission
+    cached: CacheSummary | None  # None: there is one shard, or nothing is cached
     keeper: PrefixKeeper
     workers: Workers
     readiness: Readiness
@@ -182,7 +184,10 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
     settings = door.settings
     engine, recovery, limits = attempt.engine, attempt.recovery, admission_limits(settings)
     control = RequestControl(engine, recovery, limits)
-    admission = Admission(engine, limits, attempt.readers, recovery, control)
+    cached = None
+    if door.watch is not None and settings.prefix_cache:
+        cached = CacheSummary(parts.shard, engine.scheduler.workers)
+    admission = Admission(engine, limits, attempt.readers, recovery, control, cached=cached)
     keeper = PrefixKeeper(engine, admission.in_flight_admissions_still_fit)
     if settings.prefix_cache:
         keeper.restore(recovery.pins)
@@ -223,6 +228,7 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
     return LeaderParts(
         leading=leading,
         admission=admission,
+        cached=cached,
         keeper=keeper,
         workers=workers,
         readiness=readiness,

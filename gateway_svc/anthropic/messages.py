@@ -26,7 +26,10 @@ class Messages:
         name = await self._model.check(body.model)
         of_model = (await self._model.get()).answer_format
         chat, format = body.chat(of_model), body.tool_use.format(of_model)
-        call = MessageCall(body, name, new_request_id(self._client, "msg_", chat, idempotency_key, body.tenant))
+        request_id = new_request_id(
+            self._client, "msg_", chat, idempotency_key, tenant=body.tenant, cache_salt=body.cache_salt
+        )
+        call = MessageCall(body, name, request_id)
         with sdk_refusals(call.names):
             keywords = body.keywords(call.request_id)
             if not format.is_plain:

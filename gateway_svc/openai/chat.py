@@ -41,7 +41,9 @@ class Chats:
         tool_use = body.tool_use
         format = tool_use.format((await self._model.get()).answer_format)
         chat = body.chat
-        request_id = new_request_id(self._client, "chatcmpl-", chat, idempotency_key, body.tenant)
+        request_id = new_request_id(
+            self._client, "chatcmpl-", chat, idempotency_key, tenant=body.tenant, cache_salt=body.cache_salt
+        )
         call = _Call(body, name, request_id, self._vocabulary)
         counts = event_counts(idempotency_key, last_event_id, body.num_outputs, streamed=bool(body.stream))
         keywords = body.keywords(request_id)

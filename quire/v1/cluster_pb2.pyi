@@ -42,18 +42,26 @@ class TopologyResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARDS_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shard]:
         """shards in the order of their numbers, which begin with 0."""
+
+    @_builtins.property
+    def cached(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedBeginnings]:
+        """cached has the shards whose summary has changed since the last message of this stream; in its first message those
+        that have one. At most one for each shard.
+        """
 
     def __init__(
         self,
         *,
         shards: _abc.Iterable[Global___Shard] | None = ...,
+        cached: _abc.Iterable[Global___CachedBeginnings] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -72,6 +80,8 @@ class Shard(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     IS_LEAVING_FIELD_NUMBER: _builtins.int
+    NUM_UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_VERSION_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """number of the shard."""
     leader: _builtins.str
@@ -86,6 +96,12 @@ class Shard(_message.Message):
     """num_waiting is the number of requests that wait for a worker."""
     is_leaving: _builtins.bool
     """is_leaving: the leader was told to end, and hands over as soon as a scheduler stands by for the shard."""
+    num_uncomputed_tokens: _builtins.int
+    """num_uncomputed_tokens is the number of tokens of prompts, and of preempted outputs, that are yet to be computed, of
+    the requests that run or wait. Those that will be found in a cache count until they are.
+    """
+    cache_version: _builtins.int
+    """cache_version is the `version` of what the shard has cached."""
     def __init__(
         self,
         *,
@@ -96,14 +112,58 @@ class Shard(_message.Message):
         num_running: _builtins.int = ...,
         num_waiting: _builtins.int = ...,
         is_leaving: _builtins.bool = ...,
+        num_uncomputed_tokens: _builtins.int = ...,
+        cache_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_leaving", b"is_leaving", "leader", b"leader", "num_running", b"num_running", "num_waiting", b"num_waiting", "num_workers", b"num_workers", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_version", b"cache_version", "epoch", b"epoch", "is_leaving", b"is_leaving", "leader", b"leader", "num_running", b"num_running", "num_uncomputed_tokens", b"num_uncomputed_tokens", "num_waiting", b"num_waiting", "num_workers", b"num_workers", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Shard: _TypeAlias = Shard  # noqa: Y015
+
+@_typing.final
+class CachedBeginnings(_message.Message):
+    """CachedBeginnings is a summary of the prompts whose KV the workers of one shard have, or are about to compute. It is a
+    hint: a beginning in it may be evicted a moment later, and about one unknown beginning in 2^32 / (number of hashes of
+    all shards) seems known.
+
+    A prompt is known by hashes of its beginnings. Its bytes are the UTF-8 of a text; of token ids, each as little-endian
+    int32; of a chat, the UTF-8 of `tools`, then each message as it is serialised in the order of its fields. There is a
+    beginning of 256 n bytes, if the prompt has as many, for n = 1 to 16, then for every second n to 32, for every fourth
+    to 64, for every eighth to 128 and for every 16th to 256. Its hash is the first four bytes, as a little-endian number,
+    of the BLAKE2b digest of 8 bytes of: the tenant, a zero byte, the cache_salt, a zero byte, and the bytes of the
+    beginning.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    """shard that has them."""
+    version: _builtins.int
+    """version names the content: equal versions have equal hashes. 0: nothing is known to be cached."""
+    hashes: _builtins.bytes
+    """hashes in ascending order, each as little-endian uint32: at most 2,048, so 8 KiB. Of more, those that were used
+    last; a beginning is not left out before a longer one of the same prompt.
+    """
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        version: _builtins.int = ...,
+        hashes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes", b"hashes", "shard", b"shard", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedBeginnings: _TypeAlias = CachedBeginnings  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):

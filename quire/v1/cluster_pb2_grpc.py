@@ -97,8 +97,9 @@ class ClusterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Topology(self, request, context):
-        """Topology says which shards there are and who leads them: at once, and again whenever that changes, at most four
-        times a second. With one shard the stream ends after its first message, since there is nothing to choose.
+        """Topology says which shards there are, who leads them and what they have cached: at once, and again whenever that
+        changes, at most four times a second. With one shard the stream ends after its first message, since there is
+        nothing to choose.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

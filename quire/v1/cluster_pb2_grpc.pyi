@@ -60,8 +60,9 @@ class ClusterStub:
     answers.
     """
     Topology: _grpc.UnaryStreamMultiCallable[_cluster_pb2.TopologyRequest, _cluster_pb2.TopologyResponse]
-    """Topology says which shards there are and who leads them: at once, and again whenever that changes, at most four
-    times a second. With one shard the stream ends after its first message, since there is nothing to choose.
+    """Topology says which shards there are, who leads them and what they have cached: at once, and again whenever that
+    changes, at most four times a second. With one shard the stream ends after its first message, since there is
+    nothing to choose.
     """
 
 @_typing.type_check_only
@@ -96,8 +97,9 @@ class ClusterAsyncStub(ClusterStub):
     answers.
     """
     Topology: _aio.UnaryStreamMultiCallable[_cluster_pb2.TopologyRequest, _cluster_pb2.TopologyResponse]  # type: ignore[assignment]
-    """Topology says which shards there are and who leads them: at once, and again whenever that changes, at most four
-    times a second. With one shard the stream ends after its first message, since there is nothing to choose.
+    """Topology says which shards there are, who leads them and what they have cached: at once, and again whenever that
+    changes, at most four times a second. With one shard the stream ends after its first message, since there is
+    nothing to choose.
     """
 
 class ClusterServicer(metaclass=_abc_1.ABCMeta):
@@ -147,8 +149,9 @@ class ClusterServicer(metaclass=_abc_1.ABCMeta):
         request: _cluster_pb2.TopologyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_cluster_pb2.TopologyResponse], _abc.AsyncIterator[_cluster_pb2.TopologyResponse]]:
-        """Topology says which shards there are and who leads them: at once, and again whenever that changes, at most four
-        times a second. With one shard the stream ends after its first message, since there is nothing to choose.
+        """Topology says which shards there are, who leads them and what they have cached: at once, and again whenever that
+        changes, at most four times a second. With one shard the stream ends after its first message, since there is
+        nothing to choose.
         """
 
 def add_ClusterServicer_to_server(servicer: ClusterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""Topology: the shards of the deployment and their leaders, as any scheduler knows them, leading or not."""
+"""Topology: the shards of the deployment, their leaders and caches, as any scheduler knows them, leading or not."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,12 +19,14 @@ async def topology(watch: ShardWatch | None) -> AsyncIterator[pb.TopologyRespons
         yield pb.TopologyResponse(shards=[pb.Shard()])
         return
     said: pb.TopologyResponse | None = None
+    said_versions = [0] * len(watch.cached)
     while True:
         changed = watch.changed
         answer = pb.TopologyResponse(shards=watch.shards)
-        if answer != said:
-            yield answer
-            said = answer
+        news = [each for each, version in zip(watch.cached, said_versions, strict=True) if each.version != version]
+        if news or answer != said:
+            said, said_versions = answer, [each.version for each in watch.cached]
+            yield pb.TopologyResponse(shards=answer.shards, cached=news)
         await asyncio.sleep(_PAUSE_S)
         await changed.wait()
 

@@ -107,6 +107,10 @@ class BlockManager:
         assert self._ref_counts[block] > 0, f"block {block} is unregistered without a reference"
         self._forget_hash(block)
 
+    def is_cached(self, block_hash: bytes) -> bool:
+        """True if a block can be found under this hash, used or not."""
+        return block_hash in self._block_of
+
     def lookup(self, block_hashes: Iterable[bytes]) -> list[int]:
         """Return the blocks of the longest known prefix of a hash chain. Takes no reference: `share` does."""
         blocks = []

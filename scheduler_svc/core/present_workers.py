@@ -114,6 +114,15 @@ class PresentWorkers:
         self._places.waiting.restore_deferred()
         self._places.move_from_draining()
 
+    def is_cached(self, block_hash: bytes) -> bool:
+        """True if any worker has a block that can be found under this hash."""
+        return any(worker.blocks.is_cached(block_hash) for worker in self._workers.values())
+
+    @property
+    def block_size(self) -> int | None:
+        """Block size of all workers; None while there is none."""
+        return next((worker.block_size for worker in self._workers.values()), None)
+
     def record_costs(self, worker_id: str, costs: PreemptionCosts) -> None:
         """Record the measured speeds of a worker. Called when they change, not in each step.
 

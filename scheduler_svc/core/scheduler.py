@@ -284,6 +284,14 @@ class Scheduler:
         """Return what the group waits for; None if it runs or has ended."""
         return waiting_reason(group, self.waiting, self._places.workers.values(), self._limits)
 
+    def num_uncomputed_tokens(self) -> int:
+        """Count the tokens that waiting and running groups are yet to compute, less the next one of each that decodes.
+
+        What a waiting group will find in a cache counts, since nobody knows yet which worker will take it.
+        """
+        running = (s for worker in self._places.workers.values() for s in worker.running if not s.is_decoding)
+        return self.waiting.num_tokens + sum(max(0, s.num_tokens - s.num_computed_tokens) for s in running)
+
     def stats(self) -> SchedulerStats:
         workers = self._places.workers.values()
         bound = [group for worker in workers for group in [*worker.parked, *worker.swapped]]

@@ -18,6 +18,9 @@ each shard in one slot, and the shards in several.
     {quire:<deployment>}:load      string, a serialised quire.v1.Shard: what the leader says of its shard. Written by it
                                    a few times a second where there are several shards, read by all schedulers; gone
                                    soon after it is written no more.
+    {quire:<deployment>}:cached    string, a serialised quire.v1.CachedBeginnings: which prompts the shard has cached,
+                                   in some 8 KiB at most. Written with the load; read by all schedulers when the version
+                                   in the load is another one.
     {quire:<deployment>}:journal   stream with ids `epoch-seq`; fields: e, a serialised quire.v1.JournalEntry, and
                                    c, its CRC-32 as eight hexadecimal digits. Appended by the leader's journal
                                    writer, read by a scheduler that begins to lead, and by standbys as it grows.
@@ -61,6 +64,7 @@ class Keys:
     lease: str
     standbys: str
     load: str
+    cached: str
     journal: str
     record_prefix: str
     record_bytes: str
@@ -83,6 +87,7 @@ class Keys:
             lease=f"{tag}:lease",
             standbys=f"{tag}:standbys",
             load=f"{tag}:load",
+            cached=f"{tag}:cached",
             journal=f"{tag}:journal",
             record_prefix=f"{tag}:record:",
             record_bytes=f"{tag}:record_bytes",

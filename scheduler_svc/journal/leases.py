@@ -81,8 +81,11 @@ class Leases(Protocol):
 class ShardLeases(Leases, Protocol):
     """Lease of one shard of several, and what its leader says of it."""
 
-    async def publish_load(self, load: bytes, ttl_ms: int) -> None:
-        """Publish what the leader says of its shard, for so long."""
+    async def publish_shard(self, load: bytes, cached: bytes, ttl_ms: int) -> None:
+        """Publish what the leader says of its shard and of what is cached there, for so long."""
 
     async def read_shard(self) -> tuple[HeldLease | None, bytes]:
-        """Current lease, and what was published last; empty if nothing is."""
+        """Current lease, and what was published last of the load; empty if nothing is."""
+
+    async def read_cached(self) -> bytes:
+        """Content that was published last of what is cached; empty if nothing is."""

@@ -91,14 +91,19 @@ class RedisLeases:
         found = await self._link.call(pack("EVAL", _STANDBYS, 1, self._keys.standbys, longest_ms))
         return [address.decode() for address in found]
 
-    async def publish_load(self, load: bytes, ttl_ms: int) -> None:
-        await self._link.call(pack("SET", self._keys.load, load, "PX", ttl_ms))
+    async def publish_shard(self, load: bytes, cached: bytes, ttl_ms: int) -> None:
+        keys = self._keys
+        published = ((keys.cached, cached), (keys.load, load))
+        await self._link.call_many([pack("SET", key, value, "PX", ttl_ms) for key, value in published])
 
     async def read_shard(self) -> tuple[HeldLease | None, bytes]:
         keys = self._keys
         commands = [pack("GET", keys.lease), pack("PTTL", keys.lease), pack("GET", keys.load)]
         value, left_ms, load = await self._link.call_many(commands)
         return _held(value, left_ms), load or b""
+
+    async def read_cached(self) -> bytes:
+        return await self._link.call(pack("GET", self._keys.cached)) or b""
 
     async def close(self) -> None:
         await self._link.close()

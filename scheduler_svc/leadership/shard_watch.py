@@ -1,4 +1,4 @@
-"""Watch of all shards of a deployment, for each of its schedulers: who leads each of them, and with which load.
+"""Watch of all shards of a deployment, for each of its schedulers: who leads each of them, with which load and cache.
 
 Each shard is read by a task of its own, so that a node of the store that does not answer delays no other shard. Knows
 leases; nothing of requests.
@@ -24,11 +24,12 @@ _FREE_LEASES = 0.5  # lives of a lease without leader and standby, after which a
 
 
 class ShardWatch:
-    """One per process. `shards` has what is known, by number; `changed` is replaced when it is set."""
+    """One per process. `shards` and `cached` have what is known, by number; `changed` is replaced when it is set."""
 
     def __init__(self, leases: Sequence[ShardLeases], *, lease_ms: int) -> None:
         """`leases`: of each shard, by number."""
         self.shards = [pb.Shard(number=number) for number in range(len(leases))]
+        self.cached = [pb.CachedBeginnings(shard=number) for number in range(len(leases))]
         self.changed = asyncio.Event()
         self._leases = leases
         self._lease_ms = lease_ms
@@ -48,13 +49,14 @@ class ShardWatch:
         finally:
             await end_tasks(*looking)
 
-    async def publish(self, shard: pb.Shard) -> None:
-        """Publish what the leader says of its shard."""
+    async def publish(self, shard: pb.Shard, cached: pb.CachedBeginnings) -> None:
+        """Publish what the leader says of its shard and of what is cached there."""
+        published = shard.SerializeToString(), cached.SerializeToString()
         try:
-            await self._leases[shard.number].publish_load(shard.SerializeToString(), _LOAD_MS)
+            await self._leases[shard.number].publish_shard(*published, _LOAD_MS)
         except StoreUnavailableError:
             return  # others take it for unloaded, then; it is published again soon
-        self._set(shard)
+        self._set(shard, cached)
 
     async def until_seen(self) -> None:
         """Return when every shard was looked at, or could not be."""
@@ -81,6 +83,8 @@ class ShardWatch:
             try:
                 held, load = await self._leases[number].read_shard()
                 self._standbys[number] = tuple(await self._leases[number].standbys(4 * self._lease_ms))
+                seen = self._seen(number, held.lease if held is not None else None, load)
+                cached = await self._seen_cached(seen)
             except StoreUnavailableError as error:
                 if not is_told:
                     log.warning("shard not seen", shard=number, reason=error.message)
@@ -88,15 +92,13 @@ class ShardWatch:
                 self._free_since_s[number] = None
             else:
                 is_told = False
-                self._record(number, held.lease if held is not None else None, load)
+                self._record_freedom(number, is_free=held is None)
+                self._set(seen, cached)
             self._was_read[number].set()
             await asyncio.sleep(_LOOK_S)
 
-    def _record(self, number: int, lease: Lease | None, load: bytes) -> None:
-        if lease is not None:
-            self._free_since_s[number] = None
-        elif self._free_since_s[number] is None:
-            self._free_since_s[number] = asyncio.get_running_loop().time()
+    def _seen(self, number: int, lease: Lease | None, load: bytes) -> pb.Shard:
+        """Shard with this lease and load. What another leader than that of the lease said does not count."""
         seen = pb.Shard()
         if lease is not None and lease.epoch:  # else it does not serve yet
             try:
@@ -107,11 +109,31 @@ class ShardWatch:
                 seen.Clear()
             seen.leader = lease.address
         seen.number = number
-        self._set(seen)
+        return seen
 
-    def _set(self, shard: pb.Shard) -> None:
-        if shard == self.shards[shard.number]:
+    async def _seen_cached(self, seen: pb.Shard) -> pb.CachedBeginnings:
+        """Summary of what a shard has cached, read only if it is another one than before."""
+        known = self.cached[seen.number]
+        if seen.cache_version == known.version:
+            return known
+        cached = pb.CachedBeginnings()
+        if seen.cache_version:
+            try:
+                cached.ParseFromString(await self._leases[seen.number].read_cached())
+            except DecodeError:
+                cached.Clear()
+        cached.shard = seen.number
+        return cached
+
+    def _record_freedom(self, number: int, *, is_free: bool) -> None:
+        if not is_free:
+            self._free_since_s[number] = None
+        elif self._free_since_s[number] is None:
+            self._free_since_s[number] = asyncio.get_running_loop().time()
+
+    def _set(self, shard: pb.Shard, cached: pb.CachedBeginnings) -> None:
+        if shard == self.shards[shard.number] and cached.version == self.cached[shard.number].version:
             return
-        self.shards[shard.number] = shard
+        self.shards[shard.number], self.cached[shard.number] = shard, cached
         self.changed.set()
         self.changed = asyncio.Event()

@@ -26,6 +26,7 @@ from quire.errors import (
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.store import FencedError
+from scheduler_svc.requests.live.cache_summary import CacheSummary
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.live_request import LiveRequest, RequestTimes
 from scheduler_svc.requests.live.new_request import new_live_request
@@ -75,8 +76,9 @@ class Admission:
         control: RequestControl,
         *,
         timeout_s: float = ADMISSION_TIMEOUT_S,
+        cached: CacheSummary | None = None,
     ) -> None:
-        """`timeout_s`: longest wait for the journal to acknowledge a request."""
+        """`timeout_s`: longest wait for the journal to acknowledge a request. `cached`: told of prompts, if any."""
         self.model: ServedModel | None = None
         self.num_refused = 0
         self.closed = False
@@ -88,6 +90,7 @@ class Admission:
         self.limits = limits
         self._timeout_s = timeout_s
         self._control = control
+        self._cached = cached
         self._submissions = control.submissions
         self._queue = QueueLimits(engine, limits)
         self._entering: dict[LiveRequest, None] = {}  # found to fit, and not yet in the queue
@@ -281,6 +284,8 @@ class Admission:
             raise UnavailableError(
                 "another scheduler has taken over; nothing was accepted here, so send the request to that one"
             ) from error
+        if self._cached is not None:
+            self._cached.record_admitted(request, live.group.sequences[0])
         self._start(live)
 
     def _withdraw(self, live: LiveRequest, durable: "asyncio.Future[None]") -> None:

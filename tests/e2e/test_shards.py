@@ -1,15 +1,20 @@
 """A deployment of two shards on real processes: requests are spread and found, leaders die, workers move."""
 
 import asyncio
+import json
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 
+import grpc
 import pytest
 
 import quire
 from quire.params import GenerateParams
-from quire.shards import shard_of_id
+from quire.prompt_beginnings import beginnings_of, unpack_hashes
+from quire.shards import new_request_id, shard_of_id
+from quire.v1 import cluster_pb2, cluster_pb2_grpc
 from tests.e2e.greedy_reference import assert_greedy
 from tests.e2e.model_site import ModelSite, all_free
 from tests.e2e.watched import Watched, until_more_has_come
@@ -225,6 +230,46 @@ async def test_an_id_for_a_request_names_the_shard_that_knows_its_prompt(site: S
             assert output.request_id == request_id
         stats = await client.stats()
         assert stats.work.prefix_hit_tokens > 0
+
+
+CLIENT = """
+import asyncio, json, sys, quire
+
+async def main(address, prompt, salt, request_id):
+    async with quire.AsyncClient(address) as client:
+        await client.shards()
+        named = {"request_id": request_id} if request_id else {}
+        output = await client.generate(prompt, cache_salt=salt, max_tokens=2, ignore_eos=True, **named)
+        print(json.dumps([output.request_id, output.usage.cached_tokens]))
+
+asyncio.run(main(*json.loads(sys.argv[1])))
+"""
+
+
+async def in_a_client_process(address: str, prompt: list[int], salt: str, request_id: str = "") -> tuple[int, int]:
+    """Submits a prompt from a process of its own. Returns its shard, and how many tokens it found in the cache."""
+    arguments = json.dumps([address, prompt, salt, request_id])
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLIENT, arguments, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await asyncio.wait_for(client.communicate(), patient(60))
+    served_as, num_cached = json.loads(output)
+    return shard_of_id(served_as, NUM_SHARDS), num_cached
+
+
+async def test_a_client_finds_what_another_process_has_computed(site: Sharded) -> None:
+    """By the word of a scheduler that does not lead that shard, and from its first request on."""
+    prompt = [number % 90 + 1 for number in range(200)]
+    async with site.led() as led:
+        place, _ = await led.leader(0)
+        assert await in_a_client_process(site.address, prompt, "ours", new_request_id(1)) == (1, 0)
+        hashes = {each.short_hash for each in beginnings_of(prompt, "ours", None)}
+        async with grpc.aio.insecure_channel(place) as channel, asyncio.timeout(patient(30)):
+            async for message in cluster_pb2_grpc.ClusterStub(channel).Topology(cluster_pb2.TopologyRequest()):
+                if any(each.shard == 1 and hashes <= unpack_hashes(each.hashes) for each in message.cached):
+                    break
+        assert await in_a_client_process(place, [*prompt, 5, 6], "ours") == (1, 192)
+        assert await in_a_client_process(place, [*prompt, 5, 6], "another's") == (0, 0)
 
 
 async def test_workers_go_round_where_there_are_fewer_than_shards_and_spread_where_there_are_more(

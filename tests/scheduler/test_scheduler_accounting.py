@@ -192,3 +192,17 @@ def test_members_that_wait_for_the_common_prefix_count_it_once() -> None:
     # The first computes all its tokens, the others theirs but the shared block.
     assert stats.num_reserved_token_slots == lengths[0] - 5 + lengths[1] - 4 + lengths[2] - 4
     assert stats.num_fragmented_token_slots >= 0
+
+
+def test_what_is_yet_to_be_computed_counts_while_it_waits_and_while_its_prompt_runs() -> None:
+    cluster = make_cluster(budget=4)
+    cluster.add(PROMPT, 3)
+    cluster.add([21, 22, 23, 24, 25], 3)
+    left = [cluster.scheduler.num_uncomputed_tokens()]
+    for _ in range(5):
+        cluster.step()
+        left.append(cluster.scheduler.num_uncomputed_tokens())
+    # Chunks of 4: of the first prompt, then 2 of it and 2 of the second, then a token of the first beside 3 of that.
+    assert left[:4] == [11, 7, 3, 0]
+    cluster.run_until_idle()
+    assert cluster.scheduler.num_uncomputed_tokens() == 0

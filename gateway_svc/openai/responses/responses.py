@@ -50,7 +50,10 @@ class Responses:
         model = await self._model.get()
         format = body.tool_use.format(model.answer_format)
         chat = body.chat(await self._turns(body))
-        keywords = body.keywords(new_request_id(self._client, ID_PREFIX, chat, idempotency_key, body.tenant))
+        request_id = new_request_id(
+            self._client, ID_PREFIX, chat, idempotency_key, tenant=body.tenant, cache_salt=body.cache_salt
+        )
+        keywords = body.keywords(request_id)
         annotation = body.annotation(model, format, keywords)
         keywords["annotation"] = annotation.encode()
         if not format.is_plain:
