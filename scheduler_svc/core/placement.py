@@ -14,6 +14,11 @@ from scheduler_svc.core.worker_state import WorkerState
 
 # A stalled worker must not block the queue: after so many plans the next best worker takes the head.
 MAX_TIMES_LEFT = 4
+# A worker that has a long beginning of the prompt is waited for longer, also by one that has nothing to do: each time
+# another worker is asked counts, and they are asked whenever anything changes.
+MAX_TIMES_WAITED = 64
+# It is, if it has so many tokens more of the prefix than the steps in flight there compute: so long takes a short step.
+WORTH_WAITING_TOKENS = 128
 # A cached block of the prefix makes up for so many more blocks in use. If only the prefix counted, requests with a
 # common one would all go to the worker that has it, and the others would have nothing to do until its memory is full.
 PREFIX_WEIGHT = 8
@@ -105,19 +110,22 @@ def claim_start(
 ) -> GroupStart | None:
     """Return the start with which `worker`, which has tokens to spare, may take the group now.
 
-    None: it has no room, or another worker suits better. `is_busy`: its plan has rows already, so it plans again
-    soon and can leave the group to a worker whose pipeline is full at the moment, if that has more of its prefix or far
-    less to do.
+    None: it has no room, or another worker suits better. A worker whose pipeline is full at the moment does if it saves
+    more than the wait costs. `is_busy`: this one's plan has rows already, so it plans again soon, and can leave the
+    group to such a worker also if that has any more of its prefix, or far less to do.
     """
     if not has_free_seats(worker, group, limits) or not can_ever_hold(worker, group, limits):
         return None
     start = plan_start(worker, group)
     if not has_room_for(worker, start):
         return None
-    if group.num_times_left >= MAX_TIMES_LEFT:
+    if group.num_times_left >= MAX_TIMES_WAITED:
         return start
     for other in others:
-        if other is not worker and _suits_better(other, worker, group, start.num_prefix_blocks, limits, is_busy):
+        if other is worker or not _suits_better(other, worker, group, start.num_prefix_blocks, limits, is_busy):
+            continue
+        num_more = plan_start(other, group).num_prefix_blocks - start.num_prefix_blocks
+        if group.num_times_left < MAX_TIMES_LEFT or _is_worth_waiting(other, num_more):
             group.num_times_left += 1
             return None
     return start
@@ -145,9 +153,16 @@ def _suits_better(
     if not num_more and other.blocks.num_available_blocks <= worker.blocks.num_available_blocks:
         return False
     is_pipeline_full = len(other.in_flight) >= limits.pipeline_depth
-    if is_pipeline_full and not (is_busy and (num_more > 0 or _is_far_less_busy(other, worker, start))):
+    can_wait = is_busy and (num_more > 0 or _is_far_less_busy(other, worker, start))
+    if is_pipeline_full and not (can_wait or _is_worth_waiting(other, num_more)):
         return False
     return has_room_for(other, start) and other.num_spare_tokens() > 0
+
+
+def _is_worth_waiting(other: WorkerState, num_more: int) -> bool:
+    """True if its `num_more` blocks of the prefix save more than the steps in flight there compute."""
+    num_worth = num_more * other.block_size - WORTH_WAITING_TOKENS
+    return num_worth >= 0 and num_worth >= sum(sum(step.plan.num_tokens) for step in other.in_flight)
 
 
 def _is_far_less_busy(other: WorkerState, worker: WorkerState, start: GroupStart) -> bool:

@@ -1,9 +1,18 @@
 """Limits of what a worker may take at all, at their edges. Blocks hold 4 tokens."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler_svc.core.group_state import GroupState
-from scheduler_svc.core.placement import MAX_TIMES_LEFT, PREFIX_WEIGHT, WorkerLimits, claim_start, goes_before_swapped
+from scheduler_svc.core.placement import (
+    MAX_TIMES_LEFT,
+    MAX_TIMES_WAITED,
+    PREFIX_WEIGHT,
+    WorkerLimits,
+    claim_start,
+    goes_before_swapped,
+)
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Cohort, SequenceGroup
 from scheduler_svc.core.waiting_reasons import WaitingReason
@@ -176,6 +185,57 @@ def test_after_it_was_left_some_times_the_next_worker_takes_the_group() -> None:
     for _ in range(MAX_TIMES_LEFT):
         assert is_left(make_pair(50), group)
     assert not is_left(make_pair(50), group)
+
+
+def pair_with_long_prefix(num_in_flight: int, num_more: int) -> tuple[list[WorkerState], SequenceGroup]:
+    """Make a worker without anything to do, and a busy one with so many more tokens of the group's prompt."""
+    prompt = [1] * (num_more + 2)
+    workers = [make_worker(worker_id, num_blocks=200) for worker_id in ("asked", "other")]
+    for num_cached in range(64, num_more + 64, 64):  # a step computes 64 tokens
+        cache_prompt(workers[1], prompt[: min(num_cached, num_more)])
+    for num_tokens in (num_in_flight - 1, 1):
+        step = new_step(workers[1])
+        step.plan.num_tokens.append(num_tokens)
+        launch(workers[1], step)
+    return workers, make_group(prompt)
+
+
+@pytest.mark.parametrize(("num_in_flight", "is_waited_for"), [(100, True), (132, True), (133, False), (300, False)])
+def test_an_idle_worker_leaves_a_group_to_a_busy_one_that_saves_more_than_it_has_to_do(
+    num_in_flight: int, is_waited_for: bool
+) -> None:
+    """260 tokens of the prompt are cached; 128 of them are what a short step costs."""
+    workers, group = pair_with_long_prefix(num_in_flight, 260)
+    assert is_left(workers, group) is is_waited_for
+
+
+def test_even_for_a_long_prefix_a_worker_is_waited_for_only_so_often() -> None:
+    workers, group = pair_with_long_prefix(8, 260)
+    for _ in range(MAX_TIMES_WAITED):
+        assert is_left(workers, group)
+    assert not is_left(workers, group)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 2), max_size=8)), min_size=2, max_size=10),
+    st.integers(1, 3),
+)
+def test_groups_with_long_prefixes_get_done_whoever_waits_for_whom(
+    asked: list[tuple[int, list[int]]], num_workers: int
+) -> None:
+    """Requests with one of two prefixes of 200 tokens; between two of them workers plan or end a step."""
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=64, watermark=0.0, pipeline_depth=2))
+    for number in range(num_workers):
+        cluster.add_worker(f"w{number}", num_blocks=400)
+    for number, (prefix, turns) in enumerate(asked):
+        cluster.add([*[prefix + 1] * 200, number + 30], 3)
+        for turn in turns:
+            worker_id = f"w{turn % num_workers}"
+            if cluster.start(worker_id) is None and cluster.in_flight[worker_id]:
+                cluster.complete(worker_id)
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
 
 
 def test_only_a_better_class_and_earlier_preempted_groups_go_before_a_swapped_group() -> None:
