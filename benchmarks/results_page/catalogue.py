@@ -20,7 +20,7 @@ from benchmarks.page_section import PageSection
 from benchmarks.paper import section as paper
 from benchmarks.peers import section as peers
 from benchmarks.results_page import conformance, faults, interfaces
-from benchmarks.scale import schedule_cost, shard_throughput
+from benchmarks.scale import routing_hits, routing_speed, schedule_cost, shard_throughput, summary_forms
 from benchmarks.scale import section as scale
 from benchmarks.services import gateway_cost
 
@@ -38,6 +38,9 @@ SECTIONS: tuple[PageSection, ...] = (
     scale.SECTION,
     schedule_cost.SECTION,
     shard_throughput.SECTION,
+    routing_hits.SECTION,
+    routing_speed.SECTION,
+    summary_forms.SECTION,
     journal_cost.SECTION,
     durability_cost.SECTION,
     recovery_time.SECTION,
