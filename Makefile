@@ -5,8 +5,8 @@
 #   TORCH_INDEX  package index for torch, e.g. PyTorch's index of CPU builds (hundreds of megabytes instead of
 #                gigabytes). Default: empty, pip's own configuration.
 #   SERVE_ARGS   arguments of `quire serve`, for `make serve`. Default: the demo model.
-#   OUT          folder of the report, for `make gpu-check`.
-#   GPU_CHECK_ARGS  more arguments of `make gpu-check`, such as --only 'kernels/*'. Default: empty, all stages.
+#   OUT          folder of the report, for `make gpu-check`, and for its dry run (default there: .quire/gpu-check-dry-run).
+#   GPU_CHECK_ARGS  more arguments of `make gpu-check`, such as --only 'kernels/*' or --resume. Default: empty, all stages.
 #   TEST_PROCESSES  number of processes of `make test`. Default: 3, also for two cores, since tests wait half of the time.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SECONDS      duration of `make endurance`. Default: 1800.
@@ -39,7 +39,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -80,6 +80,10 @@ launches-gate: $(VENV)/.dev
 gpu-check:
 	$(if $(OUT),,$(error gpu-check puts its report into a folder: make gpu-check OUT=folder))
 	$(PYTHON) -m benchmarks.gpu.gpu_check --out $(OUT) $(GPU_CHECK_ARGS)
+
+# Every stage of `gpu-check` in small on a CPU: kernels in Triton's interpreter, services with workers on the CPU.
+gpu-check-dry-run: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.gpu.gpu_check --out $(or $(OUT),.quire/gpu-check-dry-run) --dry-run $(GPU_CHECK_ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(CODE)

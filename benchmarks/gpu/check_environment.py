@@ -9,8 +9,9 @@ import importlib
 import json
 import os
 import platform
+import re
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
 # What the services, the tests and the benchmarks import, and the package that brings it.
@@ -27,7 +28,10 @@ NEEDED = {
     "huggingface_hub": "huggingface-hub",
     "hypothesis": "hypothesis",
     "jinja2": "jinja2",
+    "llguidance": "llguidance",
     "numpy": "numpy",
+    "prometheus_client": "prometheus-client",
+    "psutil": "psutil",  # by the continuous batching of transformers
     "pydantic": "pydantic",
     "pydantic_core": "pydantic-core",
     "pydantic_settings": "pydantic-settings",
@@ -57,21 +61,42 @@ LEAST = {
     "triton": (3, 6),
 }
 LEAST_PYTHON = (3, 11)
+_NAME = re.compile(r"[\w.-]+")
 
 
 def missing_packages() -> dict[str, str]:
-    """Missing packages, each with its fault."""
+    """Missing packages, each with its fault. A package that cannot be imported may lack others: those are named too."""
     missing = {}
     for module, package in NEEDED.items():
         try:
             importlib.import_module(module)
         except Exception as error:  # whatever a broken installation raises
             missing[package] = f"{type(error).__name__}: {error}"
+            missing |= dict.fromkeys(missing_requirements(package), f"required by {package}")
         else:
             least, there = LEAST.get(package), version_of(package)
             if least is not None and there is not None and version_numbers(there) < least:
                 missing[package] = f"{there} is there, {'.'.join(map(str, least))} or later is needed"
     return missing
+
+
+def missing_requirements(package: str) -> set[str]:
+    """Distributions that an installed package requires, itself or through others, and that are not there.
+
+    Those with a condition, such as an extra or another system, are left out.
+    """
+    seen, missing, left = {package}, set(), [package]
+    while left:
+        name = left.pop()
+        try:
+            required = {_NAME.match(each) for each in requires(name) or () if ";" not in each}
+        except PackageNotFoundError:
+            missing.add(name)
+            continue
+        found = {match[0].lower() for match in required if match is not None} - seen
+        seen |= found
+        left += found
+    return missing - {package}
 
 
 def version_of(package: str) -> str | None:

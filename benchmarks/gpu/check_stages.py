@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,8 @@ class Stage:
     limit_s: float
     is_correctness: bool = False
     least_s: float = 10.0  # with less time left it is not begun
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside this process's
+    needs: str | None = None  # stage whose output it reads, which therefore runs before it in every call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,11 @@ class StageResult:
     @property
     def is_good(self) -> bool:
         return self.status == "passed" or not self.is_correctness
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the stage ran to its end, good or bad."""
+        return self.status in ("passed", "failed")
 
 
 class StageRunner:
@@ -135,7 +142,7 @@ class StageRunner:
                 cwd=ROOT,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=_environment(stage.environment),
                 start_new_session=True,  # so that its own children can be ended with it
             )
             with self._lock:
@@ -160,10 +167,10 @@ def pytest_counts(output: str) -> dict[str, int]:
     return {word.rstrip("s") if word.startswith("error") else word: int(n) for n, word in _COUNTS.findall(last)}
 
 
-def _environment() -> dict[str, str]:
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
     """Environment with this repository on PYTHONPATH: child processes need our packages, installed or not."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **_OFFLINE, "PYTHONPATH": path}
+    return {**os.environ, **_OFFLINE, **own, "PYTHONPATH": path}
 
 
 def _json_files(folder: Path) -> dict[str, Any]:

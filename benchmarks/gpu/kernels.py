@@ -4,7 +4,8 @@ Needs a CUDA device with Triton, takes under three minutes there (`--quick`: one
 and kernels.svg into `--out`. Every launch that is timed is checked against its torch reference. `--device cpu` runs
 every path in small in Triton's interpreter, and measures nothing; it needs TRITON_INTERPRET=1.
 
-    python -m benchmarks.gpu.kernels --out DIR [--quick] [--device cuda|cpu] [--fa3-library FILE] [--budget-s SECONDS]
+    python -m benchmarks.gpu.kernels --out DIR [--quick] [--device cuda|cpu] [--sections NAME ...]
+        [--fa3-library FILE] [--budget-s SECONDS]
 """
 
 import argparse
@@ -139,7 +140,7 @@ def main() -> int:
     lab = host_lab() if options.device == "cpu" else cuda_lab(Size.QUICK if options.quick else Size.FULL)
     run = Run(lab, all_peers(options.fa3_library))
     budget_s = options.budget_s or (QUICK_BUDGET_S if options.quick else FULL_BUDGET_S)
-    for name in SECTIONS:
+    for name in SECTIONS if options.sections is None else dict.fromkeys(("ceilings", *options.sections)):
         run.measure(name, budget_s)
         run.write(options.out)  # each time, since whoever started this may end it
     print(table(HEAD, map(cells, run.rows)))
@@ -164,6 +165,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--quick", action="store_true", help="the cases that targets are for, in a minute")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--sections", nargs="+", choices=SECTIONS, help="these alone, behind the ceilings; default: all"
+    )
     parser.add_argument("--fa3-library", type=Path, help="vLLM's _vllm_fa3_C.abi3.so, to measure beside it")
     parser.add_argument("--budget-s", type=float, help="no section begins later")
     return parser.parse_args()

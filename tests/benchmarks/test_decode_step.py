@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.decode_step import WARM_UP_STEPS, Plan, Window, bytes_read, cost_of, prompts
+from benchmarks.gpu.decode_step import WARM_UP_STEPS, Plan, Window, cost_of, prompts, work_of
+from benchmarks.gpu.roofline import Roofline, Work
 from benchmarks.random_models import SHAPES, write_random_model
 from benchmarks.report import ROOT
 from benchmarks.services.step_trace import SchedulerMoments
@@ -22,9 +23,17 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return Plan(model=folder, device="cpu", dtype="bfloat16", batch=4, context=100, num_steps=20)
 
 
-def test_the_floor_is_all_weights_and_the_kv_of_all_contexts(plan: Plan) -> None:
-    # 2 tensors x 2 layers x 2 KV heads x 16 numbers of 2 bytes a token
-    assert bytes_read(plan, 50.0) == 2 * SHAPES["tiny"].num_step_weights + 4 * 50 * 2 * 2 * 2 * 16 * 2
+def test_the_work_of_a_step_is_all_weights_and_the_kv_of_all_contexts(plan: Plan) -> None:
+    products, attention = work_of(plan, 50.0)
+    # Each weight has 2 bytes, and for each of 4 rows a product and a sum.
+    assert products == Work(2 * SHAPES["tiny"].num_step_weights, 2 * 4 * SHAPES["tiny"].num_step_weights)
+    # 2 tensors x 2 layers x 2 KV heads x 16 numbers of 2 bytes a token; 2 products with 4 heads of 16 in 2 layers
+    assert attention == Work(4 * 50 * 2 * 2 * 2 * 16 * 2, 4 * 50 * 2 * 2 * 2 * 4 * 16)
+
+
+def test_the_floor_of_each_part_is_the_longer_one_of_reading_and_computing() -> None:
+    roofline = Roofline(bytes_per_s=100.0, flop_per_s=1000.0)
+    assert roofline.floor_s([Work(200, 1000), Work(100, 4000)]) == 2.0 + 4.0
 
 
 def test_prompts_differ_and_reach_the_context_half_way(plan: Plan) -> None:
@@ -40,8 +49,9 @@ def test_a_step_is_from_result_to_result_within_the_window(plan: Plan) -> None:
         for n in range(120)
     ]
     window = Window(began_ns=10 * MS, ended_ns=1000 * MS, began_tokens=4 * 80, ended_tokens=4 * 120)
-    bandwidth = bytes_read(plan, 100.0) / 0.005  # reads it all in 5 ms
-    cost = cost_of(plan, window, moments, bandwidth)
+    num_bytes = sum(part.num_bytes for part in work_of(plan, 100.0))
+    roofline = Roofline(num_bytes / 0.005, 1e30)  # reads it all in 5 ms, and computes in no time
+    cost = cost_of(plan, window, moments, roofline)
     assert cost.num_steps == 99 - WARM_UP_STEPS - 1
     assert (cost.mean_context, cost.step_ms, cost.exec_ms, cost.not_hidden_ms) == (100.0, 10.0, 8.0, 2.0)
     assert (cost.scheduler_cpu_ms, cost.floor_ms, cost.ratio, cost.tokens_per_s) == (2.0, 5.0, 2.0, 400.0)
@@ -49,7 +59,7 @@ def test_a_step_is_from_result_to_result_within_the_window(plan: Plan) -> None:
 
 def test_a_window_without_steps_is_refused(plan: Plan) -> None:
     with pytest.raises(ValueError, match="no two consecutive decode steps"):
-        cost_of(plan, Window(0, 1, 4, 4), [], 1e9)
+        cost_of(plan, Window(0, 1, 4, 4), [], Roofline(1e9, 1e12))
 
 
 def test_the_benchmark_runs_in_small(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The GPU check's orchestration, without a GPU: what it needs, what it runs, what it leaves in its folder."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -9,29 +10,39 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.check_environment import LEAST, NEEDED, version_numbers
-from benchmarks.gpu.check_stages import Stage
-from benchmarks.gpu.gpu_check import MAX_PLOTS, NOT_READY, Report, StagePlan, check, gpu_plan, smoke_plan
+from benchmarks.gpu.check_environment import LEAST, NEEDED, missing_requirements, version_numbers
+from benchmarks.gpu.check_plan import FIRST_KERNELS, KERNEL_TESTS, CheckPlan, StageGroup, dry_plan, gpu_plan
+from benchmarks.gpu.check_report import LOG_FILE, PAGE_FILE, REPORT_FILE, Report, ResumeError, figure_rows
+from benchmarks.gpu.check_stages import Stage, StageResult
+from benchmarks.gpu.gpu_check import MAX_PLOTS, NOT_READY, check
 from benchmarks.report import ROOT
 
 MAX_FILES = 8
 DRAWS = "import sys; [open(f'{sys.argv[1]}/plot{n}.svg', 'w').write('<svg/>') for n in range(9)]"
 
 
-def stage(name: str, code: str, *, is_correctness: bool) -> Stage:
-    return Stage(name=name, command=("-c", code, "{out}"), limit_s=30, least_s=0, is_correctness=is_correctness)
+def stage(name: str, code: str, *, is_correctness: bool, needs: str | None = None, least_s: float = 0) -> Stage:
+    command = ("-c", code, "{out}")
+    return Stage(name=name, command=command, limit_s=30, least_s=least_s, is_correctness=is_correctness, needs=needs)
 
 
-def checked(folder: Path, plan: StagePlan) -> tuple[bool, dict[str, Any]]:
-    report = Report(folder, {"gpu": None}, {"commit": "abc"})
-    is_correct = check(plan, report, budget_s=60, jobs=2)
-    return is_correct, json.loads((folder / "gpu_check.json").read_text())
+def plan_of(together: tuple[Stage, ...], alone: tuple[Stage, ...]) -> CheckPlan:
+    return CheckPlan((StageGroup(together, is_parallel=True), StageGroup(alone, is_parallel=False)))
+
+
+def report_of(folder: Path, plan: CheckPlan, commit: str = "abc") -> Report:
+    return Report(folder, [each.name for each in plan.stages], {"gpu": None}, {"commit": commit})
+
+
+def checked(folder: Path, plan: CheckPlan) -> tuple[bool, dict[str, Any]]:
+    is_correct = check(plan, report_of(folder, plan), budget_s=60, jobs=2)
+    return is_correct, json.loads((folder / REPORT_FILE).read_text())
 
 
 def test_a_failed_benchmark_is_recorded_and_does_not_make_the_check_fail(tmp_path: Path) -> None:
-    plan = StagePlan(
-        together=(stage("kernels/a", "print('fine')", is_correctness=True),),
-        alone=(stage("fast", "raise SystemExit('slow')", is_correctness=False),),
+    plan = plan_of(
+        (stage("kernels/a", "print('fine')", is_correctness=True),),
+        (stage("fast", "raise SystemExit('slow')", is_correctness=False),),
     )
     is_correct, report = checked(tmp_path, plan)
     assert is_correct and report["is_correct"] and report["is_complete"]
@@ -40,48 +51,150 @@ def test_a_failed_benchmark_is_recorded_and_does_not_make_the_check_fail(tmp_pat
         ("fast", "failed"),
     ]
     assert "slow" in report["stages"][1]["tail"]
-    log = (tmp_path / "gpu_check.log").read_text()
+    log = (tmp_path / LOG_FILE).read_text()
     assert "===== kernels/a: passed" in log and "fine" in log and "slow" in log
+    page = (tmp_path / PAGE_FILE).read_text()
+    assert "Complete." in page and "## fast: failed\n\n```\nslow\n```" in page
 
 
 def test_a_wrong_kernel_makes_the_check_fail_and_the_rest_is_still_measured(tmp_path: Path) -> None:
-    plan = StagePlan(
-        together=(stage("kernels/a", "assert 1 == 2", is_correctness=True),),
-        alone=(stage("plots", DRAWS, is_correctness=False),),
+    plan = plan_of(
+        (stage("kernels/a", "assert 1 == 2", is_correctness=True),),
+        (stage("plots", DRAWS, is_correctness=False),),
     )
     is_correct, report = checked(tmp_path, plan)
     assert not is_correct and not report["is_correct"]
     assert [each["status"] for each in report["stages"]] == ["failed", "passed"]
     assert len(list(tmp_path.glob("*.svg"))) == MAX_PLOTS
     assert len(list(tmp_path.iterdir())) <= MAX_FILES
+    assert "**NOT correct.**" in (tmp_path / PAGE_FILE).read_text()
 
 
-def test_the_stages_of_a_gpu_begin_with_correctness_and_run_files_that_exist() -> None:
+def test_a_check_with_a_skipped_stage_is_not_complete(tmp_path: Path) -> None:
+    plan = plan_of(
+        (stage("kernels/a", "pass", is_correctness=True),),
+        (stage("late", "pass", is_correctness=False, least_s=1e6),),
+    )
+    is_correct, report = checked(tmp_path, plan)
+    assert is_correct and not report["is_complete"] and report["not_ended"] == ["late"]
+    assert "Not complete; `--resume` continues with: late." in (tmp_path / PAGE_FILE).read_text()
+
+
+def test_a_check_in_pieces_is_complete_when_every_stage_has_ended_in_one_of_them(tmp_path: Path) -> None:
+    counts = "import os, sys; open(os.environ['TALLY'], 'a').write(sys.argv[2])"
+    environment = {"TALLY": str(tmp_path / "tally")}
+
+    def counted(name: str, **more: Any) -> Stage:
+        command = ("-c", counts, "{out}", name)
+        return Stage(name=name, command=command, limit_s=30, least_s=0, environment=environment, **more)
+
+    plan = plan_of((counted("a"), counted("b")), (counted("m"), counted("c", needs="m")))
+    out = tmp_path / "out"
+    out.mkdir()
+    first = report_of(out, plan)
+    check(plan.part(["a"]), first, budget_s=60, jobs=2)
+    assert not first.is_complete and first.not_ended == ["b", "m", "c"]
+    second = report_of(out, plan)
+    second.resume()
+    check(plan.part(["b"], second.passed), second, budget_s=60, jobs=2)
+    third = report_of(out, plan)
+    third.resume()
+    check(plan.part([], third.passed), third, budget_s=60, jobs=2)
+    report = json.loads((out / REPORT_FILE).read_text())
+    assert report["is_complete"] and [each["name"] for each in report["stages"]] == ["a", "b", "m", "c"]
+    assert (tmp_path / "tally").read_text() == "abmc", "each stage has run once"
+
+
+def test_a_stage_that_is_run_again_brings_what_it_needs(tmp_path: Path) -> None:
+    model = stage("model", "pass", is_correctness=False)
+    reader = stage("reader", "pass", is_correctness=False, needs="model")
+    plan = plan_of((), (model, stage("other", "pass", is_correctness=False), reader))
+    assert plan.part(["reader"]).stages == (model, reader)
+    assert plan.part([], ["model", "other"]).stages == (model, reader)
+    assert plan.part([], ["model", "other", "reader"]).groups == ()
+
+
+def test_results_of_another_commit_are_not_continued(tmp_path: Path) -> None:
+    plan = plan_of((stage("a", "pass", is_correctness=True),), ())
+    checked(tmp_path, plan)
+    with pytest.raises(ResumeError, match=r"is of commit 'abc', and this is 'def': take another --out"):
+        report_of(tmp_path, plan, commit="def").resume()
+
+
+def test_the_page_has_measured_figures_beside_their_floors() -> None:
+    step = {"batch": 256, "read_gb": 49.4, "tflop": 3.9, "step_ms": 14.0, "floor_ms": 12.8, "ratio": 1.094}
+    rows = [
+        {"section": "prefill", "case": "4 x 4096", "by": "quire", "unit": "TFLOP/s", "value": 400.0, "share": 0.5},
+        {"section": "prefill", "case": "4 x 4096", "by": "other", "unit": "TFLOP/s", "value": 300.0, "share": 0.4},
+    ]
+    results = {"decode_step.json": step, "kernels.json": {"rows": rows}, "cut.json": "not finished"}
+    result = StageResult(name="all", is_correctness=False, status="passed", results=results)
+    assert list(figure_rows(result)) == [
+        ("decode step, batch 256, 49.4 GB, 3.9 TFLOP", "14.0 ms", "12.8 ms", "1.094 ×"),
+        ("prefill: 4 x 4096", "400 TFLOP/s", "800 TFLOP/s", "50%"),
+    ]
+
+
+def test_what_tells_most_comes_first_and_every_stage_runs_a_file_that_exists() -> None:
     plan = gpu_plan(Path("/model"))
-    assert all(each.is_correctness for each in plan.together)
-    assert not any(each.is_correctness for each in plan.alone)
-    names = [each.name for each in (*plan.together, *plan.alone)]
+    names = [each.name for each in plan.stages]
     assert len(set(names)) == len(names)
+    assert names[:2] == ["device", "first/model"]
+    last_first = max(index for index, name in enumerate(names) if name.startswith("first/"))
+    assert names[last_first + 1 : last_first + 4] == ["random model", "decode step", "prefill"]
     assert {"kernels/test_decode_attention", "models/test_families", "services/equal_outputs"} <= set(names)
-    for each in plan.together:
-        assert (ROOT / each.command[-1]).exists(), each
-    for each in (*plan.alone, *smoke_plan().alone):
-        assert (ROOT / f"{each.command[1].replace('.', '/')}.py").is_file(), each
+    for each in (*plan.stages, *dry_plan(Path("/model")).stages):
+        if each.is_correctness:
+            files = [part.partition("::")[0] for part in each.command if part.startswith("tests/")]
+            assert files and all((ROOT / file).exists() for file in files), each
+        else:
+            assert (ROOT / f"{each.command[1].replace('.', '/')}.py").is_file(), each
+
+
+def test_each_kind_of_kernel_comes_first_by_tests_that_exist() -> None:
+    for test in (test for tests in FIRST_KERNELS.values() for test in tests):
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / KERNEL_TESTS / file).read_text(), test
+
+
+def test_a_dry_run_walks_every_stage_and_needs_no_gpu() -> None:
+    dry, full = dry_plan(Path("/model")), gpu_plan(Path("/model"))
+    assert [each.name for each in dry.stages] == [each.name for each in full.stages]
+    assert not any("cuda" in each.command or "8b" in each.command for each in dry.stages)
+    assert not any("TRITON_INTERPRET" in each.environment for each in full.stages)
+    kernels = [each for each in dry.stages if any(part.startswith(KERNEL_TESTS) for part in each.command)]
+    assert kernels and all(each.environment["TRITON_INTERPRET"] == "1" for each in kernels)
 
 
 def test_stages_are_chosen_by_pattern() -> None:
-    chosen = gpu_plan(Path("/model")).only(["services/*", "decode step"])
-    assert all(each.name.startswith("services/") for each in chosen.together) and len(chosen.together) > 2
-    assert [each.name for each in chosen.alone] == ["decode step"]
+    chosen = gpu_plan(Path("/model")).part(["services/*", "decode step"])
+    names = [each.name for each in chosen.stages]
+    assert names[:2] == ["random model", "decode step"]
+    assert len(names) > 4 and all(name.startswith("services/") for name in names[2:])
+
+
+@pytest.mark.timeout(300)
+def test_a_part_of_a_dry_run_and_the_rest_of_it(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    done = run("--out", out, "--dry-run", "--only", "device", "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    part = ("--only", "device", "first/norms*", "block moves")
+    done = run("--out", out, "--dry-run", "--resume", *part, "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "device" not in done.stdout.splitlines()[0], "it has passed before"
+    report = json.loads((tmp_path / "out" / REPORT_FILE).read_text())
+    statuses = {each["name"]: each["status"] for each in report["stages"]}
+    assert statuses == dict.fromkeys(("device", "first/norms, rotary, activation", "block moves"), "passed")
+    assert report["is_dry_run"] and report["is_correct"] and not report["is_complete"]
+    assert "dry run: the figures mean nothing" in (tmp_path / "out" / PAGE_FILE).read_text()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path / "out"))
     assert done.returncode == NOT_READY
-    assert done.stderr.splitlines() == [
-        "gpu_check: torch sees no CUDA device on this machine, and this check needs one NVIDIA GPU"
-    ]
+    sentence = "torch sees no CUDA device on this machine, and this check needs one NVIDIA GPU; --dry-run needs none"
+    assert done.stderr.splitlines() == [f"gpu_check: {sentence}"]
     assert not (tmp_path / "out").exists()
 
 
@@ -91,6 +204,42 @@ def test_missing_packages_are_named_all_at_once(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path / "out"), path=str(tmp_path))
     assert done.returncode == NOT_READY
     assert " lacks redis structlog." in done.stderr and "PYTHONPATH" in done.stderr
+
+
+def test_what_a_broken_package_lacks_is_named_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, needs in {"outer": "inner>=2", "inner": "absent", "other": 'extra-one; extra == "more"'}.items():
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: {needs}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert missing_requirements("outer") == {"absent"}
+    assert missing_requirements("other") == set()
+
+
+def test_what_stages_import_is_looked_for() -> None:
+    """Compares modules of other projects that services, kernels, stages' tests and benchmarks import at their top."""
+    own = {"benchmarks", "common", "demo", "gateway_svc", "kernels", "quire", "scheduler_svc", "tests", "worker_svc"}
+    roots = {name.partition(".")[0] for name in NEEDED} | own | sys.stdlib_module_names
+    folders = ("common", "kernels", "quire", "scheduler_svc", "worker_svc", "benchmarks/gpu", "tests/on_gpu")
+    files = [path for folder in (*folders, "tests/kernels/on_device", "tests/worker/device") for path in python(folder)]
+    files += [ROOT / "tests" / name for name in ("services.py", "valkey.py", "conftest.py", "equality.py")]
+    strange = {f"{path.relative_to(ROOT)}: {name}" for path in files for name in imported(path) if name not in roots}
+    assert not strange
+
+
+def python(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of the modules that a file imports when it is imported."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
 
 
 def test_what_is_looked_for_is_what_the_project_installs() -> None:
@@ -108,4 +257,4 @@ def test_versions_are_compared_by_their_numbers() -> None:
 def run(*arguments: str, path: str = "") -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "benchmarks.gpu.gpu_check", *arguments]
     environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
