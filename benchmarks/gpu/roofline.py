@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.gpu.device_time import device_name, median_seconds
 from benchmarks.gpu.read_ceiling import read_bandwidth
+from benchmarks.page_section import PageSection
 from benchmarks.random_models import default_device
 from benchmarks.report import write_result
 
@@ -70,6 +71,15 @@ def main() -> None:
     }
     print(f"{device_name(options.device)}: {figures}")
     write_result(options.out / "roofline.json", "roofline", {"key_figures": figures})
+
+
+SECTION = PageSection(
+    kinds=("roofline",),
+    title="Roofline of a GPU",
+    question="How fast does the device read memory and multiply matrices?",
+    command="python -m benchmarks.gpu.roofline --out DIR",
+    measures=("benchmarks/gpu/roofline.py", "benchmarks/gpu/read_ceiling.py"),
+)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from benchmarks.gpu import (
     block_size_sweep,
     decode_step,
     kernels,
+    roofline,
+    start_compilation,
     swap_or_recompute,
 )
 from benchmarks.memory import kv_utilisation, memory_saving, prefix_reuse
@@ -57,6 +59,8 @@ SECTIONS: tuple[PageSection, ...] = (
     memory_saving.SECTION,
     prefix_reuse.SECTION,
     paper.SECTION,
+    start_compilation.SECTION,
+    roofline.SECTION,
     kernels.SECTION,
     decode_step.SECTION,
     against_transformers.SECTION,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from benchmarks.gpu.gate.compile_gate import compile_recorded, resource_faults
-from benchmarks.gpu.gate.launch_recorder import RecordedLaunch, recorded_launches
+from kernels.launches.launch_recorder import RecordedLaunch, recorded_launches
 
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="the interpreter compiles nothing")
 

@@ -39,6 +39,7 @@ class GraphRunner(StepRunner, Protocol):
 
 
 MakeRunner = Callable[[KVPool, StepLimits], GraphRunner]
+CompileAhead = Callable[[KVPool, StepLimits], None]  # for the steps that fit these limits and this pool
 
 
 def start_runner(make: MakeRunner, pool: KVPool, limits: StepLimits, *, graphs: bool, clock: PhaseClock) -> GraphRunner:
@@ -54,7 +55,14 @@ def start_runner(make: MakeRunner, pool: KVPool, limits: StepLimits, *, graphs: 
 
 
 def measure_memory(
-    make: MakeRunner, shape: BlockShape, limits: StepLimits, device: torch.device, *, graphs: bool, clock: PhaseClock
+    make: MakeRunner,
+    shape: BlockShape,
+    limits: StepLimits,
+    device: torch.device,
+    *,
+    graphs: bool,
+    clock: PhaseClock,
+    compile_ahead: CompileAhead,
 ) -> MemoryProfile:
     """Memory of a CUDA device that steps take beside the pool; compiles the kernels that they need.
 
@@ -62,19 +70,29 @@ def measure_memory(
     PoolSizeError if the device does not hold even the trial.
     """
     with _refuse_short_memory("with the model loaded"):
-        profile = _try(make, shape, limits, device, graphs=graphs, clock=clock)
+        profile = _try(make, shape, limits, device, graphs=graphs, clock=clock, compile_ahead=compile_ahead)
     _settled_free_bytes(device)  # the trial's memory goes back
     log.info("memory measured", bytes=profile.parts)
     return profile
 
 
 def _try(
-    make: MakeRunner, shape: BlockShape, limits: StepLimits, device: torch.device, *, graphs: bool, clock: PhaseClock
+    make: MakeRunner,
+    shape: BlockShape,
+    limits: StepLimits,
+    device: torch.device,
+    *,
+    graphs: bool,
+    clock: PhaseClock,
+    compile_ahead: CompileAhead,
 ) -> MemoryProfile:
+    weights = _allocated_bytes(device)
+    limits = replace(limits, num_blocks=num_trial_blocks(limits), num_host_blocks=0)
+    pool = KVPool(shape, limits.num_blocks, device)
+    with clock.phase("compiling"):
+        compile_ahead(pool, limits)
+        _settled_free_bytes(device)  # what the references took goes back
     with clock.phase("kernels"):
-        weights = _allocated_bytes(device)
-        limits = replace(limits, num_blocks=num_trial_blocks(limits), num_host_blocks=0)
-        pool = KVPool(shape, limits.num_blocks, device)
         runner = make(pool, limits)
         compile_kernels(runner, limits)
     with clock.phase("profile"):

@@ -116,7 +116,7 @@ def _load(
         lead = None if starting is None or reduction is None else starting.lead(reduction)
     grammars = None if tokenizer is None else _seat_grammars(tokenizer, decoder.config)
     if host is None:
-        started = start_device_runner(settings, decoder, choice, clock, grammars)
+        started = start_device_runner(settings, decoder, choice, clock, grammars, partial(status.phase, "compiling"))
     else:
         started = start_cpu_runner(settings, decoder, choice, clock, host.kernels, grammars, lead)
     if choice.device.type == "cpu":

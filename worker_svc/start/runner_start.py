@@ -3,9 +3,10 @@
 Knows how much memory each may take, and the settings that decide it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Thread
 from typing import NamedTuple
 
@@ -21,7 +22,6 @@ from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.cpu.runner import CpuRunner, PassModel
 from worker_svc.cpu.step_memory import step_buffer_bytes
 from worker_svc.description import MemoryUse, PhaseClock
-from worker_svc.gpu import torch_operations
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.gpu.start import GraphRunner, measure_memory, start_runner
@@ -43,6 +43,7 @@ from worker_svc.ranks.lead_decoder import LeadDecoder, LeadPool
 from worker_svc.ranks.rank_group import RankGroup
 from worker_svc.runner_choice import RunnerChoice
 from worker_svc.sampling.seat_grammars import SeatGrammars
+from worker_svc.start.device_kernels import compilation_for, operations_for
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import StepRunner
 from worker_svc.steps.trial_steps import warm_up_steps
@@ -156,21 +157,27 @@ def start_device_runner(
     choice: RunnerChoice,
     clock: PhaseClock,
     grammars: SeatGrammars | None,
+    on_compiled: Callable[[float], None],
 ) -> StartedRunner:
-    """Start the accelerator's runner; on a CPU it uses torch's operators. Raises PoolSizeError."""
+    """Start the accelerator's runner, telling `on_compiled` which part of the kernels is compiled, from 0 to 1.
+
+    On a CPU it uses torch's operators. Raises PoolSizeError.
+    """
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
-    operations = _operations(choice)
     graphs = settings.graphs and choice.device.type == "cuda"
 
-    def make(pool: KVPool, limits: StepLimits) -> GraphRunner:
+    def make_with(operations: Operations, pool: KVPool, limits: StepLimits) -> GraphRunner:
         return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_seats), grammars=grammars)
+
+    make = partial(make_with, operations_for(choice))
 
     step_bytes = _step_bytes(settings, decoder)
     room = _pool_room(settings, choice.device, step_bytes)
     if choice.device.type == "cuda":
         trial = PoolPlan(num_blocks=0, max_model_len=longest_sequence(_sequences(settings, decoder)))
         limits = _limits(settings, decoder, trial)
-        profile = measure_memory(make, shape, limits, choice.device, graphs=graphs, clock=clock)
+        ahead = compilation_for(choice, make_with, on_compiled)
+        profile = measure_memory(make, shape, limits, choice.device, graphs=graphs, clock=clock, compile_ahead=ahead)
         step_bytes = profile.buffers + profile.activations + profile.graphs
         room = _PoolRoom(profile.available, _MEASURED_FRACTION)
     with clock.phase("kv_pool"):
@@ -179,14 +186,6 @@ def start_device_runner(
     limits = _limits(settings, decoder, plan)
     runner = start_runner(make, pool, limits, graphs=graphs, clock=clock)
     return StartedRunner(runner, limits, shape, _memory_use(decoder, pool, step_bytes))
-
-
-def _operations(choice: RunnerChoice) -> Operations:
-    if not choice.has_kernels:
-        return torch_operations.OPERATIONS
-    from worker_svc.gpu import triton_operations  # noqa: PLC0415 - Triton may be missing where nobody needs it
-
-    return triton_operations.OPERATIONS
 
 
 class _PoolRoom(NamedTuple):

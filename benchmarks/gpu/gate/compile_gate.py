@@ -10,21 +10,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.gpu.gate.launch_config import LaunchConfig
-from benchmarks.gpu.gate.launch_recorder import RecordedLaunch
 from benchmarks.gpu.gate.launch_table import LAUNCHES
+from kernels.launches.launch_compiler import compile_launch
+from kernels.launches.launch_recorder import WARP_SIZE, RecordedLaunch
 
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # that one thread block may use
-_WARP_SIZE = 32
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg|cp\.async\.bulk")
 
@@ -51,13 +52,12 @@ def compile_for(launch: LaunchConfig, capability: int) -> MachineCode:
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
-    return _machine_code(source, options, capability)
+    return _machine_code(triton.compile(source, target=GPUTarget("cuda", capability, WARP_SIZE), options=options))
 
 
 def compile_recorded(launch: RecordedLaunch, capability: int) -> MachineCode:
     """Compile a recorded launch for a device of that capability."""
-    source = ASTSource(launch.kernel, launch.signature, constexprs=launch.constants, attrs=launch.attributes)
-    return _machine_code(source, launch.options, capability)
+    return _machine_code(compile_launch(launch, capability))
 
 
 def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str]:
@@ -81,8 +81,8 @@ def resource_faults(capability: int, code: MachineCode) -> list[str]:
     return found
 
 
-def _machine_code(source: ASTSource, options: Mapping[str, object], capability: int) -> MachineCode:
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, _WARP_SIZE), options=dict(options))
+def _machine_code(compiled: Any) -> MachineCode:
+    """Machine code of Triton's compiled kernel."""
     registers, local_bytes = _resources(compiled.asm["cubin"])
     return MachineCode(registers, local_bytes, compiled.metadata.shared, compiled.asm["ptx"])
 

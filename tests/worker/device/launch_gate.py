@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.gate.compile_gate import compile_recorded, resource_faults
-from benchmarks.gpu.gate.launch_recorder import LaunchKey, RecordedLaunch
+from kernels.launches.launch_recorder import LaunchKey, RecordedLaunch
 from tests.worker.device.launched_steps import CASES
 
 CAPABILITIES = {"bf16": (80, 90), "cache of e4m3": (90,), "fp16": (90,)}

@@ -1,7 +1,8 @@
 """Whole steps whose kernels are launched but not run, for who looks at the launches: runners, starts, random steps."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,24 +18,22 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from benchmarks.gpu.gate.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
 from common.sampling_params import SequenceSampling
 from common.step import SequenceState, Step
 from kernels.attention.cascade_groups import SharingCost
-from kernels.sampling.sampling_operations import SamplingOperations
+from kernels.launches.launch_recorder import LaunchKey, RecordedLaunch
 from tests.worker.steps import seat_state
-from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
+from worker_svc.gpu.launch_compilation import record_start, recording_operations
 from worker_svc.gpu.runner import DeviceRunner
-from worker_svc.gpu.start import compile_kernels
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.operations import Operations
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.trial_steps import num_trial_blocks
 
 VOCAB_SIZE = 20_000  # so that rows of logits are split as their number says
 MAX_MODEL_LEN = 128  # of the models
+HOPPER = 90
 NUM_SEATS = 70  # so that samples fall into all classes by which rows of logits are split
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)  # so that anything shared is worth it
 _SHAPE: dict[str, Any] = {
@@ -69,17 +68,21 @@ class LaunchCase:
         return load_decoder(folder, self.dtype, torch.device("cpu"))
 
     def runner(self, decoder: Decoder, limits: StepLimits) -> DeviceRunner:
+        return self._runner(decoder, self._pool(decoder, limits), limits)
+
+    def _pool(self, decoder: Decoder, limits: StepLimits) -> KVPool:
         shape = decoder.block_shape(limits.block_size, self.kv_dtype)
-        pool = KVPool(shape, limits.num_blocks, decoder.device, limits.num_host_blocks)
-        return DeviceRunner(decoder, pool, limits, _launched_and_computed(), graph_sizes(limits.num_seats), cost=FREE)
+        return KVPool(shape, limits.num_blocks, decoder.device, limits.num_host_blocks)
+
+    def _runner(self, decoder: Decoder, pool: KVPool, limits: StepLimits) -> DeviceRunner:
+        return DeviceRunner(decoder, pool, limits, recording_operations(), graph_sizes(limits.num_seats), cost=FREE)
 
     def launches_of_start(self, decoder: Decoder) -> Mapping[LaunchKey, RecordedLaunch]:
         """Record the launches that a start on a GPU compiles, with a trial pool; the real one may shorten sequences."""
         trial = replace(LIMITS, num_host_blocks=0, max_model_len=MAX_MODEL_LEN)
         trial = replace(trial, num_blocks=num_trial_blocks(trial))
-        with recorded_launches() as recorder:
-            compile_kernels(self.runner(decoder, trial), trial)
-        return recorder.launches
+        pool = self._pool(decoder, trial)
+        return record_start(partial(self._runner, decoder), pool, trial, HOPPER)
 
 
 CASES = {
@@ -96,26 +99,6 @@ LIMITS = StepLimits(
     max_model_len=MAX_MODEL_LEN - 1,  # the table of tokens is a token wider, 16-byte aligned
     max_batched_tokens=200,
 )
-
-
-def _launched_and_computed() -> Operations:
-    """Pass launches to the recorder; compute the kernels' outputs by the references."""
-
-    def both(launch: Callable[..., object], compute: Callable[..., object]) -> Callable[..., object]:
-        def launch_and_compute(*arguments: object) -> object:
-            launch(*arguments)
-            return compute(*arguments)
-
-        return launch_and_compute
-
-    def joined(kind: type[Any], launches: object, computes: object, **given: object) -> Any:
-        names = [field.name for field in fields(kind) if field.name not in given]
-        return kind(**{name: both(getattr(launches, name), getattr(computes, name)) for name in names}, **given)
-
-    launches, computes = triton_operations.OPERATIONS, torch_operations.OPERATIONS
-    sampling = joined(SamplingOperations, launches.sampling, computes.sampling)
-    operations: Operations = joined(Operations, launches, computes, sampling=sampling)
-    return operations
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ recorded and dropped before Triton compiles. So kernels write no results. Knows 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-_NO_DEVICE = -1  # a device number, so that nothing is cached for a real device
-_WARP_SIZE = 32
+WARP_SIZE = 32
+_DEVICES = count(1)
 _OPTIONS = ("num_warps", "num_ctas", "num_stages", "enable_fp_fusion")
 _CONSTANT = "constexpr"
 
@@ -79,19 +80,31 @@ def recorded_launches(capability: int = 90) -> Iterator[LaunchRecorder]:
     """Records all launches of kernels, in this thread and others, as for a GPU of that compute capability."""
     recorder = LaunchRecorder()
     hook = triton.knobs.runtime.jit_cache_hook
-    driver.set_active(_driver_of_no_gpu(capability))
     triton.knobs.runtime.jit_cache_hook = recorder.record_launch
     try:
-        yield recorder
+        with absent_gpu(capability):
+            yield recorder
     finally:
         triton.knobs.runtime.jit_cache_hook = hook
+
+
+@contextmanager
+def absent_gpu(capability: int) -> Iterator[None]:
+    """Has Triton compile for a GPU of that compute capability, without one: only `warmup` of a kernel works."""
+    driver.set_active(_driver_of_no_gpu(capability))
+    try:
+        yield
+    finally:
         driver.set_active(None)  # Triton then finds the machine's own
 
 
 def _driver_of_no_gpu(capability: int) -> Any:
-    """The part of a driver that Triton needs before it compiles."""
+    """The part of a driver that Triton needs before it compiles. No other one has the number of its device, by which
+    Triton keeps what it has compiled.
+    """
+    device = -next(_DEVICES)
     return SimpleNamespace(
-        get_current_device=lambda: _NO_DEVICE,
+        get_current_device=lambda: device,
         get_current_stream=lambda _device: 0,
-        get_current_target=lambda: GPUTarget("cuda", capability, _WARP_SIZE),
+        get_current_target=lambda: GPUTarget("cuda", capability, WARP_SIZE),
     )
