@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.attention.decode_plan import WORK_FIELDS
 from kernels.attention.decode_reference import DecodePlan
+from kernels.attention.key_loads import add_weighted_values, clamped, load_rows, queries_for_keys, row_offsets
 from kernels.attention.score_math import online_softmax, tanh
 from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
 
@@ -46,29 +47,36 @@ def attend_keys(
 ) -> tl.tensor:
     """Weighted sum of the values of keys i_first to i_end - 1, with the maximum score and the sum of the weights.
 
-    tiles  |....kkkk|kkkkkkkk|kkk.....|     a dot is masked: its table entry, key and value are never loaded
+    tiles  |....kkkk|kkkkkkkk|kkk.....|     a dot reads the nearest k again, and its weight is 0
                 i_first         i_end
     """
     ROWS: tl.constexpr = b_q.shape[0]
-    o_dim = tl.arange(0, b_q.shape[1])
+    DIM: tl.constexpr = b_q.shape[1]
+    DTYPE: tl.constexpr = b_q.dtype
+    PAIRED: tl.constexpr = p_value.dtype.element_ty.primitive_bitwidth == 8 and DTYPE.primitive_bitwidth == 16
+    b_q = queries_for_keys(b_q, PAIRED)
     b_max = tl.full((ROWS,), float("-inf"), tl.float32)
     b_sum = tl.zeros((ROWS,), tl.float32)
-    b_acc = tl.zeros((ROWS, b_q.shape[1]), tl.float32)
+    b_acc = tl.zeros((ROWS, DIM // 2 if PAIRED else DIM), tl.float32)
+    b_odd = tl.zeros((ROWS, DIM // 2 if PAIRED else 1), tl.float32)
     for i_tile in range(i_first // TILE * TILE, i_end, TILE):
-        o_key = i_tile + tl.arange(0, TILE)
-        m_key = (o_key >= i_first) & (o_key < i_end)
-        m_row = m_key[:, None] & (o_dim < HEAD_DIM)[None, :]
-        b_block = tl.load(p_table + o_key // BLOCK_SIZE, mask=m_key, other=0).to(tl.int64)
-        o_k = b_block * stride_kb + (o_key % BLOCK_SIZE) * stride_kt
-        b_k = tl.load(p_key + o_k[:, None] + o_dim[None, :], mask=m_row, other=0.0).to(b_q.dtype)
-        b_scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+        o_tile = i_tile + tl.arange(0, TILE)
+        m_key = (o_tile - i_first).to(tl.uint32) < (i_end - i_first).to(tl.uint32)
+        o_key = clamped(o_tile, i_first, i_end)
+        b_block = tl.load(p_table + o_key // BLOCK_SIZE)
+        p_k = p_key + row_offsets(b_block, o_key, stride_kb, stride_kt, BLOCK_SIZE)
+        b_k = load_rows(p_k, HEAD_DIM, DIM).to(b_q.dtype)
+        b_products = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+        factor = scale
         if SOFT_CAP:
-            b_scores = soft_cap * tanh(b_scores)
-        b_scores = tl.where(m_key[None, :], b_scores, float("-inf"))
-        b_weights, b_shrink, b_max, b_sum = online_softmax(b_scores, b_max, b_sum)
-        o_v = b_block * stride_vb + (o_key % BLOCK_SIZE) * stride_vt
-        b_v = tl.load(p_value + o_v[:, None] + o_dim[None, :], mask=m_row, other=0.0).to(b_q.dtype)
-        b_acc = tl.dot(b_weights.to(b_q.dtype), b_v, b_acc * b_shrink[:, None], input_precision="ieee")
+            b_products = tanh(b_products * scale)
+            factor = soft_cap
+        b_products = tl.where(m_key[None, :], b_products, float("-inf"))
+        b_weights, b_shrink, b_max, b_sum = online_softmax(b_products, b_max, b_sum, factor)
+        p_v = p_value + row_offsets(b_block, o_key, stride_vb, stride_vt, BLOCK_SIZE)
+        b_acc, b_odd = add_weighted_values(b_weights, p_v, b_shrink, b_acc, b_odd, HEAD_DIM, DIM, PAIRED, DTYPE)
+    if PAIRED:
+        b_acc = tl.interleave(b_acc, b_odd)
     return b_acc, b_max, b_sum
 
 
@@ -252,16 +260,19 @@ def decode_attention(
     """softmax(score(Q K^T)) V for each row, K and V read through its block table (paper, eq. 4).
 
     Grouped queries: heads h * G to h * G + G - 1 share key-value head h. Scores, weights' sums and results accumulate
-    in float32; keys of e4m3 are widened in registers. Queues one launch, without waiting.
+    in float32; keys of e4m3 are widened in registers, to float16 unless queries are of float32. Queues one launch,
+    without waiting.
 
     query:                  [R, num_heads, head_dim], head_dim contiguous
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous
     plan:                   of these rows and this shape
+    rule:                   its scale is positive
     out:                    output, contiguous, else like query; allocated if None
     """
     shape = plan.shape
     assert len(query) == len(plan.rows.context_lens), "not the plan's queries"
     assert_fits(shape, query, key_cache, value_cache, plan.block_size)
+    assert rule.scale > 0, "the greatest product must be the greatest score"
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     assert out.shape == query.shape and out.is_contiguous()

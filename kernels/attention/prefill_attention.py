@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention.decode_attention import score_factors
+from kernels.attention.key_loads import add_weighted_values, clamped, load_rows, queries_for_keys, row_offsets
 from kernels.attention.prefill_reference import PrefillPlan
 from kernels.attention.score_math import online_softmax, tanh
 from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
@@ -22,32 +23,15 @@ TILE_FIELDS = tl.constexpr(2)
 
 
 @triton.jit
-def _load_rows(
-    p_cache: tl.tensor,  # one head's keys or values, at block 0 and offset 0
-    o_row: tl.tensor,  # [TILE] int64
-    m_key: tl.tensor,  # [TILE]
-    o_dim: tl.tensor,  # [PADDED_DIM]
-    HEAD_DIM: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
-    """Rows of a cache as [TILE, PADDED_DIM]; zeros for masked keys and padded dimensions."""
-    p_row = p_cache + o_row[:, None] + o_dim[None, :]
-    if MASKED:
-        return tl.load(p_row, mask=m_key[:, None] & (o_dim < HEAD_DIM)[None, :], other=0.0)
-    if o_dim.shape[0] != HEAD_DIM:
-        return tl.load(p_row, mask=(o_dim < HEAD_DIM)[None, :], other=0.0)
-    return tl.load(p_row)
-
-
-@triton.jit
 def _attend_tile(
     b_q: tl.tensor,  # [ROWS, PADDED_DIM]
     b_max: tl.tensor,  # [ROWS]
     b_sum: tl.tensor,  # [ROWS]
-    b_acc: tl.tensor,  # [ROWS, PADDED_DIM]
+    b_acc: tl.tensor,  # [ROWS, PADDED_DIM]; if PAIRED, its even columns
+    b_odd: tl.tensor,  # [ROWS, PADDED_DIM / 2], its odd columns; unused otherwise
     o_position: tl.tensor,  # [ROWS] of each row's query in its context
     o_key: tl.tensor,  # [TILE] positions
-    i_first: tl.tensor,  # if MASKED, keys before i_first and from i_end on are not loaded
+    i_first: tl.tensor,  # if MASKED, instead of keys before i_first and from i_end on the nearest ones are loaded
     i_end: tl.tensor,
     p_key: tl.tensor,
     p_value: tl.tensor,
@@ -64,16 +48,15 @@ def _attend_tile(
     SOFT_CAP: tl.constexpr,
     WINDOWED: tl.constexpr,
     MASKED: tl.constexpr,
+    PAIRED: tl.constexpr,
+    DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """The new b_max, b_sum and b_acc after one tile of keys; without MASKED every row sees all of them."""
-    o_dim = tl.arange(0, b_q.shape[1])
-    m_key = (o_key >= i_first) & (o_key < i_end)
-    if MASKED:
-        b_block = tl.load(p_table + o_key // BLOCK_SIZE, mask=m_key, other=0).to(tl.int64)
-    else:
-        b_block = tl.load(p_table + o_key // BLOCK_SIZE).to(tl.int64)
-    o_k = b_block * stride_kb + (o_key % BLOCK_SIZE) * stride_kt
-    b_k = _load_rows(p_key, o_k, m_key, o_dim, HEAD_DIM, MASKED).to(b_q.dtype)
+    """The new b_max, b_sum, b_acc and b_odd after one tile of keys; without MASKED every row sees all of them."""
+    DIM: tl.constexpr = b_q.shape[1]
+    o_loaded = clamped(o_key, i_first, i_end) if MASKED else o_key.to(tl.uint32)
+    b_block = tl.load(p_table + o_loaded // BLOCK_SIZE)
+    p_k = p_key + row_offsets(b_block, o_loaded, stride_kb, stride_kt, BLOCK_SIZE)
+    b_k = load_rows(p_k, HEAD_DIM, DIM).to(b_q.dtype)
     b_products = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
     factor = scale
     if SOFT_CAP:
@@ -85,10 +68,9 @@ def _attend_tile(
             m_seen &= o_key[None, :] > o_position[:, None] - window
         b_products = tl.where(m_seen, b_products, float("-inf"))
     b_weights, b_shrink, b_max, b_sum = online_softmax(b_products, b_max, b_sum, factor)
-    o_v = b_block * stride_vb + (o_key % BLOCK_SIZE) * stride_vt
-    b_v = _load_rows(p_value, o_v, m_key, o_dim, HEAD_DIM, MASKED).to(b_q.dtype)
-    b_acc = tl.dot(b_weights.to(b_q.dtype), b_v, b_acc * b_shrink[:, None], input_precision="ieee")
-    return b_max, b_sum, b_acc
+    p_v = p_value + row_offsets(b_block, o_loaded, stride_vb, stride_vt, BLOCK_SIZE)
+    b_acc, b_odd = add_weighted_values(b_weights, p_v, b_shrink, b_acc, b_odd, HEAD_DIM, DIM, PAIRED, DTYPE)
+    return b_max, b_sum, b_acc, b_odd
 
 
 @triton.jit
@@ -147,7 +129,7 @@ def prefill_kernel(
     Row m of the tile is query m // HEADS of head m % HEADS. Keys in tiles, q being the tile's first and last query:
 
         |....kkkk|KKKKKKKK|KKKKKKKK|kkkkkk..|    K: tiles that all queries see whole, in a loop without masks
-            first full_first   full_end  end     k: keys that only some queries see; a dot is never loaded
+            first full_first   full_end  end     k: keys that only some queries see; a dot reads the nearest key again
                                      q qqq
     """
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -166,7 +148,12 @@ def prefill_kernel(
     b_q = tl.load(query_ptr + o_q[:, None] + o_dim[None, :], mask=m_q, other=0.0)
     b_max = tl.full((ROWS,), float("-inf"), tl.float32)
     b_sum = tl.zeros((ROWS,), tl.float32)
-    b_acc = tl.zeros((ROWS, PADDED_DIM), tl.float32)
+    DTYPE: tl.constexpr = b_q.dtype
+    NARROW: tl.constexpr = value_ptr.dtype.element_ty.primitive_bitwidth == 8 and DTYPE.primitive_bitwidth == 16
+    PAIRED: tl.constexpr = NARROW and PADDED_DIM <= 128  # sums of wider heads leave no registers for both halves
+    b_q = queries_for_keys(b_q, PAIRED)
+    b_acc = tl.zeros((ROWS, PADDED_DIM // 2 if PAIRED else PADDED_DIM), tl.float32)
+    b_odd = tl.zeros((ROWS, PADDED_DIM // 2 if PAIRED else 1), tl.float32)
     p_key = key_ptr + i_kv_head.to(tl.int64) * stride_kh
     p_value = value_ptr + i_kv_head.to(tl.int64) * stride_vh
     p_table = table_ptr + i_row * stride_table
@@ -182,11 +169,12 @@ def prefill_kernel(
         i_full_first = tl.minimum((tl.maximum(0, i_end - window) + TILE - 1) // TILE * TILE, i_full_end)
 
     for i_tile in range(i_full_first, i_full_end, TILE):
-        b_max, b_sum, b_acc = _attend_tile(
+        b_max, b_sum, b_acc, b_odd = _attend_tile(
             b_q,
             b_max,
             b_sum,
             b_acc,
+            b_odd,
             o_position,
             i_tile + tl.arange(0, TILE),
             i_first,
@@ -206,6 +194,8 @@ def prefill_kernel(
             SOFT_CAP,
             WINDOWED,
             MASKED=False,
+            PAIRED=PAIRED,
+            DTYPE=DTYPE,
         )
     # Read again, so that no address of the results takes registers in the loop above.
     i_query = tl.load(p_tile + 1, volatile=True)
@@ -216,11 +206,12 @@ def prefill_kernel(
         i_tile = i_full_end + (i_masked - i_num_low) * TILE
         if WINDOWED:
             i_tile = tl.where(i_masked < i_num_low, i_low + i_masked * TILE, i_tile)
-        b_max, b_sum, b_acc = _attend_tile(
+        b_max, b_sum, b_acc, b_odd = _attend_tile(
             b_q,
             b_max,
             b_sum,
             b_acc,
+            b_odd,
             o_position,
             i_tile + tl.arange(0, TILE),
             i_first,
@@ -240,11 +231,15 @@ def prefill_kernel(
             SOFT_CAP,
             WINDOWED,
             MASKED=True,
+            PAIRED=PAIRED,
+            DTYPE=DTYPE,
         )
 
     o_query, o_group, m_row = _queries_and_heads(i_query, query_len, i_part, GROUP, ROWS, HEADS)
     o_out = (i_start + o_query).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv_head * GROUP + o_group
     m_out = m_row[:, None] & (o_dim < HEAD_DIM)[None, :]
+    if PAIRED:
+        b_acc = tl.interleave(b_acc, b_odd)
     b_divisor = tl.where(b_sum == 0.0, 1.0, b_sum)
     b_out = (b_acc / b_divisor[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + o_out[:, None] * HEAD_DIM + o_dim[None, :], b_out, mask=m_out)
@@ -264,7 +259,8 @@ def prefill_attention(
     """softmax(score(Q K^T) + mask) V for each row, K and V read through its block table (paper, eq. 4).
 
     Grouped queries: heads h * G to h * G + G - 1 share key-value head h. Scores, weights' sums and results accumulate
-    in float32; keys of e4m3 are widened in registers. Queues at most one launch, without waiting.
+    in float32; keys of e4m3 are widened in registers, to float16 unless queries are of float32. Queues at most one
+    launch, without waiting.
 
     query:                  [T, num_heads, head_dim], head_dim contiguous
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous

@@ -75,6 +75,8 @@ def assert_fits(shape: AttentionShape, query: Tensor, key_cache: Tensor, value_c
     assert query.shape[1:] == (shape.num_heads, shape.head_dim), "not the plan's queries"
     assert key_cache.shape[1:] == (block_size, shape.num_kv_heads, shape.head_dim), "not the plan's blocks"
     assert query.stride(2) == key_cache.stride(3) == value_cache.stride(3) == 1
+    assert max(*key_cache.stride(), *value_cache.stride()) < 1 << 31, "offsets are products of numbers of 32 bits"
+    assert shape.kv_dtype == shape.dtype or shape.head_dim % 2 == 0, "e4m3 is read in pairs"
 
 
 def launch_strides(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Compiles kernels without a GPU, and checks the machine code for known causes of slowness.
 
 `python -m benchmarks.gpu.gate.compile_gate` does so for the whole launch table and fails on spilled registers, on
-shared memory over the limit of the device, on a missing `wgmma` and on narrow loads. Does not check results.
+shared memory over the limit of the device, on a missing `wgmma`, on narrow loads, and on loops of attention that have
+more instructions than the table says. Does not check results.
 """
 
 import os
@@ -22,10 +23,11 @@ from triton.compiler import ASTSource
 
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from benchmarks.gpu.gate.launch_table import LAUNCHES
+from benchmarks.gpu.gate.sass import Loop, disassemble, matrix_loops
 from kernels.launches.launch_compiler import compile_launch
 from kernels.launches.launch_recorder import WARP_SIZE, RecordedLaunch
 
-MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # that one thread block may use
+MAX_SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # that one thread block may use
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg|cp\.async\.bulk")
 
@@ -38,6 +40,7 @@ class MachineCode:
     local_bytes: int  # per thread: what did not fit in registers
     shared_bytes: int  # per thread block
     ptx: str
+    cubin: bytes
 
 
 def compile_for(launch: LaunchConfig, capability: int) -> MachineCode:
@@ -67,7 +70,16 @@ def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str
         found.append("no wgmma")
     if launch.wide_loads and not _WIDE_LOAD.search(code.ptx):
         found.append("no 16-byte loads from global memory")
+    if capability in launch.max_loop_size:
+        found += loop_faults(matrix_loops(disassemble(code.cubin)), launch.max_loop_size[capability])
     return found
+
+
+def loop_faults(loops: Sequence[Loop], max_size: int) -> list[str]:
+    """Descriptions of faults of the loops that multiply matrices: too many instructions, reads of single bytes."""
+    found = [f"{loop.size} instructions a tile, more than {max_size}" for loop in loops if loop.size > max_size]
+    found += [f"{loop.count('LDS.U8')} reads of single bytes" for loop in loops if loop.count("LDS.U8")]
+    return found or ([] if loops else ["no loop that multiplies matrices"])
 
 
 def resource_faults(capability: int, code: MachineCode) -> list[str]:
@@ -84,7 +96,7 @@ def resource_faults(capability: int, code: MachineCode) -> list[str]:
 def _machine_code(compiled: Any) -> MachineCode:
     """Machine code of Triton's compiled kernel."""
     registers, local_bytes = _resources(compiled.asm["cubin"])
-    return MachineCode(registers, local_bytes, compiled.metadata.shared, compiled.asm["ptx"])
+    return MachineCode(registers, local_bytes, compiled.metadata.shared, compiled.asm["ptx"], compiled.asm["cubin"])
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

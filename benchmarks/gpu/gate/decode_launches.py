@@ -21,8 +21,12 @@ def decode_launch(
     kv_dtype: torch.dtype | None = None,
     *,
     soft_cap: bool = False,
+    max_loop_size: Mapping[int, int] | None = None,
 ) -> LaunchConfig:
-    """Launch for blocks of 16 tokens. heads: query heads, key-value heads, head dimension."""
+    """Launch for blocks of 16 tokens. heads: query heads, key-value heads, head dimension.
+
+    max_loop_size: most instructions of a warp and a tile of keys, by compute capability, which are then compiled for
+    """
     shape = attention_shape(heads, dtype, kv_dtype)
     config = decode_config(shape)
     row = DecodeRows(torch.zeros(1, dtype=torch.int32), torch.zeros((1, 1), dtype=torch.int32))
@@ -35,7 +39,8 @@ def decode_launch(
         divisible_by_16=tuple(name for name in _argument_types(shape) if name.startswith("stride_")),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        capabilities=capabilities(shape),
+        capabilities=tuple({*capabilities(shape), *(max_loop_size or {})}),
+        max_loop_size=max_loop_size or {},
         wgmma=shape.dot_rows >= _MATRIX_UNIT_ROWS and dtype != torch.float32,
     )
 
@@ -73,8 +78,8 @@ def _plan_launch(padded_rows: int) -> LaunchConfig:
 
 
 DECODES = (
-    decode_launch((32, 8, 128)),
-    decode_launch((32, 8, 128), kv_dtype=torch.float8_e4m3fn),
+    decode_launch((32, 8, 128), max_loop_size={80: 520, 90: 520}),
+    decode_launch((32, 8, 128), kv_dtype=torch.float8_e4m3fn, max_loop_size={89: 620, 90: 620}),
     decode_launch((32, 32, 128), torch.float16),
     decode_launch((32, 1, 128)),
     decode_launch((64, 1, 128)),

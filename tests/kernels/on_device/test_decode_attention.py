@@ -129,6 +129,19 @@ def test_keys_of_eight_bits_are_widened(dtype: torch.dtype) -> None:
     check(case, filled_plan(case, 8))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_value_of_eight_bits_is_widened_exactly(dtype: torch.dtype) -> None:
+    """With one key its weight is 1, and the result is its value: each number of e4m3, of both signs, denormals too."""
+    case = decode_case((1,), heads=(2, 1), head_dim=256, dtype=dtype, kv_dtype=E4M3).to(DEVICE)
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(E4M3)
+    numbers = torch.where(codes.float().isnan(), 0.0, codes.float())
+    block = int(case.rows.block_tables[0, 0])
+    case.value_cache[block, 0, 0] = numbers.to(E4M3)
+    plan = filled_plan(case, 1)
+    result = decode_attention.decode_attention(case.query, case.key_cache, case.value_cache, plan, RULE)
+    assert (result.out.float() == numbers).all()
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.float16, E4M3], ids=str)
 def test_the_configurations_that_are_launched(kv_dtype: torch.dtype) -> None:
     dtype = torch.float16 if kv_dtype == E4M3 else kv_dtype
