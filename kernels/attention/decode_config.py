@@ -18,6 +18,7 @@ _MIN_TILE, _MAX_TILE = 32, 128
 # loaded while one is computed.
 _NUM_STAGES = 5
 _CPU_PROCESSORS = 4  # few, but enough for tests to split work
+_NARROW_HEAD = 128  # padded dimension up to which keys of e4m3 take few registers
 _WIDE_ACCUMULATOR = 128 * 128  # float32 sums of a program, from which four warps spill them
 
 
@@ -49,8 +50,16 @@ def decode_rule(shape: AttentionShape) -> DecodeConfig:
     tile = max(_MIN_TILE, min(_MAX_TILE, _TILE_ELEMENTS // shape.padded_dim))
     if shape.dot_rows * shape.padded_dim >= _WIDE_ACCUMULATOR:
         return DecodeConfig(tile=tile, num_warps=8, num_stages=_NUM_STAGES, programs_per_sm=1)
-    small = shape.dot_rows == MIN_DOT_ROWS and shape.kv_dtype == shape.dtype
-    return DecodeConfig(tile=tile, num_warps=4, num_stages=_NUM_STAGES, programs_per_sm=3 if small else 2)
+    return DecodeConfig(tile=tile, num_warps=4, num_stages=_NUM_STAGES, programs_per_sm=_programs_per_sm(shape))
+
+
+def _programs_per_sm(shape: AttentionShape) -> int:
+    """Programs that Hopper holds at once: three of 72 KB, or four of 40 KB and at most 128 registers a thread."""
+    if shape.dot_rows != MIN_DOT_ROWS:
+        return 2
+    if shape.kv_dtype == shape.dtype:
+        return 3
+    return 4 if shape.padded_dim <= _NARROW_HEAD else 2
 
 
 def num_processors(device: torch.device) -> int:
