@@ -21,6 +21,7 @@ MOST_CONSTRAINT_BYTES = 65_536  # of a schema, expression or grammar
 MOST_CHOICES = 1024
 MOST_GRAMMAR_CHARS = 4 * MOST_CONSTRAINT_BYTES  # as a worker gets it: JSON, which escapes some characters
 MOST_SEATS = 65_536  # of one worker
+MOST_READ_BLOCKS = 262_144  # of one fetch
 MOST_ANNOTATION_BYTES = 256 * 1024
 
 
@@ -93,6 +94,11 @@ BOUNDS: dict[str, Bound] = {
     "quire.v1.DrainWorkerRequest.worker_id": NAME,
     "quire.v1.DescribeRequest.known_tokenizer_fingerprint": NAME,
     "quire.v1.StepRequest.whole": Bound(max_items=MOST_SEATS),
+    "quire.v1.FetchBlocksRequest.source_address": Bound(max_chars=260),
+    "quire.v1.ReadBlocksRequest.incarnation": NAME,
+    "quire.v1.ReadBlocksRequest.block_ids": Bound(max_bytes=4 * MOST_READ_BLOCKS),
+    "quire.v1.ReadBlocksRequest.block_format": Bound(max_chars=256),
+    "quire.v1.ReadBlocksRequest.read_key": NAME,
 }
 
 # Messages whose arrays are bounded by the size of the message. Every token waits for a step, so the edge does not check

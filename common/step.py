@@ -38,7 +38,7 @@ class SequenceState:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One iteration for one worker, struct of arrays; pairs are flat."""
+    """One iteration for one worker, struct of arrays; pairs and triples are flat."""
 
     epoch: int
     step_id: int
@@ -47,6 +47,7 @@ class Step:
     whole: list[SequenceState] = field(default_factory=list)
     append_pairs: Ints = ()  # (seat, block)
     swap_out: Ints = ()  # (device block, host block)
+    placed: Ints = ()  # (fetch, index in it, device block), after swap_out and before swap_in
     swap_in: Ints = ()  # (host block, device block)
     copies: Ints = ()  # (source block, destination block)
     rows: Ints = ()  # seats

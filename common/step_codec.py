@@ -28,6 +28,7 @@ def step_to_pb(step: Step) -> pb.StepRequest:
         whole=[_seat_to_pb(state) for state in step.whole],
         append_pairs=pack_int32(step.append_pairs),
         swap_out=pack_int32(step.swap_out),
+        placed=pack_int32(step.placed),
         swap_in=pack_int32(step.swap_in),
         copies=pack_int32(step.copies),
         rows=pack_int32(step.rows),
@@ -51,6 +52,7 @@ def step_from_pb(message: pb.StepRequest) -> Step:
         whole=[_seat_from_pb(state) for state in message.whole],
         append_pairs=_unpack_pairs("append_pairs", message.append_pairs),
         swap_out=_unpack_pairs("swap_out", message.swap_out),
+        placed=_unpack_triples("placed", message.placed),
         swap_in=_unpack_pairs("swap_in", message.swap_in),
         copies=_unpack_pairs("copies", message.copies),
         rows=unpack_int32(message.rows),
@@ -119,6 +121,13 @@ def _unpack_pairs(name: str, data: bytes) -> "list[int]":
     values = unpack_int32(data)
     if len(values) % 2:
         raise ValueError(f"{name} holds pairs, but has {len(values)} numbers")
+    return values.tolist()
+
+
+def _unpack_triples(name: str, data: bytes) -> "list[int]":
+    values = unpack_int32(data)
+    if len(values) % 3:
+        raise ValueError(f"{name} holds triples, but has {len(values)} numbers")
     return values.tolist()
 
 

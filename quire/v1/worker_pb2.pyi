@@ -62,6 +62,143 @@ STEP_STATUS_INVALID: StepStatus.ValueType  # 5
 Global___StepStatus: _TypeAlias = StepStatus  # noqa: Y015
 
 @_typing.final
+class FetchBlocksRequest(_message.Message):
+    """FetchBlocksRequest names blocks of another worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FETCH_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    fetch_id: _builtins.int
+    """fetch_id is the name of the fetch, at least 1: unique within the epoch."""
+    source_address: _builtins.str
+    """source_address of the other worker, "host:port". At most 260 characters."""
+    epoch: _builtins.int
+    """epoch of the scheduler, as in its steps."""
+    @_builtins.property
+    def source(self) -> Global___ReadBlocksRequest:
+        """source: what is asked of it. Its block_format is empty, and filled in by the worker that reads."""
+
+    def __init__(
+        self,
+        *,
+        fetch_id: _builtins.int = ...,
+        source_address: _builtins.str = ...,
+        source: Global___ReadBlocksRequest | None = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fetch_id", b"fetch_id", "source", b"source", "source_address", b"source_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchBlocksRequest: _TypeAlias = FetchBlocksRequest  # noqa: Y015
+
+@_typing.final
+class FetchBlocksResponse(_message.Message):
+    """FetchBlocksResponse is the progress of a fetch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    DURATION_NS_FIELD_NUMBER: _builtins.int
+    num_blocks: _builtins.int
+    """num_blocks that have come, in the order of the request."""
+    duration_ns: _builtins.int
+    """duration_ns since the request."""
+    def __init__(
+        self,
+        *,
+        num_blocks: _builtins.int = ...,
+        duration_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ns", b"duration_ns", "num_blocks", b"num_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchBlocksResponse: _TypeAlias = FetchBlocksResponse  # noqa: Y015
+
+@_typing.final
+class ReadBlocksRequest(_message.Message):
+    """ReadBlocksRequest asks for the content of blocks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    AFTER_STEP_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    BLOCK_FORMAT_FIELD_NUMBER: _builtins.int
+    READ_KEY_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """epoch of the scheduler whose steps have filled the blocks."""
+    incarnation: _builtins.str
+    """incarnation of the worker. At most 128 characters."""
+    after_step: _builtins.int
+    """after_step: the content is read when this step of the epoch, and so all before it, has been executed. 0: at once."""
+    block_ids: _builtins.bytes
+    """block_ids, int32[n], at least 1. At most 1,048,576 bytes."""
+    block_format: _builtins.str
+    """block_format of the reader, which must be that of the source. At most 256 characters."""
+    read_key: _builtins.str
+    """read_key is the HMAC-SHA256, in hexadecimal, with the source's step_key as key, of the UTF-8 text
+    "read:EPOCH:INCARNATION:AFTER_STEP:" followed by block_ids. So a worker can read what the scheduler has named, and
+    cannot send steps. Not checked by a worker without a step_key. At most 128 characters.
+    """
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+        after_step: _builtins.int = ...,
+        block_ids: _builtins.bytes = ...,
+        block_format: _builtins.str = ...,
+        read_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "block_format", b"block_format", "block_ids", b"block_ids", "epoch", b"epoch", "incarnation", b"incarnation", "read_key", b"read_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadBlocksRequest: _TypeAlias = ReadBlocksRequest  # noqa: Y015
+
+@_typing.final
+class ReadBlocksResponse(_message.Message):
+    """ReadBlocksResponse is a frame with the content of blocks, in the order of the request. At most 4 MiB, or one block."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """first is the index in the request of the first block in this frame."""
+    blocks: _builtins.bytes
+    """blocks, bytes_per_block each, as they are in the pool."""
+    checksum: _builtins.int
+    """checksum is the CRC-32 of `blocks`."""
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        blocks: _builtins.bytes = ...,
+        checksum: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksum", b"checksum", "first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadBlocksResponse: _TypeAlias = ReadBlocksResponse  # noqa: Y015
+
+@_typing.final
 class DescribeRequest(_message.Message):
     """DescribeRequest asks for a worker's description."""
 
@@ -275,6 +412,8 @@ class PoolInfo(_message.Message):
     NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    BLOCK_FORMAT_FIELD_NUMBER: _builtins.int
+    MAX_FETCHED_BLOCKS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """num_blocks on the device."""
     block_size: _builtins.int
@@ -285,6 +424,12 @@ class PoolInfo(_message.Message):
     """bytes_per_block of keys and values in all layers."""
     dtype: _builtins.str
     """dtype of keys and values as stored, by its name in torch: that of the weights, "float8_e4m3fn" or "int8"."""
+    block_format: _builtins.str
+    """block_format: workers with equal ones store the same tokens in the same bytes, so that blocks can pass between them.
+    Empty: this worker neither fetches blocks nor lets others read them. At most 256 characters.
+    """
+    max_fetched_blocks: _builtins.int
+    """max_fetched_blocks that the worker keeps before they are placed, of all fetches together."""
     def __init__(
         self,
         *,
@@ -293,10 +438,12 @@ class PoolInfo(_message.Message):
         num_host_blocks: _builtins.int = ...,
         bytes_per_block: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        block_format: _builtins.str = ...,
+        max_fetched_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "dtype", b"dtype", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_format", b"block_format", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "dtype", b"dtype", "max_fetched_blocks", b"max_fetched_blocks", "num_blocks", b"num_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,7 +479,7 @@ Global___PhaseTime: _TypeAlias = PhaseTime  # noqa: Y015
 class StepRequest(_message.Message):
     """StepRequest is one iteration. The message has at most 128 MiB, which bounds its arrays. Every entry of an array must
     be within the worker's limits; otherwise the step is INVALID and changes nothing. The worker applies the fields in
-    this order: snapshot, freed_seats, whole, append_pairs, swap_out, swap_in, copies. Then it computes the rows,
+    this order: snapshot, freed_seats, whole, append_pairs, swap_out, placed, swap_in, copies. Then it computes the rows,
     samples, and ranks candidates.
     """
 
@@ -352,6 +499,7 @@ class StepRequest(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     NUM_SPARE_POSITIONS_FIELD_NUMBER: _builtins.int
+    PLACED_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """epoch of the scheduler. A worker answers an epoch lower than the highest it has seen with STALE_EPOCH."""
@@ -390,6 +538,11 @@ class StepRequest(_message.Message):
     that come before this one is answered. A worker may force tokens in rows that compute one token of the output and
     sample for their own seat alone, up to its max_batched_tokens; it may force fewer than it could, or none.
     """
+    placed: _builtins.bytes
+    """placed, int32[n][3]: (fetch_id, index in the fetch, device block): content of fetched blocks that goes into the pool.
+    The worker forgets a fetch that a step has placed blocks of. A step that names a block that has not come is answered
+    with NEED_SNAPSHOT.
+    """
     checksum: _builtins.int
     """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire. A step on a
     StepStream that does not match, or has none, ends the stream with DATA_LOSS and is not executed.
@@ -415,11 +568,12 @@ class StepRequest(_message.Message):
         samples: _builtins.bytes | None = ...,
         candidates: _builtins.bytes = ...,
         num_spare_positions: _builtins.int = ...,
+        placed: _builtins.bytes = ...,
         checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "samples", b"samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "checksum", b"checksum", "copies", b"copies", "epoch", b"epoch", "freed_seats", b"freed_seats", "num_spare_positions", b"num_spare_positions", "num_tokens", b"num_tokens", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_samples", b"_samples", "append_pairs", b"append_pairs", "candidates", b"candidates", "checksum", b"checksum", "copies", b"copies", "epoch", b"epoch", "freed_seats", b"freed_seats", "num_spare_positions", b"num_spare_positions", "num_tokens", b"num_tokens", "placed", b"placed", "rows", b"rows", "samples", b"samples", "snapshot", b"snapshot", "step_id", b"step_id", "swap_in", b"swap_in", "swap_out", b"swap_out", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__samples: _TypeAlias = _typing.Literal["samples"]  # noqa: Y015
     _WhichOneofArgType__samples: _TypeAlias = _typing.Literal["_samples", b"_samples"]  # noqa: Y015

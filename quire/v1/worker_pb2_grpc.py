@@ -52,6 +52,16 @@ class WorkerStub(object):
                 request_serializer=quire_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_worker__pb2.StepResponse.FromString,
                 _registered_method=True)
+        self.FetchBlocks = channel.unary_stream(
+                '/quire.v1.Worker/FetchBlocks',
+                request_serializer=quire_dot_v1_dot_worker__pb2.FetchBlocksRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_worker__pb2.FetchBlocksResponse.FromString,
+                _registered_method=True)
+        self.ReadBlocks = channel.unary_stream(
+                '/quire.v1.Worker/ReadBlocks',
+                request_serializer=quire_dot_v1_dot_worker__pb2.ReadBlocksRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_worker__pb2.ReadBlocksResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -84,6 +94,28 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchBlocks(self, request, context):
+        """FetchBlocks reads blocks of another worker's pool into this worker's main memory, from where StepRequest.placed puts
+        them into the pool. Steps go on meanwhile. Each answer says how many blocks have come; the last one has all. The
+        blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come: a caller ends it
+        when the step that places it is answered. Asks for the key of StepStream, and for its epoch. Ends with UNAVAILABLE
+        if the source cannot be reached, DATA_LOSS if a frame was damaged, FAILED_PRECONDITION if the source is another
+        incarnation, follows another epoch or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than
+        PoolInfo.max_fetched_blocks with what is kept already. What has come by then can be placed until the call ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadBlocks(self, request, context):
+        """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
+        executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
+        does, also while it runs, and with PERMISSION_DENIED for another read_key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -101,6 +133,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Step,
                     request_deserializer=quire_dot_v1_dot_worker__pb2.StepRequest.FromString,
                     response_serializer=quire_dot_v1_dot_worker__pb2.StepResponse.SerializeToString,
+            ),
+            'FetchBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchBlocks,
+                    request_deserializer=quire_dot_v1_dot_worker__pb2.FetchBlocksRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_worker__pb2.FetchBlocksResponse.SerializeToString,
+            ),
+            'ReadBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadBlocks,
+                    request_deserializer=quire_dot_v1_dot_worker__pb2.ReadBlocksRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_worker__pb2.ReadBlocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -187,6 +229,60 @@ class Worker(object):
             '/quire.v1.Worker/Step',
             quire_dot_v1_dot_worker__pb2.StepRequest.SerializeToString,
             quire_dot_v1_dot_worker__pb2.StepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.Worker/FetchBlocks',
+            quire_dot_v1_dot_worker__pb2.FetchBlocksRequest.SerializeToString,
+            quire_dot_v1_dot_worker__pb2.FetchBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.Worker/ReadBlocks',
+            quire_dot_v1_dot_worker__pb2.ReadBlocksRequest.SerializeToString,
+            quire_dot_v1_dot_worker__pb2.ReadBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

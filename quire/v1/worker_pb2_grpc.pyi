@@ -52,6 +52,20 @@ class WorkerStub:
     """Step executes one step: the same message, for tests and debugging.
     If it repeats the last step, the stored answer is returned and nothing is executed.
     """
+    FetchBlocks: _grpc.UnaryStreamMultiCallable[_worker_pb2.FetchBlocksRequest, _worker_pb2.FetchBlocksResponse]
+    """FetchBlocks reads blocks of another worker's pool into this worker's main memory, from where StepRequest.placed puts
+    them into the pool. Steps go on meanwhile. Each answer says how many blocks have come; the last one has all. The
+    blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come: a caller ends it
+    when the step that places it is answered. Asks for the key of StepStream, and for its epoch. Ends with UNAVAILABLE
+    if the source cannot be reached, DATA_LOSS if a frame was damaged, FAILED_PRECONDITION if the source is another
+    incarnation, follows another epoch or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than
+    PoolInfo.max_fetched_blocks with what is kept already. What has come by then can be placed until the call ends.
+    """
+    ReadBlocks: _grpc.UnaryStreamMultiCallable[_worker_pb2.ReadBlocksRequest, _worker_pb2.ReadBlocksResponse]
+    """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
+    executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
+    does, also while it runs, and with PERMISSION_DENIED for another read_key.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -71,6 +85,20 @@ class WorkerAsyncStub(WorkerStub):
     Step: _aio.UnaryUnaryMultiCallable[_worker_pb2.StepRequest, _worker_pb2.StepResponse]  # type: ignore[assignment]
     """Step executes one step: the same message, for tests and debugging.
     If it repeats the last step, the stored answer is returned and nothing is executed.
+    """
+    FetchBlocks: _aio.UnaryStreamMultiCallable[_worker_pb2.FetchBlocksRequest, _worker_pb2.FetchBlocksResponse]  # type: ignore[assignment]
+    """FetchBlocks reads blocks of another worker's pool into this worker's main memory, from where StepRequest.placed puts
+    them into the pool. Steps go on meanwhile. Each answer says how many blocks have come; the last one has all. The
+    blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come: a caller ends it
+    when the step that places it is answered. Asks for the key of StepStream, and for its epoch. Ends with UNAVAILABLE
+    if the source cannot be reached, DATA_LOSS if a frame was damaged, FAILED_PRECONDITION if the source is another
+    incarnation, follows another epoch or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than
+    PoolInfo.max_fetched_blocks with what is kept already. What has come by then can be placed until the call ends.
+    """
+    ReadBlocks: _aio.UnaryStreamMultiCallable[_worker_pb2.ReadBlocksRequest, _worker_pb2.ReadBlocksResponse]  # type: ignore[assignment]
+    """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
+    executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
+    does, also while it runs, and with PERMISSION_DENIED for another read_key.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -106,6 +134,32 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.StepResponse, _abc.Awaitable[_worker_pb2.StepResponse]]:
         """Step executes one step: the same message, for tests and debugging.
         If it repeats the last step, the stored answer is returned and nothing is executed.
+        """
+
+    @_abc_1.abstractmethod
+    def FetchBlocks(
+        self,
+        request: _worker_pb2.FetchBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.FetchBlocksResponse], _abc.AsyncIterator[_worker_pb2.FetchBlocksResponse]]:
+        """FetchBlocks reads blocks of another worker's pool into this worker's main memory, from where StepRequest.placed puts
+        them into the pool. Steps go on meanwhile. Each answer says how many blocks have come; the last one has all. The
+        blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come: a caller ends it
+        when the step that places it is answered. Asks for the key of StepStream, and for its epoch. Ends with UNAVAILABLE
+        if the source cannot be reached, DATA_LOSS if a frame was damaged, FAILED_PRECONDITION if the source is another
+        incarnation, follows another epoch or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than
+        PoolInfo.max_fetched_blocks with what is kept already. What has come by then can be placed until the call ends.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadBlocks(
+        self,
+        request: _worker_pb2.ReadBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.ReadBlocksResponse], _abc.AsyncIterator[_worker_pb2.ReadBlocksResponse]]:
+        """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
+        executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
+        does, also while it runs, and with PERMISSION_DENIED for another read_key.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,7 +29,8 @@ class StepPlan:
     append_pairs: list[int] = field(default_factory=list)  # flat (seat, block), sequences not in `whole` only
     freed_seats: list[int] = field(default_factory=list)  # to be dropped; `whole` may use them again at once
     swap_out: list[int] = field(default_factory=list)  # flat (device block, host block); before all the rest
-    swap_in: list[int] = field(default_factory=list)  # flat (host block, device block); after swap_out, before copies
+    placed: list[int] = field(default_factory=list)  # flat (fetch, index in it, device block); after swap_out
+    swap_in: list[int] = field(default_factory=list)  # flat (host block, device block); after placed, before copies
     copies: list[int] = field(default_factory=list)  # flat (source block, destination block), copy-on-write
 
 

@@ -44,6 +44,7 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SequenceSam
         whole=whole,
         append_pairs=plan.append_pairs,
         swap_out=plan.swap_out,
+        placed=plan.placed,
         swap_in=plan.swap_in,
         copies=plan.copies,
         rows=plan.seats,
