@@ -6,10 +6,11 @@ A group whose deadline cannot be met, by the measured speed of prefill, is not s
 from collections.abc import Iterable, Sequence
 
 from scheduler_svc.core import placement
+from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
-from scheduler_svc.core.starting import count_prefix_hits, start_group
+from scheduler_svc.core.starting import GroupStart, count_prefix_hits, start_group
 from scheduler_svc.core.step_rows import add_row, last_outsider, swap_or_preempt
 from scheduler_svc.core.swapping import has_room_to_swap_in, swap_in
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -19,9 +20,10 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 class GroupStarter:
     """Starter of groups, from the queue that all workers share."""
 
-    def __init__(self, queue: WaitingQueue, limits: WorkerLimits) -> None:
+    def __init__(self, queue: WaitingQueue, limits: WorkerLimits, fetches: BlockFetches) -> None:
         self._queue = queue
         self._limits = limits
+        self._fetches = fetches
 
     def start_groups(
         self, worker: WorkerState, workers: Iterable[WorkerState], step: PlannedStep, budget: int, now_s: float
@@ -36,13 +38,16 @@ class GroupStarter:
                 group = worker.swapped[0]
             if group is None or any(sequence.has_all_tokens for sequence in group.live):
                 return
-            is_started = (
-                self._start(worker, workers, step, group)
-                if group.swap_step is None
-                else self._restore(worker, step, group)
-            )
-            if not is_started:
-                return
+            if group.swap_step is not None:
+                if not self._restore(worker, step, group):
+                    return
+            else:
+                start = self._claim(worker, workers, step, group)
+                if start is None:
+                    return
+                if self._fetches.begin(worker):
+                    continue
+                self._start(worker, group, start)
             for sequence in group.live:
                 if budget > 0:
                     budget -= add_row(worker, step, sequence, budget)
@@ -67,17 +72,18 @@ class GroupStarter:
                 if budget > 0:
                     budget -= add_row(worker, step, sequence, budget)
 
-    def _start(self, worker: WorkerState, workers: list[WorkerState], step: PlannedStep, group: SequenceGroup) -> bool:
+    def _claim(
+        self, worker: WorkerState, workers: list[WorkerState], step: PlannedStep, group: SequenceGroup
+    ) -> GroupStart | None:
         # A worker that has preempted itself idle leaves no group to others: they may not plan again.
         others = [] if step.preempted else workers
         is_busy = bool(step.plan.sequences)
-        start = placement.claim_start(group, worker, others, self._limits, is_busy=is_busy)
-        if start is None:
-            return False
+        return placement.claim_start(group, worker, others, self._limits, is_busy=is_busy)
+
+    def _start(self, worker: WorkerState, group: SequenceGroup, start: GroupStart) -> None:
         self._queue.pop()
         start_group(worker, group, start)
         count_prefix_hits(worker, start)
-        return True
 
     def _restore(self, worker: WorkerState, step: PlannedStep, group: SequenceGroup) -> bool:
         if not placement.has_free_seats(worker, group, self._limits):

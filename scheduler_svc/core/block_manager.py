@@ -111,6 +111,16 @@ class BlockManager:
         """True if a block can be found under this hash, used or not."""
         return block_hash in self._block_of
 
+    def forget(self, block_hash: bytes) -> None:
+        """Make unfindable whichever block has this hash, used or cached; no-op if none has."""
+        block = self._block_of.get(block_hash)
+        if block is None:
+            return
+        self._forget_hash(block)
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
     def lookup(self, block_hashes: Iterable[bytes]) -> list[int]:
         """Return the blocks of the longest known prefix of a hash chain. Takes no reference: `share` does."""
         blocks = []

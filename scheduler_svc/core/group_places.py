@@ -89,7 +89,7 @@ class GroupPlaces:
             self.place_preempted(group)
 
     def listed_states(self) -> Iterator[tuple[SequenceGroup, GroupState]]:
-        """Each listed group, with the state that its container stands for; the queue checks its own three states."""
+        """Each listed group, with the state that its container stands for; the queue checks its own four states."""
         for group in self.waiting:
             yield group, group.state
         for group in self.paused:

@@ -8,7 +8,10 @@ scheduler list a group where its state says, and `Scheduler.check` compares the 
                  PAUSED       added as paused
     WAITING      RUNNING      started on a worker
                  DEFERRED     no present worker can hold the group, or its deadline cannot be met
+                 FETCHING     the worker that is to start it reads blocks of it from another worker
                  QUARANTINED  suspected: a step with the group failed, or a worker was lost
+    FETCHING     WAITING      the blocks have come, or will not
+                 QUARANTINED  suspected
     DEFERRED     WAITING      workers, pins or costs have changed, or a member has finished
                  QUARANTINED  suspected
     QUARANTINED  RUNNING      started for its trial
@@ -35,6 +38,7 @@ class GroupState(Enum):
     NEW = "new"  # not yet added to the scheduler
     WAITING = "waiting"  # in the queue, in order
     DEFERRED = "deferred"  # in the queue, skipped until something changes
+    FETCHING = "fetching"  # in the queue, waits for blocks that pass from one worker to another
     QUARANTINED = "quarantined"  # in the queue, waits for the trial of its cohort
     RUNNING = "running"  # on a worker, with seats and blocks
     PARKED = "parked"  # preempted; bound to its worker until the tokens in flight are known
@@ -48,7 +52,9 @@ _PAUSED_OR_ENDED = frozenset({GroupState.PAUSED, GroupState.ENDED})
 
 NEXT_STATES: Mapping[GroupState, frozenset[GroupState]] = {
     GroupState.NEW: _PAUSED_OR_ENDED | {GroupState.WAITING},
-    GroupState.WAITING: _PAUSED_OR_ENDED | {GroupState.RUNNING, GroupState.DEFERRED, GroupState.QUARANTINED},
+    GroupState.WAITING: _PAUSED_OR_ENDED
+    | {GroupState.RUNNING, GroupState.DEFERRED, GroupState.FETCHING, GroupState.QUARANTINED},
+    GroupState.FETCHING: _PAUSED_OR_ENDED | _IN_QUEUE,
     GroupState.DEFERRED: _PAUSED_OR_ENDED | _IN_QUEUE,
     GroupState.QUARANTINED: _PAUSED_OR_ENDED | {GroupState.RUNNING, GroupState.WAITING},
     GroupState.RUNNING: _IN_QUEUE | {GroupState.PARKED, GroupState.ENDED},

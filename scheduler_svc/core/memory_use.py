@@ -61,6 +61,8 @@ def worker_stats(worker: WorkerState) -> WorkerCounters:
         num_swaps=worker.num_swaps,
         num_swapped_out_blocks=worker.num_swapped_out_blocks,
         num_swapped_in_blocks=worker.num_swapped_in_blocks,
+        num_fetches=worker.num_fetches,
+        num_fetched_blocks=worker.num_fetched_blocks,
         num_host_blocks=worker.host.num_blocks if worker.host is not None else 0,
         num_used_host_blocks=worker.host.num_used_blocks if worker.host is not None else 0,
         num_in_flight_steps=len(worker.in_flight),
@@ -74,8 +76,8 @@ def work_of(worker: WorkerState) -> TotalCounters:
 
 
 def _sequence_blocks(worker: WorkerState) -> tuple[int, int]:
-    """Count the references of running sequences, and their blocks: all but the ones that only pins and steps hold."""
-    held = [*worker.pins.values()]
+    """Count the references of running sequences, and their blocks: all but the ones that only pins, fetches and steps hold."""
+    held = [*worker.pins.values(), *worker.read_by_fetches.values()]
     for step in worker.in_flight:
         held += [*(release.blocks for release in step.releases), step.copy_sources]
     num_references = worker.blocks.num_references - sum(len(blocks) for blocks in held)

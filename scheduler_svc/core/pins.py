@@ -18,8 +18,7 @@ class PinRefusedError(ValueError):
 def pinned_blocks(worker: WorkerState, block_hashes: Sequence[bytes]) -> list[int] | None:
     """Return the blocks with these hashes, if all are there and computed."""
     blocks = worker.blocks.lookup(block_hashes)
-    in_trust = {block for step in worker.in_flight for block in step.registered}
-    if len(blocks) < len(block_hashes) or not in_trust.isdisjoint(blocks):
+    if len(blocks) < len(block_hashes) or not worker.blocks_in_doubt().isdisjoint(blocks):
         return None
     return blocks
 

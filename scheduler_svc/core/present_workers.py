@@ -41,8 +41,12 @@ class PresentWorkers:
         max_num_batched_tokens: int | None = None,
         num_host_blocks: int = 0,
         max_model_len: int | None = None,
+        block_format: str = "",
+        max_fetched_blocks: int = 0,
     ) -> None:
         """Add a worker, empty. `max_num_batched_tokens` bounds its steps, `max_model_len` each of its sequences.
+
+        Blocks pass between workers with the same `block_format`, up to `max_fetched_blocks` at once to this one.
 
         Raises ValueError for an id in use, and for a block size other than that of the present workers.
         """
@@ -70,6 +74,8 @@ class PresentWorkers:
             num_host_blocks=num_host_blocks,
             preemption=self._config.preemption,
             max_model_len=max_model_len,
+            block_format=block_format,
+            max_fetched_blocks=max_fetched_blocks,
         )
         self._places.waiting.restore_deferred()
         if len(self._workers) == 1:
@@ -131,11 +137,15 @@ class PresentWorkers:
         self._workers[worker_id].costs = costs
         self._places.waiting.restore_deferred()  # a group that seemed too late may be in time
 
+    def record_fetch_speed(self, worker_id: str, blocks_per_s: float) -> None:
+        """Record the measured speed of fetches to a worker."""
+        self._workers[worker_id].fetch_blocks_per_s = blocks_per_s
+
     def num_sequences_on(self, worker_id: str) -> int:
-        """Count the sequences that run on a worker, and those that are preempted and still bound to it."""
+        """Count the sequences that run on a worker, those preempted and still bound to it, and fetches from it."""
         worker = self._workers[worker_id]
         kept = dict.fromkeys([*worker.parked, *worker.swapped])
-        return len(worker.running) + sum(len(group.live) for group in kept)
+        return len(worker.running) + sum(len(group.live) for group in kept) + len(worker.read_by_fetches)
 
     def pin_blocks(self, worker_id: str, name: str, block_hashes: Seq[bytes]) -> bool:
         """Keep the cached blocks with these hashes on a worker until `unpin_blocks`. False: some are not there.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import get_args
 
+from scheduler_svc.core.fetch_costs import FetchMode
 from scheduler_svc.core.ordering import OrderPolicy
 from scheduler_svc.core.preemption import PreemptionMode
 
@@ -19,6 +20,7 @@ class SchedulerConfig:
     order: OrderPolicy = "fcfs"  # within a priority
     priority_patience_s: float = 30.0  # how long a better priority class may keep a group waiting: see `aging`
     preemption: PreemptionMode = "auto"  # what happens to the blocks of a preempted group
+    block_fetch: FetchMode = "auto"  # whether a group's blocks are fetched from another worker, or computed
     preempt_every: int | None = None  # for tests: force a preemption before every nth step of a worker
 
     @property
@@ -34,7 +36,8 @@ class SchedulerConfig:
             raise ValueError(f"priority_patience_s is {self.priority_patience_s}: give seconds, more than 0")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark is {self.watermark}: give a part of the pool, 0 or more and less than 1")
-        for name, choices in (("order", get_args(OrderPolicy)), ("preemption", get_args(PreemptionMode))):
+        for name, kind in (("order", OrderPolicy), ("preemption", PreemptionMode), ("block_fetch", FetchMode)):
+            choices = get_args(kind)
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give one of {', '.join(choices)}")
         if self.preempt_every is not None and self.preempt_every < 1:

@@ -29,6 +29,8 @@ class WorkerCounters:
     num_swaps: int  # preemptions to the host pool
     num_swapped_out_blocks: int
     num_swapped_in_blocks: int
+    num_fetches: int  # of blocks from other workers, those that brought none included
+    num_fetched_blocks: int
     num_host_blocks: int  # in the swap pool
     num_used_host_blocks: int
     num_in_flight_steps: int
@@ -55,6 +57,8 @@ class TotalCounters:
     num_recomputed_tokens: int = 0
     num_swapped_out_blocks: int = 0
     num_swapped_in_blocks: int = 0
+    num_fetches: int = 0
+    num_fetched_blocks: int = 0
     num_copied_blocks: int = 0
     num_prefix_query_tokens: int = 0
     num_prefix_hit_tokens: int = 0

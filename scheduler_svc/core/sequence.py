@@ -171,12 +171,14 @@ class SequenceGroup:
     swap_step: int | None = None  # while its blocks are in the host pool of its worker: the step that moved them
     cohort: Cohort | None = None  # while it is suspected, in whatever state: see `isolation`
     waits_since_s: float | None = None  # monotonic: when it was first seen to wait, or since its pause; see `aging`
+    fetch_id: int = 0  # the latest fetch of its blocks since it was last started, under way or ended; 0: none
     num_times_left: int = 0  # as head of the queue: how often a worker left it to another
     shares: list[tuple[int, int]] | None = None  # while it waits: see `sharing`
     num_preemptions: int = 0  # of the whole group
     num_copied_blocks: int = 0  # copy-on-write
     num_swapped_out_blocks: int = 0
     num_swapped_in_blocks: int = 0
+    num_fetched_blocks: int = 0  # from other workers
     num_recomputed_tokens: int = 0  # lost by a preemption, or with a worker, and not found in the cache
 
     def __post_init__(self) -> None:

@@ -99,6 +99,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
     group.move_to(GroupState.RUNNING)
     group.worker_id = worker.worker_id
     group.num_times_left = 0
+    group.fetch_id = 0
     group.shares = None
     for sequence in group.unfinished:
         worker.num_members += 1

@@ -5,6 +5,7 @@ Decides the order of these; what each does is in `trials`, `aging`, `step_rows` 
 
 from scheduler_svc.core.admitting import GroupStarter
 from scheduler_svc.core.aging import Aging
+from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -17,13 +18,20 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 class StepPlanner:
     """Planner of steps, for all workers."""
 
-    def __init__(self, config: SchedulerConfig, limits: WorkerLimits, places: GroupPlaces, trials: Trials) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        limits: WorkerLimits,
+        places: GroupPlaces,
+        trials: Trials,
+        fetches: BlockFetches,
+    ) -> None:
         self._pipeline_depth = config.pipeline_depth
         self._num_spare_positions = config.num_spare_positions
         self._preempt_every = config.preempt_every
         self._places = places
         self._trials = trials
-        self._starter = GroupStarter(places.waiting, limits)
+        self._starter = GroupStarter(places.waiting, limits, fetches)
         self._aging = Aging(config.order, config.priority_patience_s)
 
     def plan_step(self, worker: WorkerState, now_s: float) -> StepPlan | None:
@@ -42,7 +50,7 @@ class StepPlanner:
             step = self._plan(worker, now_s)
         if step is None:
             return None
-        _complete_plan(worker, step.plan)
+        _complete_plan(worker, step)
         worker.in_flight.append(step)
         return step.plan
 
@@ -67,8 +75,9 @@ class StepPlanner:
         return step if plan.sequences else None
 
 
-def _complete_plan(worker: WorkerState, plan: StepPlan) -> None:
+def _complete_plan(worker: WorkerState, step: PlannedStep) -> None:
     """Fill in what the worker is told besides the rows, and count the step."""
+    plan = step.plan
     plan.seats = [seat_of(sequence) for sequence in plan.sequences]
     if not plan.snapshot:
         plan.freed_seats = worker.freed_seats
@@ -77,6 +86,8 @@ def _complete_plan(worker: WorkerState, plan: StepPlan) -> None:
         plan.append_pairs = []
     plan.swap_out = worker.unsent_swap_out
     worker.unsent_swap_out = []
+    step.placed, worker.unsent_placed = worker.unsent_placed, {}
+    plan.placed = [n for block, each in step.placed.items() for n in (each.fetch_id, each.fetch_index, block)]
     worker.freed_seats = []
     worker.needs_snapshot = False
     worker.next_step_id += 1

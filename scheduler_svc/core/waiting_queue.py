@@ -15,32 +15,33 @@ _Entry = tuple[Rank, SequenceGroup]
 
 
 class WaitingQueue:
-    """A heap of the WAITING groups; beside it the DEFERRED and the QUARANTINED ones, which wait out of order.
+    """A heap of the WAITING groups; beside it the DEFERRED, FETCHING and QUARANTINED ones, which wait out of order.
 
-    A stale heap entry leaves when it reaches the top, or in a sweep. The queue moves groups between its three states
+    A stale heap entry leaves when it reaches the top, or in a sweep. The queue moves groups between its four states
     and into them. A group that leaves keeps its state until the caller, which took it out, moves it.
     """
 
     def __init__(self, policy: OrderPolicy = "fcfs") -> None:
         self._policy: OrderPolicy = policy
         self._deferred: dict[SequenceGroup, None] = {}
+        self._fetching: dict[SequenceGroup, None] = {}
         self._quarantined: dict[SequenceGroup, None] = {}  # those with a cohort
         self._heap: list[_Entry] = []
         self._entries: dict[SequenceGroup, _Entry] = {}  # the heap's valid entries, one for each WAITING group
         self._ranks = SortedRanks()  # of the valid entries
-        self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # of all three states: sequences, tokens
+        self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # of all four states: sequences, tokens
         self._sizes_of: dict[str, tuple[int, int]] = {}  # by owner: groups, tokens
-        self.num_sequences = 0  # of all three states
+        self.num_sequences = 0  # of all four states
         self.num_tokens = 0  # a shared prompt counts once
         self.num_served = 0  # groups that have left for a worker by `pop`; one that was preempted counts again
 
     def __len__(self) -> int:
-        """Number of groups in order, neither deferred nor quarantined."""
+        """Number of groups in order: neither deferred, fetching nor quarantined."""
         return len(self._entries)
 
     @property
     def num_groups(self) -> int:
-        """Number of groups in the queue, deferred and quarantined ones included."""
+        """Number of groups in the queue, those out of order included."""
         return len(self._sizes)
 
     def size(self) -> tuple[int, int]:
@@ -59,7 +60,7 @@ class WaitingQueue:
         return group in self._sizes
 
     def in_order(self) -> Iterable[SequenceGroup]:
-        """Groups that are neither deferred nor quarantined, each once, in no particular order."""
+        """Groups that are WAITING, each once, in no particular order."""
         return self._entries
 
     def reorder(self, group: SequenceGroup) -> None:
@@ -106,6 +107,19 @@ class WaitingQueue:
             group.move_to(GroupState.WAITING)
             self._add_entry(group)
         self._deferred.clear()
+
+    def hold_head(self) -> None:
+        """Skip the head until `release`: blocks of it pass from one worker to another."""
+        group = self._pop_entry()
+        group.move_to(GroupState.FETCHING)
+        self._fetching[group] = None
+
+    def release(self, group: SequenceGroup) -> None:
+        """Put a group that was held in order again; no-op if it is FETCHING no more."""
+        if group in self._fetching:
+            del self._fetching[group]
+            group.move_to(GroupState.WAITING)
+            self._add_entry(group)
 
     def quarantine(self, group: SequenceGroup) -> None:
         """Move a suspect out of order; no-op if it is not in the queue."""
@@ -155,10 +169,12 @@ class WaitingQueue:
         listed = {
             **dict.fromkeys(self._entries, GroupState.WAITING),
             **dict.fromkeys(self._deferred, GroupState.DEFERRED),
+            **dict.fromkeys(self._fetching, GroupState.FETCHING),
             **dict.fromkeys(self._quarantined, GroupState.QUARANTINED),
         }
         assert listed == {group: group.state for group in self._sizes}, "a group is listed against its state"
-        assert len(self._entries) + len(self._deferred) + len(self._quarantined) == len(self._sizes)
+        aside = (self._deferred, self._fetching, self._quarantined)
+        assert len(self._entries) + sum(map(len, aside)) == len(self._sizes)
         assert sum(num_groups for num_groups, _ in self._sizes_of.values()) == len(self._sizes)
         assert sum(num_tokens for _, num_tokens in self._sizes_of.values()) == self.num_tokens
 
@@ -178,6 +194,7 @@ class WaitingQueue:
     def _remove_from_order(self, group: SequenceGroup) -> None:
         """Remove a group from whichever container has it; its size still counts."""
         self._deferred.pop(group, None)
+        self._fetching.pop(group, None)
         self._quarantined.pop(group, None)
         entry = self._entries.pop(group, None)
         if entry is not None:

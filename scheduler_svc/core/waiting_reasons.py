@@ -28,6 +28,7 @@ class WaitingReason(Enum):
     DEADLINE = "its deadline: it cannot be met any more"
     TRIAL = "its trial: a step with it failed, so it runs apart from others"
     STEP_IN_FLIGHT = "the result of its last step"
+    FETCH = "its KV blocks: they are on their way from another worker"
     NEXT_STEP = "the next step"
     RESUMPTION = "Resume"
 
@@ -42,6 +43,8 @@ def waiting_reason(
         return WaitingReason.RESUMPTION
     if not workers:
         return WaitingReason.NO_WORKER
+    if group.state is GroupState.FETCHING:
+        return WaitingReason.FETCH
     if group in queue:
         return _reason_in_queue(group, queue, workers, limits)
     worker = next((each for each in workers if each.worker_id == group.worker_id), None)

@@ -25,12 +25,21 @@ class Release(NamedTuple):
     blocks: list[int]
 
 
+class PlacedBlock(NamedTuple):
+    """Content of a block that was fetched from another worker."""
+
+    fetch_id: int
+    fetch_index: int  # in the fetch
+    block_hash: bytes
+
+
 @dataclass(slots=True)
 class PlannedStep:
     """A plan, and what depends on its execution. Holds the blocks in its releases and copies."""
 
     plan: StepPlan
     registered: list[int] = field(default_factory=list)  # blocks made findable; right only if it is executed
+    placed: dict[int, PlacedBlock] = field(default_factory=dict)  # by block; findable before, and right only then
     releases: list[Release] = field(default_factory=list)  # freed once it is done: it uses them last
     copy_sources: list[int] = field(default_factory=list)  # each once; a block copied from stays until it is done
     reshaped: list[SequenceGroup] = field(default_factory=list)  # their blocks are right only if it is executed
@@ -54,6 +63,8 @@ class WorkerState:
         num_host_blocks: int,
         preemption: PreemptionMode,
         max_model_len: int | None = None,
+        block_format: str = "",
+        max_fetched_blocks: int = 0,
     ) -> None:
         self.worker_id = worker_id
         self.block_size = block_size
@@ -63,17 +74,23 @@ class WorkerState:
         self.max_model_len = max_model_len  # prompt and output of each sequence
         self.enable_prefix_cache = enable_prefix_cache
         self.preemption: PreemptionMode = preemption
+        self.block_format = block_format  # blocks pass between workers with the same; empty: none do
+        self.max_fetched_blocks = max_fetched_blocks  # that it keeps before they are placed
         self.costs: PreemptionCosts | None = None  # unknown at first
         self.blocks = BlockManager(num_blocks)
         self.host = BlockManager(num_host_blocks) if num_host_blocks else None
         self.pins: dict[str, list[int]] = {}  # by name; one reference to each block
         self.num_pinned_blocks = 0  # a block counts once
+        self.read_by_fetches: dict[int, list[int]] = {}  # by fetch; one reference to each block
         self.running: list[Sequence] = []  # by sort_key; idle beams are not in it
         self.num_members = 0  # of running groups, idle beams included: they hold seats
         self.parked: dict[SequenceGroup, None] = {}  # PARKED here
         self.swapped: list[SequenceGroup] = []  # SWAPPED here, by order
         self.paused: dict[SequenceGroup, None] = {}  # with tokens in flight or host blocks here
         self.unsent_swap_out: list[int] = []  # flat (device block, host block), for the next plan
+        self.unsent_placed: dict[int, PlacedBlock] = {}  # by block, for the next plan
+        self.num_coming_fetched = 0  # blocks of fetches under way to this worker
+        self.fetch_blocks_per_s: float | None = None  # unknown at first
         self.in_flight: deque[PlannedStep] = deque()  # consecutive step ids
         self.copy_holds: Counter[int] = Counter()  # block -> steps, not yet done, that copy from it
         self.uncached: list[Sequence] = []  # have filled a block that is not in the prefix cache yet
@@ -94,6 +111,8 @@ class WorkerState:
         self.num_swaps = 0
         self.num_swapped_out_blocks = 0
         self.num_swapped_in_blocks = 0
+        self.num_fetches = 0
+        self.num_fetched_blocks = 0
 
     def empty_copy(self) -> "WorkerState":
         """Return the state of a worker of the same size that has just come."""
@@ -108,6 +127,8 @@ class WorkerState:
             num_host_blocks=self.host.num_blocks if self.host is not None else 0,
             preemption=self.preemption,
             max_model_len=self.max_model_len,
+            block_format=self.block_format,
+            max_fetched_blocks=self.max_fetched_blocks,
         )
 
     @property
@@ -205,12 +226,41 @@ class WorkerState:
         for sequence in group.unfinished:
             sequence.lose_computed_tokens()  # now: a sequence that is stopped puts what it has computed into the cache
 
+    def place_fetched(self, fetch_id: int, hashes: list[bytes], group: SequenceGroup) -> int:
+        """Put a group's fetched blocks into the prefix cache, as far as there is room. Return their number.
+
+        The next plan has them placed before it computes, so that it may find them already. What the cache has of the
+        group makes no room for them.
+        """
+        known = [block for sequence in group.live for block in self.find_prefix(sequence)]
+        self.blocks.share(known)
+        placed = []
+        for index, block_hash in enumerate(hashes):
+            if self.blocks.num_available_blocks <= self.num_watermark_blocks:
+                break
+            if self.blocks.lookup([block_hash]):
+                continue  # computed here meanwhile
+            block = self.blocks.allocate_block()
+            self.blocks.register(block, block_hash)
+            self.unsent_placed[block] = PlacedBlock(fetch_id, index, block_hash)  # perhaps in place of an evicted one
+            placed.append(block)
+        self.blocks.free([*known, *placed])
+        self.num_fetched_blocks += len(placed)
+        return len(placed)
+
     def hold_copy_source(self, block: int, step: PlannedStep) -> None:
         """Keep a block that `step` copies from until the step is done."""
         if block not in step.copy_sources:
             step.copy_sources.append(block)
             self.blocks.share([block])
             self.copy_holds[block] += 1
+
+    def blocks_in_doubt(self) -> set[int]:
+        """Return the findable blocks whose content depends on steps in flight, or on the next one."""
+        in_doubt = set(self.unsent_placed)
+        for step in self.in_flight:
+            in_doubt.update(step.registered, step.placed)
+        return in_doubt
 
     def num_holders(self, block: int) -> int:
         """Count the sequences that hold a block, in their tables or to copy it, but not steps that only read it."""

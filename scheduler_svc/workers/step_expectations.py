@@ -75,7 +75,7 @@ class StepExpectations:
 def measure(plan: StepPlan) -> tuple[Kind, Work]:
     """Kind and work of a plan."""
     num_rows, num_tokens = len(plan.num_tokens), sum(plan.num_tokens)
-    num_moved = (len(plan.swap_out) + len(plan.swap_in) + len(plan.copies)) // 2
+    num_moved = (len(plan.swap_out) + len(plan.swap_in) + len(plan.copies)) // 2 + len(plan.placed) // 3
     num_attended = num_tokens + sum(plan.positions)
     if num_tokens > num_rows:
         rows = zip(plan.positions, plan.num_tokens, strict=True)
