@@ -8,6 +8,7 @@ import zlib
 from dataclasses import dataclass
 
 from scheduler_svc.core.step_plan import StepPlan
+from tests.scheduler.core_fetches import FetchedKv
 
 VOCAB_SIZE = 17
 STOP_TOKEN_ID = 0
@@ -98,6 +99,7 @@ class EncodedStep:
     candidate_rows: list[int]
     copies: list[int]
     swap_out: list[int]
+    placed: list[int]
     swap_in: list[int]
     num_spare_positions: int
     contexts: list[list[int] | None]  # for the checks alone: known tokens of the row, None where some are not
@@ -133,6 +135,7 @@ def encode(plan: StepPlan) -> EncodedStep:
         candidate_rows=list(plan.candidate_rows),
         copies=list(plan.copies),
         swap_out=list(plan.swap_out),
+        placed=list(plan.placed),
         swap_in=list(plan.swap_in),
         num_spare_positions=plan.num_spare_positions,
         contexts=[
@@ -151,6 +154,7 @@ class FakeWorker:
         self.seats: dict[int, Seat] = {}
         self.most_forced = 0  # tokens that a row computes beside its own, as if a grammar forced them
         self.forced: dict[int, list[int]] = {}  # by sample of the last step executed
+        self.fetches = FetchedKv(block_size)
         self.num_computed_tokens = 0
         self.num_copies = 0
         self.last_of_candidates: list[KV] = []  # beside the candidate rows of the last step executed
@@ -162,6 +166,7 @@ class FakeWorker:
         """The sampled tokens, one for each sample."""
         self._update_seats(step)
         _move(step.swap_out, self._kv, self._host_kv, self.block_size)
+        self.fetches.place(step.placed, self._kv)
         _move(step.swap_in, self._host_kv, self._kv, self.block_size)
         self._copy(step.copies)
         assert len(step.rows) == len(set(step.rows)) == len(step.positions) > 0
@@ -201,6 +206,7 @@ class FakeWorker:
     def scramble(self, step: EncodedStep) -> None:
         """The step fails in the middle: what it would have written is garbage, the seats are in disorder."""
         self._update_seats(step)
+        self.fetches.scramble(step.placed, self._kv)
         for seat_id, n in zip(step.rows, step.num_tokens, strict=True):
             table, position = self.seats[seat_id].block_table, self.seats[seat_id].position
             for p in range(position, position + n):
