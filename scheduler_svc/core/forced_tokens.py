@@ -15,13 +15,14 @@ def num_forceable(worker: WorkerState, plan: StepPlan, sample: int) -> int:
     """Return how many tokens the oldest step in flight may have forced before its sample of this index.
 
     They fill the blocks of the sequence but for the spare positions. Of one that has left the worker the blocks are
-    not known any more: what it cannot use is dropped.
+    not known any more: the last of them had room for less than a block. It may have more than it is to get: what it
+    cannot use is dropped.
     """
     row, sequence = plan.sampled_rows[sample], plan.sampled_sequences[sample]
     if plan.num_tokens[row] > 1 or plan.sequences[row] is not sequence:
         return 0
     if not _runs_since(worker, sequence, plan):
-        return sequence.max_tokens
+        return max(0, worker.block_size - 1 - plan.num_spare_positions)
     num_filled = plan.positions[row] + 1 + plan.num_spare_positions
     return len(sequence.block_table) * worker.block_size - num_filled
 

@@ -114,7 +114,9 @@ def _check_single_writers(worker: WorkerState) -> None:
 def _check_running(worker: WorkerState, sequence: Sequence) -> None:
     assert sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id
     assert sequence.seat is not None and sequence.group.worker_id == worker.worker_id
-    assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens <= sequence.worst_case_tokens
+    assert 0 <= sequence.num_computed_tokens <= sequence.num_tokens
+    # Steps that were planned without knowing of forced tokens may sample behind the end: that is dropped.
+    assert len(sequence.token_ids) <= sequence.worst_case_tokens
     assert sequence.num_computed_tokens < sequence.num_tokens or sequence.group.awaits_host
     num_held = len(blocks_held(sequence))
     assert worker.num_blocks_for(sequence.num_computed_tokens) <= num_held <= worker.num_blocks_for(sequence.num_tokens)

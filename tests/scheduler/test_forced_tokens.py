@@ -101,6 +101,35 @@ def test_a_pause_keeps_them(keep_on_host: bool) -> None:
     )
 
 
+def test_more_than_a_paused_sequence_is_to_get_are_believed_and_dropped() -> None:
+    """The worker does not know where it ends, and its blocks had room for them."""
+    cluster = cluster_of(2, 16, most_forced=0)
+    sequence = cluster.add([1, 2, 3, 4], 2)
+    cluster.step()
+    plan = cluster.start()
+    assert plan is not None
+    cluster.scheduler.pause(sequence.group, keep_on_host=False)
+    check(cluster, plan, [5] * 14)
+    with pytest.raises(ImpossibleAnswerError, match="15 forced tokens of sample 0, where 14 have room"):
+        check(cluster, plan, [5] * 15)
+    appended = cluster.scheduler.apply("w", plan.step_id, [6], {0: [5] * 14})
+    assert [token for _, token in appended] == [5] and sequence.num_output_tokens == 2
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_steps_behind_them_may_sample_behind_the_end(depth: int) -> None:
+    for max_tokens in range(2, 9):
+        cluster = cluster_of(depth, 4)
+        cluster.add([1, 2, 3], max_tokens)
+        while cluster.start() is not None or cluster.in_flight["w"]:
+            while cluster.start() is not None:
+                pass
+            cluster.complete()
+            cluster.scheduler.check()
+        cluster.assert_outputs_are_unconstrained()
+        cluster.assert_idle_and_unleaked()
+
+
 def test_a_step_behind_them_that_is_undone_leaves_their_positions() -> None:
     cluster = cluster_of(2, 16)
     sequence = cluster.add([1, 2, 3], 30)
@@ -187,9 +216,9 @@ def test_of_a_sequence_that_has_ended_any_are_believed_since_none_is_taken() -> 
 def test_of_a_sequence_that_was_preempted_no_more_are_taken_than_it_may_have() -> None:
     cluster, plan, sequence = decoding()
     cluster.scheduler.pause(sequence.group, keep_on_host=False)
-    check(cluster, plan, [1] * 9)
-    with pytest.raises(ImpossibleAnswerError, match="10 forced tokens of sample 0, where 9 have room"):
-        check(cluster, plan, [1] * 10)
-    cluster.scheduler.apply("w", plan.step_id, [1], {0: [1] * 9})
-    assert sequence.num_output_tokens == 9
+    check(cluster, plan, [1] * 2)
+    with pytest.raises(ImpossibleAnswerError, match="3 forced tokens of sample 0, where 2 have room"):
+        check(cluster, plan, [1] * 3)
+    cluster.scheduler.apply("w", plan.step_id, [1], {0: [1] * 2})
+    assert sequence.num_output_tokens == 4
     assert sequence.num_computed_tokens == 0
