@@ -6,6 +6,7 @@ Every sequence's output is compared with that of an unconstrained run.
 from collections import deque
 from typing import Any
 
+from scheduler_svc.core.fetching import Fetch
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.isolation import Verdict
 from scheduler_svc.core.scheduler import Scheduler
@@ -55,6 +56,8 @@ class Cluster:
         self.workers: dict[str, FakeWorker] = {}
         self.in_flight: dict[str, deque[EncodedStep]] = {}
         self.plans: dict[str, deque[StepPlan]] = {}  # beside in_flight
+        self.fetches: list[Fetch] = []  # under way
+        self.placing: list[Fetch] = []  # that have come, and are to be placed
         self.sequences: list[Sequence] = []
         self.num_plans = 0
         self.now_s = 0.0
@@ -74,6 +77,8 @@ class Cluster:
         num_seats: int = 64,
         num_host_blocks: int = 0,
         max_model_len: int | None = None,
+        block_format: str = "",
+        max_fetched_blocks: int = 1000,
     ) -> None:
         self.scheduler.workers.add_worker(
             worker_id,
@@ -82,6 +87,8 @@ class Cluster:
             num_seats=num_seats,
             num_host_blocks=num_host_blocks,
             max_model_len=max_model_len,
+            block_format=block_format,
+            max_fetched_blocks=max_fetched_blocks,
         )
         self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_seats, num_host_blocks)
         self.workers[worker_id].most_forced = self.most_forced
@@ -168,6 +175,7 @@ class Cluster:
 
     def start(self, worker_id: str = "w") -> StepPlan | None:
         plan = self.scheduler.schedule(worker_id, self.now_s)
+        self.fetches += self.scheduler.fetches.take_started()
         if plan is not None:
             self.num_plans += 1
             assert 0 < sum(plan.num_tokens) <= self.config.max_num_batched_tokens
@@ -181,6 +189,9 @@ class Cluster:
 
     def complete(self, worker_id: str = "w") -> list[Sequence]:
         """Execute the oldest step in flight, apply its result. Returns the sequences that got a token."""
+        if not self.workers[worker_id].fetches.has_come(self.in_flight[worker_id][0].placed):
+            self.refuse_steps(worker_id)
+            return []
         step = self.in_flight[worker_id].popleft()
         plan = self.plans[worker_id].popleft()
         tokens = self.workers[worker_id].execute(step)
@@ -231,13 +242,39 @@ class Cluster:
         self.complete(worker_id)
         return plan
 
+    def end_fetch(self, fetch: Fetch, num_blocks: int | None = None) -> int:
+        """Have the first blocks of a fetch come, all by default. Returns how many are to be placed."""
+        num_blocks = len(fetch.blocks) if num_blocks is None else num_blocks
+        self.fetches.remove(fetch)
+        present = self.scheduler._places.workers
+        ends = (fetch.source, fetch.destination)
+        if all(present.get(worker.worker_id) is worker for worker in ends):
+            source, destination = (self.workers[worker.worker_id] for worker in ends)
+            contents = [source.block_kv(block) for block in fetch.blocks[:num_blocks]]
+            destination.fetches.deliver(fetch.fetch_id, contents)
+        num_placed = self.scheduler.fetches.end(fetch, num_blocks)
+        if num_placed:
+            self.placing.append(fetch)
+        return num_placed
+
+    def drop_fetch(self, fetch: Fetch) -> None:
+        """The destination keeps no more what has come; steps that place it, and are in flight, are refused."""
+        self.placing.remove(fetch)
+        if fetch.destination.worker_id in self.workers:
+            self.workers[fetch.destination.worker_id].fetches.forget(fetch.fetch_id)
+        self.scheduler.fetches.drop_unsent(fetch)
+
+    def refuse_steps(self, worker_id: str = "w") -> None:
+        """Execute none of the steps in flight: the worker asks for a snapshot."""
+        self.in_flight[worker_id].clear()
+        self.plans[worker_id].clear()
+        self.scheduler.rollback(worker_id)
+
     def fail_steps(self, worker_id: str = "w") -> None:
         """Fail the worker in the middle of its oldest step; it refuses the later ones."""
         if self.in_flight[worker_id]:
             self.workers[worker_id].scramble(self.in_flight[worker_id][0])
-        self.in_flight[worker_id].clear()
-        self.plans[worker_id].clear()
-        self.scheduler.rollback(worker_id)
+        self.refuse_steps(worker_id)
 
     def blame_step(self, worker_id: str = "w") -> list[SequenceGroup]:
         """Fail like `fail_steps` and suspect the step's groups. Returns the groups that are failed for it."""
@@ -266,14 +303,18 @@ class Cluster:
         while any(not sequence.is_finished for sequence in self.sequences):
             planned = [self.start(worker_id) for worker_id in self.workers]
             busy = [worker_id for worker_id, steps in self.in_flight.items() if steps]
-            assert any(planned) or busy, "nothing runs although a sequence is unfinished"
+            assert any(planned) or busy or self.fetches, "nothing runs although a sequence is unfinished"
             assert self.num_plans <= stop_at, "the sequences do not get done"
             for worker_id in busy:
                 if len(self.in_flight[worker_id]) == self.config.pipeline_depth or not any(planned):
                     self.complete(worker_id)
+            for fetch in list(self.fetches):
+                self.end_fetch(fetch)
         for worker_id, steps in self.in_flight.items():
             while steps:
                 self.complete(worker_id)
+        for fetch in list(self.fetches):
+            self.end_fetch(fetch)
 
     def assert_outputs_are_unconstrained(self) -> None:
         """Each output is what the model says alone; a sequence cut short has the beginning of it."""

@@ -24,6 +24,7 @@ class RandomCalls:
                 max_num_batched_tokens=self.rng.choice([2, 5, 16]),
                 preemption=self.rng.choice(["swap", "swap", "recompute"]),
                 watermark=0.0,
+                block_fetch=self.rng.choice(["always", "never"]),
             )
         )
         self.scheduler = self.cluster.scheduler
@@ -31,7 +32,7 @@ class RandomCalls:
     def run(self, num_calls: int) -> set[Transition]:
         often = [self.step] * 8 + [self.pause, self.end] * 2 + [self.add, self.resume]
         faults = [self.blame, self.forgive, self.lose_worker, self.replace_worker]
-        calls = [*often, *faults, self.drain, self.act_before_it_is_added, self.let_time_pass]
+        calls = [*often, *faults, self.drain, self.drain, self.end_fetches, self.act_before_it_is_added, self.let_time_pass]
         for _ in range(num_calls):
             self.rng.choice(calls)()
             self.cluster.assert_groups_are_listed()
@@ -80,7 +81,13 @@ class RandomCalls:
         if worker_id in self.cluster.workers:
             self.cluster.remove_worker(worker_id)
         num_host_blocks = self.rng.choice([0, 20, 20])
-        self.cluster.add_worker(worker_id, num_blocks=self.rng.randint(6, 10), num_host_blocks=num_host_blocks)
+        self.cluster.add_worker(
+            worker_id, num_blocks=self.rng.randint(6, 10), num_host_blocks=num_host_blocks, block_format="f"
+        )
+
+    def end_fetches(self) -> None:
+        for fetch in list(self.cluster.fetches):
+            self.cluster.end_fetch(fetch, self.rng.randint(0, len(fetch.blocks)))
 
     def drain(self) -> None:
         for worker_id in self.cluster.workers:
@@ -108,7 +115,7 @@ class RandomCalls:
     def lose_worker(self) -> None:
         for worker_id in self.busy()[:1]:
             self.cluster.lose_worker(worker_id)
-            self.cluster.add_worker(worker_id, num_blocks=self.rng.randint(6, 10), num_host_blocks=20)
+            self.cluster.add_worker(worker_id, num_blocks=self.rng.randint(6, 10), num_host_blocks=20, block_format="f")
 
     def forgive(self) -> None:
         for worker_id in self.cluster.workers:
@@ -162,10 +169,32 @@ def lose_the_worker_of_a_swapped_group() -> set[Transition]:
     return cluster.transitions
 
 
-def test_random_calls_and_two_rare_courses_make_every_transition_of_the_table() -> None:
+def fail_a_step_of_a_group_that_is_fetched_for() -> set[Transition]:
+    """Its chunk of the prompt, which samples nothing, is still in flight when another worker begins to fetch."""
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=8, block_fetch="always"))
+    for worker_id in "ab":
+        cluster.add_worker(worker_id, num_blocks=40, block_format="f")
+    group = cluster.add([1] * 40).group
+    cluster.scheduler.workers.drain_worker("b")
+    cluster.step("a")
+    cluster.start("a")
+    cluster.scheduler.workers.undo_drain("b")
+    cluster.scheduler.workers.drain_worker("a")
+    cluster.start("b")
+    assert group.state is GroupState.FETCHING
+    cluster.blame_step("a")
+    assert group.state is GroupState.QUARANTINED
+    cluster.end_fetch(cluster.fetches[0])
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    return cluster.transitions
+
+
+def test_random_calls_and_rare_courses_make_every_transition_of_the_table() -> None:
     """A transition that is not in the table raises in `move_to`."""
     seen = set.union(*(RandomCalls(seed).run(60) for seed in range(300)))
     rare = blame_a_step_when_the_deadline_has_passed() | lose_the_worker_of_a_swapped_group()
+    rare |= fail_a_step_of_a_group_that_is_fetched_for()
     missing = TABLE - seen - rare
     assert not missing, f"in the table, and never made: {[(state.name, to.name) for state, to in missing]}"
 

@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler_svc.core.admitting import GroupStarter, is_too_late
+from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
@@ -28,7 +29,8 @@ class Site:
     def __init__(self, worker: WorkerState) -> None:
         self.queue = WaitingQueue()
         self.worker = worker
-        self._starter = GroupStarter(self.queue, WorkerLimits(max_num_seqs=16, pipeline_depth=2))
+        fetches = BlockFetches("always", self.queue, {worker.worker_id: worker})
+        self._starter = GroupStarter(self.queue, WorkerLimits(max_num_seqs=16, pipeline_depth=2), fetches)
         self._num_groups = 0
 
     def push(self, prompt: list[int], *outputs: list[int], cohort: Cohort | None = None) -> SequenceGroup:

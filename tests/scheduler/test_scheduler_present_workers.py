@@ -13,7 +13,7 @@ from scheduler_svc.core.waiting_reasons import WaitingReason
 from tests.scheduler.core_cluster import Cluster
 
 
-def make_cluster(**workers: dict[str, int]) -> Cluster:
+def make_cluster(**workers: dict[str, Any]) -> Cluster:
     cluster = Cluster(SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8, pipeline_depth=1, watermark=0.0))
     for worker_id, shape in workers.items():
         cluster.add_worker(worker_id, **shape)
@@ -25,7 +25,7 @@ def largest(workers: PresentWorkers) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("shape", [{"num_seats": 0}, {"block_size": 0}])
-def test_a_worker_without_a_seat_or_with_blocks_of_no_token_is_refused(shape: dict[str, int]) -> None:
+def test_a_worker_without_a_seat_or_with_blocks_of_no_token_is_refused(shape: dict[str, Any]) -> None:
     cluster = make_cluster()
     with pytest.raises(ValueError, match="both are >= 1"):
         cluster.add_worker("w", **{"num_blocks": 8, **shape})

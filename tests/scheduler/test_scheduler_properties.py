@@ -37,6 +37,7 @@ configs = st.builds(
     preemption=st.sampled_from(["swap", "swap", "auto", "recompute"]),
     preempt_every=st.sampled_from([None, None, 1, 2, 5]),
     priority_patience_s=st.sampled_from([0.01, 0.05]),
+    block_fetch=st.sampled_from(["never", "auto", "always", "always"]),
 )
 prompts = st.builds(
     lambda prefix, length, tail: prefix[:length] + tail,
@@ -81,8 +82,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_tokens=st.integers(30, 70),
         num_seats=st.sampled_from([1, 4, 16]),
         num_host_tokens=st.sampled_from([0, 12, 40, 70]),
+        block_format=st.sampled_from(["", "f", "f", "f", "g"]),
+        max_fetched_blocks=st.sampled_from([0, 3, 1000]),
     )
-    def add_worker(self, num_tokens: int, num_seats: int, num_host_tokens: int = 40) -> None:
+    def add_worker(
+        self,
+        num_tokens: int,
+        num_seats: int,
+        num_host_tokens: int = 40,
+        block_format: str = "f",
+        max_fetched_blocks: int = 1000,
+    ) -> None:
         worker_id = next(w for w in WORKER_IDS if w not in self.cluster.workers)
         self.cluster.add_worker(
             worker_id,
@@ -90,6 +100,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             block_size=self.block_size,
             num_seats=num_seats,
             num_host_blocks=num_host_tokens // self.block_size,
+            block_format=block_format,
+            max_fetched_blocks=max_fetched_blocks,
         )
         # The larger groups are cheaper to compute again, the smaller to swap.
         self.cluster.scheduler.workers.record_costs(
@@ -203,6 +215,20 @@ class SchedulerMachine(RuleBasedStateMachine):
                 scheduler.workers.pin_blocks(worker_id, name, data.draw(st.sampled_from(known)))
             except PinRefusedError:
                 scheduler.check()
+
+    @precondition(lambda self: self.cluster.fetches)
+    @rule(data=st.data(), is_whole=st.sampled_from([True, True, False]))
+    def end_fetch(self, data: Any, is_whole: bool) -> None:
+        fetch = data.draw(st.sampled_from(self.cluster.fetches))
+        num_blocks = len(fetch.blocks) if is_whole else data.draw(st.integers(0, len(fetch.blocks)))
+        num_placed = self.cluster.end_fetch(fetch, num_blocks)
+        if num_placed:
+            self.cluster.scheduler.workers.record_fetch_speed(fetch.destination.worker_id, 4.0)
+
+    @precondition(lambda self: self.cluster.placing)
+    @rule(data=st.data())
+    def drop_fetch(self, data: Any) -> None:
+        self.cluster.drop_fetch(data.draw(st.sampled_from(self.cluster.placing)))
 
     @precondition(lambda self: self.busy())
     @rule(data=st.data())

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.incidents import Incidents
 from scheduler_svc.core.placement import WorkerLimits
@@ -25,7 +26,8 @@ class Site:
         self.places = GroupPlaces("fcfs", limits)
         self.trials = Trials(limits, self.incidents)
         self.worker = self.places.workers["w"] = make_worker(**options)
-        self._planner = StepPlanner(config, limits, self.places, self.trials)
+        fetches = BlockFetches("always", self.places.waiting, self.places.workers)
+        self._planner = StepPlanner(config, limits, self.places, self.trials, fetches)
         self._num_groups = 0
 
     def push(self, num_tokens: int, **options: Any) -> SequenceGroup:
