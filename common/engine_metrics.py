@@ -58,6 +58,7 @@ def _memory(stats: Stats) -> Iterator[Metric]:
     yield counters("quire_recomputed_tokens", "Tokens computed again.", _one(work.recomputed_tokens))
     swapped = {"out": work.swapped_out_blocks, "in": work.swapped_in_blocks}
     yield counters("quire_swapped_blocks", "Blocks moved to host pools and back.", _by("direction", swapped))
+    yield counters("quire_fetched_blocks", "Blocks read from other workers.", _one(work.fetched_blocks))
     yield counters("quire_copied_blocks", "Shared blocks copied before a write.", _one(work.copied_blocks))
 
 

@@ -93,6 +93,7 @@ class RequestMemory:
     copied_blocks: int = 0  # so far, by copy-on-write
     swapped_out_blocks: int = 0  # so far
     swapped_in_blocks: int = 0  # so far
+    fetched_blocks: int = 0  # so far, from other workers
     recomputed_tokens: int = 0  # so far: computed again, after a preemption or the loss of a worker
 
     @property

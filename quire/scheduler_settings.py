@@ -91,6 +91,11 @@ class SchedulerSettings(LimitSettings, AccessSettings):
         description="what happens to the KV of a preempted request: swap (moved to the worker's host pool, recomputed "
         "when that is full), recompute, or auto (the cheaper way for each, as measured)",
     )
+    block_fetch: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="whether the worker that starts a request fetches KV that another worker has cached, as when a "
+        "running request moves: always, never (its tokens are computed), or auto (the quicker way, as measured)",
+    )
     pipeline_depth: int = Field(2, ge=1, le=2, description="steps in flight to a worker at once")
     decide: Literal["auto", "early", "late"] = Field(
         "auto",

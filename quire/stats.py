@@ -98,6 +98,8 @@ class WorkerStats:
     copied_blocks: int  # by copy-on-write
     swap_blocks_per_s: float | None  # in one direction; None: not known yet
     prefill_tokens_per_s: float | None  # None: not known yet
+    fetched_blocks: int = 0  # from other workers
+    fetch_blocks_per_s: float | None = None  # None: not known yet
     draining: bool = False  # gets nothing new
     out_of_service: str = ""  # why it gets no work at all; empty: it does
 
@@ -136,6 +138,7 @@ class WorkTotals:
     copied_blocks: int = 0  # by copy-on-write
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    fetched_blocks: int = 0  # read from other workers, instead of computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ def scheduler_config(settings: SchedulerSettings) -> SchedulerConfig:
         order=settings.order,
         priority_patience_s=settings.priority_patience_s,
         preemption=settings.preemption,
+        block_fetch=settings.block_fetch,
         preempt_every=settings.preempt_every,
     )
 

@@ -160,7 +160,8 @@ def _swap(worker: WorkerStats) -> str:
     """Swaps and recomputations of preempted requests."""
     return (
         f"{worker.num_swaps} swaps: {worker.swapped_out_blocks} blocks out, {worker.swapped_in_blocks} in, "
-        f"host {worker.used_host_blocks}/{worker.host_blocks}; recomputed {worker.recomputed_tokens}"
+        f"host {worker.used_host_blocks}/{worker.host_blocks}; recomputed {worker.recomputed_tokens}, "
+        f"fetched {worker.fetched_blocks} blocks"
     )
 
 

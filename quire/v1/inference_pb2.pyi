@@ -1250,6 +1250,7 @@ class RequestMemory(_message.Message):
     SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
     SWAPPED_IN_BLOCKS_FIELD_NUMBER: _builtins.int
     RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    FETCHED_BLOCKS_FIELD_NUMBER: _builtins.int
     blocks: _builtins.int
     """blocks that it holds on the device."""
     shared_blocks: _builtins.int
@@ -1268,6 +1269,8 @@ class RequestMemory(_message.Message):
     """swapped_in_blocks so far."""
     recomputed_tokens: _builtins.int
     """recomputed_tokens so far: tokens whose KV was dropped by a preemption, or lost with a worker, and computed again."""
+    fetched_blocks: _builtins.int
+    """fetched_blocks so far, from other workers."""
     def __init__(
         self,
         *,
@@ -1279,10 +1282,11 @@ class RequestMemory(_message.Message):
         swapped_out_blocks: _builtins.int = ...,
         swapped_in_blocks: _builtins.int = ...,
         recomputed_tokens: _builtins.int = ...,
+        fetched_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "copied_blocks", b"copied_blocks", "host_blocks", b"host_blocks", "recomputed_tokens", b"recomputed_tokens", "saved_blocks", b"saved_blocks", "shared_blocks", b"shared_blocks", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "copied_blocks", b"copied_blocks", "fetched_blocks", b"fetched_blocks", "host_blocks", b"host_blocks", "recomputed_tokens", b"recomputed_tokens", "saved_blocks", b"saved_blocks", "shared_blocks", b"shared_blocks", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2643,6 +2647,7 @@ class WorkTotals(_message.Message):
     COPIED_BLOCKS_FIELD_NUMBER: _builtins.int
     PREFIX_QUERY_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    FETCHED_BLOCKS_FIELD_NUMBER: _builtins.int
     num_preemptions: _builtins.int
     """num_preemptions of whole groups."""
     num_swaps: _builtins.int
@@ -2659,6 +2664,8 @@ class WorkTotals(_message.Message):
     """prefix_query_tokens looked up in the prefix cache."""
     prefix_hit_tokens: _builtins.int
     """prefix_hit_tokens found there."""
+    fetched_blocks: _builtins.int
+    """fetched_blocks that workers have read from others, instead of computing their tokens."""
     def __init__(
         self,
         *,
@@ -2670,10 +2677,11 @@ class WorkTotals(_message.Message):
         copied_blocks: _builtins.int = ...,
         prefix_query_tokens: _builtins.int = ...,
         prefix_hit_tokens: _builtins.int = ...,
+        fetched_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_blocks", b"copied_blocks", "num_preemptions", b"num_preemptions", "num_swaps", b"num_swaps", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "recomputed_tokens", b"recomputed_tokens", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_blocks", b"copied_blocks", "fetched_blocks", b"fetched_blocks", "num_preemptions", b"num_preemptions", "num_swaps", b"num_swaps", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "recomputed_tokens", b"recomputed_tokens", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2946,6 +2954,8 @@ class WorkerStats(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     OUT_OF_SERVICE_FIELD_NUMBER: _builtins.int
+    FETCHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    FETCH_BLOCKS_PER_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """worker_id of the worker."""
     address: _builtins.str
@@ -2984,6 +2994,10 @@ class WorkerStats(_message.Message):
     """out_of_service is the reason why it gets no work at all: its answers were wrong, or it follows another scheduler.
     Empty: it is in service. It comes back as a new process, or by DrainWorker with undo.
     """
+    fetched_blocks: _builtins.int
+    """fetched_blocks so far, from other workers."""
+    fetch_blocks_per_s: _builtins.float
+    """fetch_blocks_per_s is the moving average of the speed of fetches from other workers. 0: not measured yet."""
     @_builtins.property
     def blocks(self) -> Global___BlockStats:
         """blocks of its KV pool."""
@@ -3010,10 +3024,12 @@ class WorkerStats(_message.Message):
         prefill_tokens_per_s: _builtins.float = ...,
         draining: _builtins.bool = ...,
         out_of_service: _builtins.str = ...,
+        fetched_blocks: _builtins.int = ...,
+        fetch_blocks_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "copied_blocks", b"copied_blocks", "draining", b"draining", "host_blocks", b"host_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "out_of_service", b"out_of_service", "overhead_ns", b"overhead_ns", "prefill_tokens_per_s", b"prefill_tokens_per_s", "recomputed_tokens", b"recomputed_tokens", "step_ns", b"step_ns", "swap_blocks_per_s", b"swap_blocks_per_s", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks", "used_host_blocks", b"used_host_blocks", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "copied_blocks", b"copied_blocks", "draining", b"draining", "fetch_blocks_per_s", b"fetch_blocks_per_s", "fetched_blocks", b"fetched_blocks", "host_blocks", b"host_blocks", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_steps", b"num_steps", "num_swaps", b"num_swaps", "out_of_service", b"out_of_service", "overhead_ns", b"overhead_ns", "prefill_tokens_per_s", b"prefill_tokens_per_s", "recomputed_tokens", b"recomputed_tokens", "step_ns", b"step_ns", "swap_blocks_per_s", b"swap_blocks_per_s", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks", "used_host_blocks", b"used_host_blocks", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,6 +79,7 @@ def _work_totals(work: TotalCounters) -> pb.WorkTotals:
         recomputed_tokens=work.num_recomputed_tokens,
         swapped_out_blocks=work.num_swapped_out_blocks,
         swapped_in_blocks=work.num_swapped_in_blocks,
+        fetched_blocks=work.num_fetched_blocks,
         copied_blocks=work.num_copied_blocks,
         prefix_query_tokens=work.num_prefix_query_tokens,
         prefix_hit_tokens=work.num_prefix_hit_tokens,
@@ -105,6 +106,7 @@ def _worker_stats(member: Member, stats: WorkerCounters) -> pb.WorkerStats:
         num_swaps=stats.num_swaps,
         swapped_out_blocks=stats.num_swapped_out_blocks,
         swapped_in_blocks=stats.num_swapped_in_blocks,
+        fetched_blocks=stats.num_fetched_blocks,
         copied_blocks=stats.num_copied_blocks,
         draining=stats.is_draining,
     )
@@ -114,6 +116,7 @@ def _worker_stats(member: Member, stats: WorkerCounters) -> pb.WorkerStats:
         message.step_ns = int(times.exec_ns)
         message.overhead_ns = int(times.overhead_ns)
         message.swap_blocks_per_s = costs.swap.per_s or 0.0
+        message.fetch_blocks_per_s = costs.fetch.per_s or 0.0
         message.prefill_tokens_per_s = costs.prefill.per_s or 0.0
     return message
 

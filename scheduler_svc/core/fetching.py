@@ -118,7 +118,7 @@ class BlockFetches:
         costs = destination.costs or source.costs  # a worker that has just come has measured nothing
         prefill_tokens_per_s = costs.prefill_tokens_per_s if costs is not None else None
         num_tokens = len(blocks) * destination.block_size
-        speed = destination.fetch_blocks_per_s
+        speed = destination.costs.fetch_blocks_per_s if destination.costs is not None else None
         return prefers_fetch(self._mode, prefill_tokens_per_s, speed, destination.num_fetches, len(blocks), num_tokens)
 
 

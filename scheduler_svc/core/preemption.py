@@ -15,14 +15,15 @@ MAX_TRIAL_SWAPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionCosts:
-    """Speeds measured from the steps of one worker."""
+    """Speeds measured from the steps of one worker, and from its fetches."""
 
     prefill_tokens_per_s: float
     prefill_step_tokens: float | None = None  # mean size of the measured steps; None: full ones
     swap_blocks_per_s: float | None = None  # in one direction; unknown before the first swap
+    fetch_blocks_per_s: float | None = None  # from other workers; unknown before the first fetch
 
     def __post_init__(self) -> None:
-        for name in ("swap_blocks_per_s", "prefill_tokens_per_s", "prefill_step_tokens"):
+        for name in ("swap_blocks_per_s", "fetch_blocks_per_s", "prefill_tokens_per_s", "prefill_step_tokens"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: give more than 0")

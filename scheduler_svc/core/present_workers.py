@@ -137,10 +137,6 @@ class PresentWorkers:
         self._workers[worker_id].costs = costs
         self._places.waiting.restore_deferred()  # a group that seemed too late may be in time
 
-    def record_fetch_speed(self, worker_id: str, blocks_per_s: float) -> None:
-        """Record the measured speed of fetches to a worker."""
-        self._workers[worker_id].fetch_blocks_per_s = blocks_per_s
-
     def num_sequences_on(self, worker_id: str) -> int:
         """Count the sequences that run on a worker, those preempted and still bound to it, and fetches from it."""
         worker = self._workers[worker_id]

@@ -52,7 +52,11 @@ def check_paused(groups: Iterable[SequenceGroup]) -> None:
 
 
 def _check_blocks(worker: WorkerState) -> None:
-    held = [*(blocks_held(sequence) for sequence in worker.running), *worker.pins.values(), *worker.read_by_fetches.values()]
+    held = [
+        *(blocks_held(sequence) for sequence in worker.running),
+        *worker.pins.values(),
+        *worker.read_by_fetches.values(),
+    ]
     assert worker.num_pinned_blocks == len({block for blocks in worker.pins.values() for block in blocks})
     for step in worker.in_flight:
         held += [release.blocks for release in step.releases]

@@ -90,7 +90,6 @@ class WorkerState:
         self.unsent_swap_out: list[int] = []  # flat (device block, host block), for the next plan
         self.unsent_placed: dict[int, PlacedBlock] = {}  # by block, for the next plan
         self.num_coming_fetched = 0  # blocks of fetches under way to this worker
-        self.fetch_blocks_per_s: float | None = None  # unknown at first
         self.in_flight: deque[PlannedStep] = deque()  # consecutive step ids
         self.copy_holds: Counter[int] = Counter()  # block -> steps, not yet done, that copy from it
         self.uncached: list[Sequence] = []  # have filled a block that is not in the prefix cache yet

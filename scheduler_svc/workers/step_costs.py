@@ -1,4 +1,4 @@
-"""Speed of a worker's swaps and prefill, learnt from its steps: used by `auto` preemption and by deadlines.
+"""Speed of a worker's swaps and prefill, learnt from its steps, and of fetches to it: used by `auto` and by deadlines.
 
 Pure: gets plans and results, gives averages. Knows nothing of their use.
 """
@@ -47,6 +47,7 @@ class StepCosts:
     """Costs of one worker, since it came."""
 
     swap: Speed = field(default_factory=lambda: Speed(SWAP_WINDOW_BLOCKS))  # blocks, in one direction
+    fetch: Speed = field(default_factory=lambda: Speed(SWAP_WINDOW_BLOCKS))  # blocks from other workers
     prefill: Speed = field(default_factory=lambda: Speed(PREFILL_WINDOW_TOKENS))  # tokens
     _returned: PreemptionCosts | None = None
 
@@ -66,6 +67,11 @@ class StepCosts:
             self.prefill.add(num_tokens, result.exec_ns)
         return self._news()
 
+    def learn_fetch(self, num_blocks: int, duration_ns: int) -> PreemptionCosts | None:
+        """Learn from a fetch. Returns the costs as `learn` does."""
+        self.fetch.add(num_blocks, duration_ns)
+        return self._news()
+
     def _news(self) -> PreemptionCosts | None:
         if self.prefill.per_s is None:
             return None
@@ -73,6 +79,7 @@ class StepCosts:
             prefill_tokens_per_s=self.prefill.per_s,
             prefill_step_tokens=self.prefill.amount,
             swap_blocks_per_s=self.swap.per_s,
+            fetch_blocks_per_s=self.fetch.per_s,
         )
         if self._returned is not None and not any(map(_has_changed, astuple(self._returned), astuple(costs))):
             return None

@@ -5,6 +5,7 @@ Knows bytes and order, not the purpose of a step. A link is used once: when it b
 
 import asyncio
 from collections import deque
+from typing import Any
 
 import grpc
 import structlog
@@ -13,16 +14,17 @@ from google.protobuf.message import DecodeError
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.step import Step, StepResult
 from common.step_codec import result_from_pb, step_to_pb
-from common.step_wire import open_response, open_step_stream
+from common.step_wire import STEP_KEY, open_response, open_step_stream
 from quire.errors import DataLossError, FailedPreconditionError, UnavailableError
 from quire.rpc import channel_options, error_of
-from quire.v1 import worker_pb2
+from quire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.workers.description_check import MAX_DESCRIPTION_BYTES, read_description
 
 log = structlog.get_logger()
 
 DESCRIBE_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 16 << 20  # of one step: log-probabilities of many thousand tokens, 20 each, have some megabytes
+FetchCall = grpc.aio.UnaryStreamCall[worker_pb2.FetchBlocksRequest, worker_pb2.FetchBlocksResponse]
 _DESCRIBE = f"/{worker_pb2.DESCRIPTOR.services_by_name['Worker'].full_name}/Describe"
 _MAX_ERROR_CHARS = 500  # of a worker's error, which goes into logs and into the ends of requests
 
@@ -65,6 +67,12 @@ class WorkerLink:
         """Open the stream of steps, with the key that the worker asks for."""
         self._call = open_step_stream(self._channel, step_key)
         self._reading = asyncio.create_task(self._read(), name=f"results from {self.address}")
+
+    def fetch_blocks(self, request: worker_pb2.FetchBlocksRequest, step_key: str) -> FetchCall:
+        """Have the worker read blocks of another one, beside the steps."""
+        fetch: Any = worker_pb2_grpc.WorkerStub(self._channel).FetchBlocks  # typed as the call of a blocking channel
+        call: FetchCall = fetch(request, metadata=((STEP_KEY, step_key),))
+        return call
 
     async def send(self, step: Step) -> None:
         """Send a step. If that fails the link is broken, and `broken` says why."""

@@ -83,8 +83,9 @@ class WorkerLoop:
         send_whole: bool,
         decides_late: bool = True,
         expectations: StepExpectations | None = None,
+        carry_started: Callable[[], None] = lambda: None,
     ) -> None:
-        """`expectations`: of the same worker, from before its link broke."""
+        """`expectations`: of the same worker, from before its link broke. `carry_started`: see BlockCarrier."""
         self.worker_id = worker_id
         self.link = link
         self.times = StepTimes()
@@ -93,6 +94,7 @@ class WorkerLoop:
         self._engine = engine
         self._scheduler = engine.scheduler
         self._current_epoch = current_epoch
+        self._carry_started = carry_started
         self._send_whole = send_whole  # the paper's form: every step describes every seat
         self._decision_time = DecisionTime() if decides_late else None
         self._in_flight: deque[SentStep] = deque()
@@ -186,6 +188,7 @@ class WorkerLoop:
             now_s = time.monotonic()
             self._engine.hopeless.drop(now_s, is_idle=not self._in_flight)
             plan = self._scheduler.schedule(self.worker_id, now_s)
+            self._carry_started()
             was_delayed, self._is_delaying = self._is_delaying, False
             if plan is None:
                 return 0

@@ -24,6 +24,7 @@ from scheduler_svc.requests.live.result_check import ImpossibleAnswerError
 from scheduler_svc.requests.params.served_model import served_model, with_shortest_context
 from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
 from scheduler_svc.text.tokenizer import ModelTokenizer
+from scheduler_svc.workers.block_carrier import BlockCarrier, Peer
 from scheduler_svc.workers.decision_time import Decide
 from scheduler_svc.workers.latest import Latest
 from scheduler_svc.workers.memory_log import MemoryLog
@@ -101,6 +102,12 @@ class Workers:
         self._model_policy = ModelPolicy(admission, only_model=only_model, patience_s=model_patience_s)
         self._tokenizers = TokenizerMaker(lambda: admission.model, longer)
         self._closed = False
+        self._carrier = BlockCarrier(
+            engine.scheduler.fetches,
+            find_peer=self._find_peer,
+            current_epoch=lambda: self.epoch,
+            on_end=self._record_fetch,
+        )
         engine.on_worker_at_fault = self._put_at_fault
 
     def register(self, request: cluster_pb2.RegisterRequest) -> str:
@@ -198,6 +205,7 @@ class Workers:
     async def close(self) -> None:
         """Close the links of all workers, for good."""
         self._closed = True
+        await self._carrier.close()
         await end_tasks(*(member.task for member in self.members.values() if member.task is not None))
 
     @property
@@ -353,6 +361,8 @@ class Workers:
             max_num_batched_tokens=description.max_batched_tokens or None,
             num_host_blocks=pool.num_host_blocks,
             max_model_len=description.model.max_model_len,
+            block_format=pool.block_format,
+            max_fetched_blocks=pool.max_fetched_blocks,
         )
         incarnation, expectations = self._expectations.get(member.worker_id) or ("", StepExpectations())
         if incarnation != member.incarnation:  # another process, which may have to compile first
@@ -367,6 +377,7 @@ class Workers:
             send_whole=self._send_whole,
             decides_late=self._decide == "late" or (self._decide == "auto" and description.device.startswith("cpu")),
             expectations=expectations,
+            carry_started=self._carrier.carry_started,
         )
         log.info(
             "worker ready",
@@ -379,6 +390,21 @@ class Workers:
         )
         if member.is_leaving or member.worker_id in self._drained:
             self._settle_drain(member, is_draining=True)
+
+    def _find_peer(self, worker_id: str) -> Peer | None:
+        member = self.members.get(worker_id)
+        if member is None or member.loop is None:
+            return None
+        return Peer(member.link, member.address, member.incarnation, member.step_key)
+
+    def _record_fetch(self, worker_id: str, num_blocks: int, duration_ns: int) -> None:
+        """Learn from a fetch that has ended, and have its group scheduled."""
+        member = self.members.get(worker_id)
+        if member is not None and member.loop is not None:
+            costs = member.loop.costs.learn_fetch(num_blocks, duration_ns)
+            if costs is not None:
+                self._engine.scheduler.workers.record_costs(worker_id, costs)
+        self._engine.wake_workers()
 
     async def _run_loop(self, member: Member, fingerprint: str) -> str:
         assert member.loop is not None

@@ -32,7 +32,15 @@ class RandomCalls:
     def run(self, num_calls: int) -> set[Transition]:
         often = [self.step] * 8 + [self.pause, self.end] * 2 + [self.add, self.resume]
         faults = [self.blame, self.forgive, self.lose_worker, self.replace_worker]
-        calls = [*often, *faults, self.drain, self.drain, self.end_fetches, self.act_before_it_is_added, self.let_time_pass]
+        calls = [
+            *often,
+            *faults,
+            self.drain,
+            self.drain,
+            self.end_fetches,
+            self.act_before_it_is_added,
+            self.let_time_pass,
+        ]
         for _ in range(num_calls):
             self.rng.choice(calls)()
             self.cluster.assert_groups_are_listed()
@@ -181,7 +189,7 @@ def fail_a_step_of_a_group_that_is_fetched_for() -> set[Transition]:
     cluster.scheduler.workers.undo_drain("b")
     cluster.scheduler.workers.drain_worker("a")
     cluster.start("b")
-    assert group.state is GroupState.FETCHING
+    assert cluster.fetches[0].group is group
     cluster.blame_step("a")
     assert group.state is GroupState.QUARANTINED
     cluster.end_fetch(cluster.fetches[0])

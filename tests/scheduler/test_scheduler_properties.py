@@ -105,7 +105,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         # The larger groups are cheaper to compute again, the smaller to swap.
         self.cluster.scheduler.workers.record_costs(
-            worker_id, PreemptionCosts(swap_blocks_per_s=16.0, prefill_tokens_per_s=9.0 * self.block_size)
+            worker_id,
+            PreemptionCosts(
+                swap_blocks_per_s=16.0, fetch_blocks_per_s=12.0, prefill_tokens_per_s=9.0 * self.block_size
+            ),
         )
 
     @rule(
@@ -221,9 +224,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end_fetch(self, data: Any, is_whole: bool) -> None:
         fetch = data.draw(st.sampled_from(self.cluster.fetches))
         num_blocks = len(fetch.blocks) if is_whole else data.draw(st.integers(0, len(fetch.blocks)))
-        num_placed = self.cluster.end_fetch(fetch, num_blocks)
-        if num_placed:
-            self.cluster.scheduler.workers.record_fetch_speed(fetch.destination.worker_id, 4.0)
+        self.cluster.end_fetch(fetch, num_blocks)
 
     @precondition(lambda self: self.cluster.placing)
     @rule(data=st.data())

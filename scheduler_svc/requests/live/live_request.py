@@ -174,6 +174,7 @@ class LiveRequest:
             copied_blocks=group.num_copied_blocks,
             swapped_out_blocks=group.num_swapped_out_blocks,
             swapped_in_blocks=group.num_swapped_in_blocks,
+            fetched_blocks=group.num_fetched_blocks,
             recomputed_tokens=group.num_recomputed_tokens,
         )
 

@@ -1,0 +1,141 @@
+"""Carrier of blocks between workers: has the destination read them from the source, and reports what has come.
+
+A fetch is a call of the destination, which holds what has come until a step has placed it. Every fetch comes to an end,
+whatever happens to the two workers. Does not decide what is fetched: see `core/fetching.py`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import grpc
+import structlog
+
+from common.arrays import pack_int32
+from common.block_reads import read_key
+from common.native_faults import CONTROL_FLOW
+from common.waits import end_tasks
+from quire.rpc import error_of
+from quire.v1 import worker_pb2
+from scheduler_svc.core.fetching import BlockFetches, Fetch
+from scheduler_svc.workers.worker_link import FetchCall, WorkerLink
+
+log = structlog.get_logger()
+
+STALLED_AFTER_S = 3.0  # without another block: computing them is quicker
+KEPT_FOR_S = 30.0  # at most, from the last block to the step that places them
+
+
+class Peer(NamedTuple):
+    """A worker at one end of a fetch."""
+
+    link: WorkerLink
+    address: str
+    incarnation: str
+    step_key: str
+
+
+class BlockCarrier:
+    """Carrier of all fetches of a scheduler."""
+
+    def __init__(
+        self,
+        fetches: BlockFetches,
+        *,
+        find_peer: Callable[[str], Peer | None],
+        current_epoch: Callable[[], int],
+        on_end: Callable[[str, int, int], None],
+    ) -> None:
+        """Take the fetches of the core.
+
+        Args:
+            fetches: the core's.
+            find_peer: the worker with this id; None if it is not driven any more.
+            current_epoch: of the steps.
+            on_end: called with the destination, the blocks that have come and the nanoseconds that they took.
+        """
+        self._fetches = fetches
+        self._find_peer = find_peer
+        self._current_epoch = current_epoch
+        self._on_end = on_end
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def carry_started(self) -> None:
+        """Carry what the core has begun to fetch. Call it after each plan."""
+        for fetch in self._fetches.take_started():
+            task = asyncio.create_task(self._carry(fetch), name=f"fetch {fetch.fetch_id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End all fetches."""
+        await end_tasks(*self._tasks)
+
+    async def _carry(self, fetch: Fetch) -> None:
+        began_ns = time.monotonic_ns()
+        num_come = num_placed = 0
+        call: FetchCall | None = None
+        try:
+            call = self._open(fetch)
+            while call is not None and num_come < len(fetch.blocks):
+                async with asyncio.timeout(STALLED_AFTER_S):
+                    response = await call.read()
+                if not isinstance(response, worker_pb2.FetchBlocksResponse):
+                    break  # it ended the call
+                num_come = min(max(num_come, response.num_blocks), len(fetch.blocks))
+        except (grpc.RpcError, TimeoutError) as error:
+            self._log_trouble(fetch, num_come, error)
+        except CONTROL_FLOW:
+            raise
+        except BaseException:  # a fault of our own: its group must not wait for ever
+            log.exception("fetch failed", fetch_id=fetch.fetch_id)
+        finally:
+            num_placed = self._fetches.end(fetch, num_come)
+            self._on_end(fetch.destination.worker_id, num_come, time.monotonic_ns() - began_ns)
+            if call is not None and not num_placed:
+                call.cancel()
+        if call is not None and num_placed:
+            await self._keep_until_placed(fetch, call)
+
+    def _open(self, fetch: Fetch) -> FetchCall | None:
+        source = self._find_peer(fetch.source.worker_id)
+        destination = self._find_peer(fetch.destination.worker_id)
+        if source is None or destination is None:
+            return None
+        epoch, block_ids = self._current_epoch(), pack_int32(fetch.blocks)
+        request = worker_pb2.FetchBlocksRequest(
+            fetch_id=fetch.fetch_id,
+            source_address=source.address,
+            epoch=epoch,
+            source=worker_pb2.ReadBlocksRequest(
+                epoch=epoch,
+                incarnation=source.incarnation,
+                block_ids=block_ids,
+                read_key=read_key(source.step_key, epoch, source.incarnation, block_ids),
+            ),
+        )
+        return destination.link.fetch_blocks(request, destination.step_key)
+
+    async def _keep_until_placed(self, fetch: Fetch, call: FetchCall) -> None:
+        """Keep the call open until the worker ends it, since a step has placed the blocks."""
+        try:
+            async with asyncio.timeout(KEPT_FOR_S):
+                while isinstance(await call.read(), worker_pb2.FetchBlocksResponse):
+                    pass
+        except (grpc.RpcError, TimeoutError) as error:
+            self._log_trouble(fetch, len(fetch.blocks), error)
+        finally:
+            self._fetches.drop_unsent(fetch)
+            call.cancel()
+
+    def _log_trouble(self, fetch: Fetch, num_come: int, error: Exception) -> None:
+        reason = error_of(error).message if isinstance(error, grpc.RpcError) else "no block came for too long"
+        log.warning(
+            "fetch broke off: its blocks are computed",
+            source=fetch.source.worker_id,
+            destination=fetch.destination.worker_id,
+            num_blocks=len(fetch.blocks),
+            num_come=num_come,
+            reason=reason,
+        )
