@@ -3,10 +3,12 @@
 A group whose deadline cannot be met, by the measured speed of prefill, is not started.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from scheduler_svc.core import placement
 from scheduler_svc.core.fetching import BlockFetches
+from scheduler_svc.core.handing_over import phases_of
+from scheduler_svc.core.phases import BOTH_PHASES, Phase
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
@@ -30,8 +32,9 @@ class GroupStarter:
     ) -> None:
         """Start groups in order, up to the first that cannot be started here and now."""
         workers = list(workers)
+        phases = phases_of(worker, workers)
         while budget > 0 and worker.free_seats and not worker.parked:
-            group = self._head(workers, now_s)
+            group = self._head(phases, workers, now_s)
             if group is not None and not placement.may_take(worker, group, workers, self._limits):
                 group = None
             if worker.swapped and (group is None or not placement.goes_before_swapped(worker, group, self._limits)):
@@ -45,9 +48,11 @@ class GroupStarter:
                 start = self._claim(worker, workers, step, group)
                 if start is None:
                     return
-                if self._fetches.begin(worker):
+                if self._fetches.begin(worker, group):
                     continue
-                self._start(worker, group, start)
+                self._queue.pop(phases)
+                start_group(worker, group, start)
+                count_prefix_hits(worker, start)
             for sequence in group.live:
                 if budget > 0:
                     budget -= add_row(worker, step, sequence, budget)
@@ -76,14 +81,9 @@ class GroupStarter:
         self, worker: WorkerState, workers: list[WorkerState], step: PlannedStep, group: SequenceGroup
     ) -> GroupStart | None:
         # A worker that has preempted itself idle leaves no group to others: they may not plan again.
-        others = [] if step.preempted else workers
+        others = [] if step.preempted else self._serving(self._queue.phase_of(group), workers)
         is_busy = bool(step.plan.sequences)
         return placement.claim_start(group, worker, others, self._limits, is_busy=is_busy)
-
-    def _start(self, worker: WorkerState, group: SequenceGroup, start: GroupStart) -> None:
-        self._queue.pop()
-        start_group(worker, group, start)
-        count_prefix_hits(worker, start)
 
     def _restore(self, worker: WorkerState, step: PlannedStep, group: SequenceGroup) -> bool:
         if not placement.has_free_seats(worker, group, self._limits):
@@ -93,14 +93,38 @@ class GroupStarter:
         swap_in(worker, group, step)
         return True
 
-    def _head(self, workers: list[WorkerState], now_s: float) -> SequenceGroup | None:
-        """Return the first group in the queue that a present worker could hold, and in time. Defer those before it."""
-        while (group := self._queue.peek()) is not None:
-            can_be_held = any(placement.may_take(worker, group, workers, self._limits) for worker in workers)
-            if can_be_held and not is_too_late(group, workers, now_s):
+    def _head(self, phases: Collection[Phase], workers: list[WorkerState], now_s: float) -> SequenceGroup | None:
+        """Return the first group in these phases that a worker could hold, and in time. Defer those before it."""
+        for phase in BOTH_PHASES.difference(phases):
+            self._next_held(phase, workers)  # which leaves us those that none of that phase could hold
+        while (group := self._queue.peek(phases)) is not None:
+            if self._next_held(self._queue.phase_of(group), workers) is not group:
+                continue
+            if not is_too_late(group, workers, now_s):
                 return group
-            self._queue.defer_head()
+            self._queue.defer_head(phases)
         return None
+
+    def _next_held(self, phase: Phase, workers: list[WorkerState]) -> SequenceGroup | None:
+        """Return the first group in a phase that a worker with this phase could hold.
+
+        Those before it are left to the workers of the other phase, or deferred if no worker could hold them.
+        """
+        serving = self._serving(phase, workers)
+        while (group := self._queue.peek({phase})) is not None:
+            if self._can_be_held(group, serving, workers):
+                return group
+            if self._can_be_held(group, workers, workers):
+                self._queue.change_phase(group)
+            else:
+                self._queue.defer_head({phase})
+        return None
+
+    def _serving(self, phase: Phase, workers: list[WorkerState]) -> list[WorkerState]:
+        return [worker for worker in workers if phase in phases_of(worker, workers)]
+
+    def _can_be_held(self, group: SequenceGroup, by: list[WorkerState], workers: list[WorkerState]) -> bool:
+        return any(placement.may_take(worker, group, workers, self._limits) for worker in by)
 
 
 def is_too_late(group: SequenceGroup, workers: Sequence[WorkerState], now_s: float) -> bool:

@@ -42,13 +42,12 @@ class BlockFetches:
         self._started: list[Fetch] = []  # for the caller to carry
         self._last_id = 0
 
-    def begin(self, destination: WorkerState) -> bool:
-        """Begin a fetch for the head of the queue, which the destination could start now. False: it may be started.
+    def begin(self, destination: WorkerState, group: SequenceGroup) -> bool:
+        """Begin a fetch for a WAITING group that the destination could start now. False: it may be started.
 
         A group is fetched for once at most before it starts, so that it cannot go round.
         """
-        group = self._queue.peek()
-        if self._mode == "never" or group is None or group.fetch_id or not destination.block_format:
+        if self._mode == "never" or group.fetch_id or not destination.block_format:
             return False
         num_free = destination.max_fetched_blocks - destination.num_coming_fetched
         found = _best_source(destination, group, self._workers.values(), num_free)
@@ -63,7 +62,7 @@ class BlockFetches:
         destination.num_fetches += 1
         self._under_way[fetch.fetch_id] = fetch
         self._started.append(fetch)
-        self._queue.hold_head()
+        self._queue.hold(group)
         group.fetch_id = fetch.fetch_id
         return True
 
@@ -73,7 +72,7 @@ class BlockFetches:
         return started
 
     def end(self, fetch: Fetch, num_blocks: int) -> int:
-        """End a fetch of which the first `num_blocks` have come. Return how many the destination's next step will place.
+        """End a fetch of which the first `num_blocks` have come. Return how many the destination will place.
 
         Raises KeyError if it has ended before.
         """
@@ -115,6 +114,8 @@ class BlockFetches:
                 assert self._under_way[group.fetch_id].group is group, "a group waits for a fetch that is not under way"
 
     def _pays(self, destination: WorkerState, source: WorkerState, blocks: dict[bytes, int]) -> bool:
+        if destination.role == "decode":
+            return True  # it is there so that no prompt delays its rows
         costs = destination.costs or source.costs  # a worker that has just come has measured nothing
         prefill_tokens_per_s = costs.prefill_tokens_per_s if costs is not None else None
         num_tokens = len(blocks) * destination.block_size

@@ -76,7 +76,7 @@ def work_of(worker: WorkerState) -> TotalCounters:
 
 
 def _sequence_blocks(worker: WorkerState) -> tuple[int, int]:
-    """Count the references of running sequences, and their blocks: all but the ones that only pins, fetches and steps hold."""
+    """Count the references of running sequences, and their blocks: all but those that only others hold."""
     held = [*worker.pins.values(), *worker.read_by_fetches.values()]
     for step in worker.in_flight:
         held += [*(release.blocks for release in step.releases), step.copy_sources]

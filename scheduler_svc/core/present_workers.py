@@ -10,6 +10,7 @@ from scheduler_svc.core.draining import leaving_groups, serving_workers
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.memory_use import work_of
 from scheduler_svc.core.pausing import unbind_paused
+from scheduler_svc.core.phases import WorkerRole
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -43,6 +44,7 @@ class PresentWorkers:
         max_model_len: int | None = None,
         block_format: str = "",
         max_fetched_blocks: int = 0,
+        role: WorkerRole = "mixed",
     ) -> None:
         """Add a worker, empty. `max_num_batched_tokens` bounds its steps, `max_model_len` each of its sequences.
 
@@ -76,6 +78,7 @@ class PresentWorkers:
             max_model_len=max_model_len,
             block_format=block_format,
             max_fetched_blocks=max_fetched_blocks,
+            role=role,
         )
         self._places.waiting.restore_deferred()
         if len(self._workers) == 1:

@@ -35,7 +35,7 @@ class Scheduler:
     """Scheduler of all groups and all workers. Every call leaves a state in which `check()` holds.
 
     After any call that changes something, the caller should `schedule()` every worker: one worker may leave the head
-    of the queue, or suspects, to another.
+    of the queue, or suspects, to another. So it should after a `schedule` that has put groups into the queue.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:

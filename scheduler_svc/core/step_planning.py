@@ -7,6 +7,7 @@ from scheduler_svc.core.admitting import GroupStarter
 from scheduler_svc.core.aging import Aging
 from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.group_places import GroupPlaces
+from scheduler_svc.core.handing_over import groups_to_hand_over
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.step_plan import StepPlan, seat_of
@@ -26,6 +27,7 @@ class StepPlanner:
         trials: Trials,
         fetches: BlockFetches,
     ) -> None:
+        self._limits = limits
         self._pipeline_depth = config.pipeline_depth
         self._num_spare_positions = config.num_spare_positions
         self._preempt_every = config.preempt_every
@@ -44,6 +46,9 @@ class StepPlanner:
         if not self._trials.begin_turn(worker, workers):
             return None
         worker.cache_decoded_blocks()
+        for group in groups_to_hand_over(worker, workers, self._limits):
+            worker.stop_to_move(group)
+            self._places.place_preempted(group)
         self._aging.age(self._places.waiting, workers, now_s)
         step = self._plan(worker, now_s)
         if step is None and self._trials.pass_turn(worker, workers):

@@ -4,10 +4,11 @@ Knows the order and nothing else: not what a group needs, nor which worker can t
 """
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, waiting_rank
+from scheduler_svc.core.phases import BOTH_PHASES, Phase, phase_of
 from scheduler_svc.core.sequence import Cohort, SequenceGroup
 from scheduler_svc.core.sorted_ranks import Rank, SortedRanks
 
@@ -15,9 +16,9 @@ _Entry = tuple[Rank, SequenceGroup]
 
 
 class WaitingQueue:
-    """A heap of the WAITING groups; beside it the DEFERRED, FETCHING and QUARANTINED ones, which wait out of order.
+    """A heap of the WAITING groups of each phase; beside them the DEFERRED, FETCHING and QUARANTINED ones.
 
-    A stale heap entry leaves when it reaches the top, or in a sweep. The queue moves groups between its four states
+    These wait out of order. A stale heap entry leaves when it reaches the top, or in a sweep. The queue moves groups between its four states
     and into them. A group that leaves keeps its state until the caller, which took it out, moves it.
     """
 
@@ -26,8 +27,9 @@ class WaitingQueue:
         self._deferred: dict[SequenceGroup, None] = {}
         self._fetching: dict[SequenceGroup, None] = {}
         self._quarantined: dict[SequenceGroup, None] = {}  # those with a cohort
-        self._heap: list[_Entry] = []
-        self._entries: dict[SequenceGroup, _Entry] = {}  # the heap's valid entries, one for each WAITING group
+        self._heaps: dict[Phase, list[_Entry]] = {phase: [] for phase in Phase}
+        self._entries: dict[SequenceGroup, _Entry] = {}  # the heaps' valid entries, one for each WAITING group
+        self._phases: dict[SequenceGroup, Phase] = {}  # beside _entries
         self._ranks = SortedRanks()  # of the valid entries
         self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # of all four states: sequences, tokens
         self._sizes_of: dict[str, tuple[int, int]] = {}  # by owner: groups, tokens
@@ -79,14 +81,30 @@ class WaitingQueue:
             self._quarantined[group] = None
         self._add_size(group)
 
-    def peek(self) -> SequenceGroup | None:
-        while self._heap and not self._is_valid(self._heap[0]):
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+    def peek(self, phases: Collection[Phase] = BOTH_PHASES) -> SequenceGroup | None:
+        """Return the head: the first in order of the groups in these phases."""
+        first: _Entry | None = None
+        for phase in phases:
+            heap = self._heaps[phase]
+            while heap and not self._is_valid(heap[0], phase):
+                heapq.heappop(heap)
+            if heap and (first is None or heap[0] < first):
+                first = heap[0]
+        return None if first is None else first[1]
 
-    def pop(self) -> SequenceGroup:
+    def phase_of(self, group: SequenceGroup) -> Phase:
+        """Return the phase in which a WAITING group is served."""
+        return self._phases[group]
+
+    def change_phase(self, group: SequenceGroup) -> None:
+        """Have a WAITING group served by the workers of the other phase: none of its own could hold it."""
+        (other,) = BOTH_PHASES - {self._phases[group]}
+        self._phases[group] = other
+        heapq.heappush(self._heaps[other], self._entries[group])
+
+    def pop(self, phases: Collection[Phase] = BOTH_PHASES) -> SequenceGroup:
         """Take out the head, for a worker to start."""
-        group = self._pop_entry()
+        group = self._pop_entry(phases)
         self._drop_size(group)
         self.num_served += 1
         return group
@@ -95,9 +113,9 @@ class WaitingQueue:
         """Number of groups in order that would be served before a group that arrives now."""
         return self._ranks.num_below(newcomers_rank(self._policy, priority, deadline_s))
 
-    def defer_head(self) -> None:
+    def defer_head(self, phases: Collection[Phase] = BOTH_PHASES) -> None:
         """Skip the head until something changes."""
-        group = self._pop_entry()
+        group = self._pop_entry(phases)
         group.move_to(GroupState.DEFERRED)
         self._deferred[group] = None
 
@@ -108,9 +126,9 @@ class WaitingQueue:
             self._add_entry(group)
         self._deferred.clear()
 
-    def hold_head(self) -> None:
-        """Skip the head until `release`: blocks of it pass from one worker to another."""
-        group = self._pop_entry()
+    def hold(self, group: SequenceGroup) -> None:
+        """Skip a WAITING group until `release`: blocks of it pass from one worker to another."""
+        self._remove_from_order(group)
         group.move_to(GroupState.FETCHING)
         self._fetching[group] = None
 
@@ -172,6 +190,7 @@ class WaitingQueue:
             **dict.fromkeys(self._fetching, GroupState.FETCHING),
             **dict.fromkeys(self._quarantined, GroupState.QUARANTINED),
         }
+        assert self._phases.keys() == self._entries.keys()
         assert listed == {group: group.state for group in self._sizes}, "a group is listed against its state"
         aside = (self._deferred, self._fetching, self._quarantined)
         assert len(self._entries) + sum(map(len, aside)) == len(self._sizes)
@@ -180,13 +199,14 @@ class WaitingQueue:
 
     def _add_entry(self, group: SequenceGroup) -> None:
         self._entries[group] = entry = (waiting_rank(self._policy, group), group)
+        self._phases[group] = phase = phase_of(group)
         self._ranks.add(entry[0])
-        heapq.heappush(self._heap, entry)
+        heapq.heappush(self._heaps[phase], entry)
 
-    def _pop_entry(self) -> SequenceGroup:
-        group = self.peek()
+    def _pop_entry(self, phases: Collection[Phase]) -> SequenceGroup:
+        group = self.peek(phases)
         assert group is not None, "the head of an empty queue"
-        rank, _ = heapq.heappop(self._heap)
+        rank, _ = heapq.heappop(self._heaps[self._phases.pop(group)])
         del self._entries[group]
         self._ranks.remove(rank)
         return group
@@ -198,13 +218,19 @@ class WaitingQueue:
         self._quarantined.pop(group, None)
         entry = self._entries.pop(group, None)
         if entry is not None:
+            del self._phases[group]
             self._ranks.remove(entry[0])
-        if len(self._heap) > 2 * len(self._entries) + 64:
-            self._heap = list(self._entries.values())
-            heapq.heapify(self._heap)
+        if sum(map(len, self._heaps.values())) > 2 * len(self._entries) + 64:
+            self._sweep()
 
-    def _is_valid(self, entry: _Entry) -> bool:
-        return self._entries.get(entry[1]) is entry
+    def _sweep(self) -> None:
+        """Drop the stale entries."""
+        for phase in self._heaps:
+            self._heaps[phase] = [entry for group, entry in self._entries.items() if self._phases[group] is phase]
+            heapq.heapify(self._heaps[phase])
+
+    def _is_valid(self, entry: _Entry, phase: Phase) -> bool:
+        return self._entries.get(entry[1]) is entry and self._phases[entry[1]] is phase
 
     def _add_size(self, group: SequenceGroup) -> None:
         size = (len(group.live), group.num_distinct_tokens)

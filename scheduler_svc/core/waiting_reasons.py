@@ -64,7 +64,7 @@ def _reason_in_queue(
         return WaitingReason.TRIAL
     if group.state is GroupState.DEFERRED:
         return WaitingReason.DEADLINE
-    if queue.peek() is not group:
+    if queue.peek({queue.phase_of(group)}) is not group:
         return WaitingReason.EARLIER_REQUESTS
     with_seats = [worker for worker in takers if placement.has_free_seats(worker, group, limits)]
     if not with_seats:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.phases import WorkerRole
 from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode
 from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
@@ -65,6 +66,7 @@ class WorkerState:
         max_model_len: int | None = None,
         block_format: str = "",
         max_fetched_blocks: int = 0,
+        role: WorkerRole = "mixed",
     ) -> None:
         self.worker_id = worker_id
         self.block_size = block_size
@@ -82,6 +84,7 @@ class WorkerState:
         self.pins: dict[str, list[int]] = {}  # by name; one reference to each block
         self.num_pinned_blocks = 0  # a block counts once
         self.read_by_fetches: dict[int, list[int]] = {}  # by fetch; one reference to each block
+        self.role: WorkerRole = role
         self.running: list[Sequence] = []  # by sort_key; idle beams are not in it
         self.num_members = 0  # of running groups, idle beams included: they hold seats
         self.parked: dict[SequenceGroup, None] = {}  # PARKED here
@@ -128,6 +131,7 @@ class WorkerState:
             max_model_len=self.max_model_len,
             block_format=self.block_format,
             max_fetched_blocks=self.max_fetched_blocks,
+            role=self.role,
         )
 
     @property
@@ -186,6 +190,12 @@ class WorkerState:
                 sequence.status = SequenceStatus.PREEMPTED
         if group.num_pending_tokens:
             self.parked[group] = None
+
+    def stop_to_move(self, group: SequenceGroup) -> None:
+        """Stop a group that is to go on elsewhere, which counts as no preemption of the group."""
+        self.stop_group(group)
+        for sequence in group.live:
+            sequence.num_preemptions += 1
 
     def preempt(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
         """Stop a group to make room. It has no row in a step that is being planned."""

@@ -187,8 +187,11 @@ class WorkerLoop:
                 self._scheduler.request_snapshot(self.worker_id)
             now_s = time.monotonic()
             self._engine.hopeless.drop(now_s, is_idle=not self._in_flight)
+            num_waiting = self._scheduler.waiting.num_groups
             plan = self._scheduler.schedule(self.worker_id, now_s)
             self._carry_started()
+            if self._scheduler.waiting.num_groups > num_waiting:
+                self._engine.wake_workers()  # what it gave up may go on elsewhere
             was_delayed, self._is_delaying = self._is_delaying, False
             if plan is None:
                 return 0

@@ -9,6 +9,7 @@ from typing import Any
 from scheduler_svc.core.fetching import Fetch
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.isolation import Verdict
+from scheduler_svc.core.phases import WorkerRole
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.scheduler_stats import WorkerCounters
@@ -58,6 +59,7 @@ class Cluster:
         self.plans: dict[str, deque[StepPlan]] = {}  # beside in_flight
         self.fetches: list[Fetch] = []  # under way
         self.placing: list[Fetch] = []  # that have come, and are to be placed
+        self.has_left_groups = False  # a plan has put groups into the queue: every worker is to be asked
         self.sequences: list[Sequence] = []
         self.num_plans = 0
         self.now_s = 0.0
@@ -79,6 +81,7 @@ class Cluster:
         max_model_len: int | None = None,
         block_format: str = "",
         max_fetched_blocks: int = 1000,
+        role: WorkerRole = "mixed",
     ) -> None:
         self.scheduler.workers.add_worker(
             worker_id,
@@ -89,6 +92,7 @@ class Cluster:
             max_model_len=max_model_len,
             block_format=block_format,
             max_fetched_blocks=max_fetched_blocks,
+            role=role,
         )
         self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_seats, num_host_blocks)
         self.workers[worker_id].most_forced = self.most_forced
@@ -174,7 +178,9 @@ class Cluster:
         return group
 
     def start(self, worker_id: str = "w") -> StepPlan | None:
+        num_waiting = self.scheduler.waiting.num_groups
         plan = self.scheduler.schedule(worker_id, self.now_s)
+        self.has_left_groups |= self.scheduler.waiting.num_groups > num_waiting
         self.fetches += self.scheduler.fetches.take_started()
         if plan is not None:
             self.num_plans += 1
@@ -301,9 +307,10 @@ class Cluster:
         """Step all workers round robin; fail if none progresses while a sequence is unfinished."""
         stop_at = self.num_plans + max_plans
         while any(not sequence.is_finished for sequence in self.sequences):
+            self.has_left_groups = False
             planned = [self.start(worker_id) for worker_id in self.workers]
             busy = [worker_id for worker_id, steps in self.in_flight.items() if steps]
-            assert any(planned) or busy or self.fetches, "nothing runs although a sequence is unfinished"
+            assert any(planned) or busy or self.fetches or self.has_left_groups, "nothing runs although a sequence is unfinished"
             assert self.num_plans <= stop_at, "the sequences do not get done"
             for worker_id in busy:
                 if len(self.in_flight[worker_id]) == self.config.pipeline_depth or not any(planned):
