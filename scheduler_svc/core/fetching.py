@@ -42,6 +42,13 @@ class BlockFetches:
         self._started: list[Fetch] = []  # for the caller to carry
         self._last_id = 0
 
+    def begin_move(self, group: SequenceGroup) -> None:
+        """Begin the fetch of a WAITING group that was stopped to go on at its destination, if that is still there."""
+        destination = self._workers.get(group.destination or "")
+        group.destination = None
+        if destination is not None and not destination.is_draining:
+            self.begin(destination, group)
+
     def begin(self, destination: WorkerState, group: SequenceGroup) -> bool:
         """Begin a fetch for a WAITING group that the destination could start now. False: it may be started.
 
@@ -51,9 +58,24 @@ class BlockFetches:
             return False
         num_free = destination.max_fetched_blocks - destination.num_coming_fetched
         found = _best_source(destination, group, self._workers.values(), num_free)
-        if found is None or not self._pays(destination, *found):
+        if found is None or not self.pays(destination, found[0], len(found[1])):
             return False
-        source, blocks = found
+        self._start(destination, group, *found)
+        return True
+
+    def pays(self, destination: WorkerState, source: WorkerState, num_blocks: int) -> bool:
+        """True if fetching so many blocks is preferred to computing their tokens."""
+        if destination.role == "decode":
+            return self._mode != "never"  # it is there so that no prompt delays its rows
+        costs = destination.costs or source.costs  # a worker that has just come has measured nothing
+        prefill_tokens_per_s = costs.prefill_tokens_per_s if costs is not None else None
+        num_tokens = num_blocks * destination.block_size
+        speed = destination.costs.fetch_blocks_per_s if destination.costs is not None else None
+        return prefers_fetch(self._mode, prefill_tokens_per_s, speed, destination.num_fetches, num_blocks, num_tokens)
+
+    def _start(
+        self, destination: WorkerState, group: SequenceGroup, source: WorkerState, blocks: dict[bytes, int]
+    ) -> None:
         self._last_id = self._last_id % MAX_FETCH_ID + 1
         fetch = Fetch(self._last_id, group, source, destination, list(blocks), list(blocks.values()))
         source.blocks.share(fetch.blocks)
@@ -64,7 +86,6 @@ class BlockFetches:
         self._started.append(fetch)
         self._queue.hold(group)
         group.fetch_id = fetch.fetch_id
-        return True
 
     def take_started(self) -> list[Fetch]:
         """Return the fetches that have begun since the last call. Each must come to its `end`."""
@@ -112,15 +133,6 @@ class BlockFetches:
         for group in self._queue:
             if group.state is GroupState.FETCHING:
                 assert self._under_way[group.fetch_id].group is group, "a group waits for a fetch that is not under way"
-
-    def _pays(self, destination: WorkerState, source: WorkerState, blocks: dict[bytes, int]) -> bool:
-        if destination.role == "decode":
-            return True  # it is there so that no prompt delays its rows
-        costs = destination.costs or source.costs  # a worker that has just come has measured nothing
-        prefill_tokens_per_s = costs.prefill_tokens_per_s if costs is not None else None
-        num_tokens = len(blocks) * destination.block_size
-        speed = destination.costs.fetch_blocks_per_s if destination.costs is not None else None
-        return prefers_fetch(self._mode, prefill_tokens_per_s, speed, destination.num_fetches, len(blocks), num_tokens)
 
 
 def _best_source(

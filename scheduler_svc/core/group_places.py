@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from scheduler_svc.core import placement
 from scheduler_svc.core.draining import leaving_groups
+from scheduler_svc.core.fetch_costs import FetchMode
+from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.ordering import OrderPolicy
 from scheduler_svc.core.pausing import unbind_paused
@@ -20,11 +22,12 @@ from scheduler_svc.core.worker_state import WorkerState
 class GroupPlaces:
     """The one queue, the paused groups, and the workers by id."""
 
-    def __init__(self, policy: OrderPolicy, limits: WorkerLimits) -> None:
+    def __init__(self, policy: OrderPolicy, limits: WorkerLimits, block_fetch: FetchMode = "auto") -> None:
         self._limits = limits
         self.waiting = WaitingQueue(policy)
         self.paused: dict[SequenceGroup, None] = {}
         self.workers: dict[str, WorkerState] = {}
+        self.fetches = BlockFetches(block_fetch, self.waiting, self.workers)
 
     def worker_of(self, group: SequenceGroup) -> WorkerState:
         assert group.worker_id is not None
@@ -60,6 +63,8 @@ class GroupPlaces:
             drop_host_copy(worker, group)
         if group.swap_step is None:
             self.queue_again(group)
+            if group.destination is not None and group.state is GroupState.WAITING:
+                self.fetches.begin_move(group)
         elif group.state is not GroupState.SWAPPED:
             self.take_out(group)
             group.move_to(GroupState.SWAPPED)

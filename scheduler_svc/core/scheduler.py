@@ -10,7 +10,6 @@ from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import beam_groups
 from scheduler_svc.core.admitting import is_too_late
-from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.forced_tokens import append_forced, num_forceable
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.group_state import GroupState
@@ -41,10 +40,10 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._limits = WorkerLimits(max_num_seqs=config.max_num_seqs, pipeline_depth=config.pipeline_depth)
-        self._places = GroupPlaces(config.order, self._limits)
+        self._places = GroupPlaces(config.order, self._limits, config.block_fetch)
         self._isolation = Isolation(self._places.waiting, self._limits)
-        self.fetches = BlockFetches(config.block_fetch, self._places.waiting, self._places.workers)
-        self._planner = StepPlanner(config, self._limits, self._places, self._isolation.trials, self.fetches)
+        self.fetches = self._places.fetches
+        self._planner = StepPlanner(config, self._limits, self._places, self._isolation.trials)
         self.waiting = self._places.waiting  # for its counts; only the core changes it
         self.workers = PresentWorkers(config, self._limits, self._places)
 

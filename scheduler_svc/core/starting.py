@@ -100,6 +100,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
     group.worker_id = worker.worker_id
     group.num_times_left = 0
     group.fetch_id = 0
+    group.destination = None
     group.shares = None
     for sequence in group.unfinished:
         worker.num_members += 1

@@ -5,9 +5,9 @@ Decides the order of these; what each does is in `trials`, `aging`, `step_rows` 
 
 from scheduler_svc.core.admitting import GroupStarter
 from scheduler_svc.core.aging import Aging
-from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.handing_over import groups_to_hand_over
+from scheduler_svc.core.load_sharing import group_to_share
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.step_plan import StepPlan, seat_of
@@ -19,21 +19,14 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 class StepPlanner:
     """Planner of steps, for all workers."""
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        limits: WorkerLimits,
-        places: GroupPlaces,
-        trials: Trials,
-        fetches: BlockFetches,
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, limits: WorkerLimits, places: GroupPlaces, trials: Trials) -> None:
         self._limits = limits
         self._pipeline_depth = config.pipeline_depth
         self._num_spare_positions = config.num_spare_positions
         self._preempt_every = config.preempt_every
         self._places = places
         self._trials = trials
-        self._starter = GroupStarter(places.waiting, limits, fetches)
+        self._starter = GroupStarter(places.waiting, limits, places.fetches)
         self._aging = Aging(config.order, config.priority_patience_s)
 
     def plan_step(self, worker: WorkerState, now_s: float) -> StepPlan | None:
@@ -49,6 +42,8 @@ class StepPlanner:
         for group in groups_to_hand_over(worker, workers, self._limits):
             worker.stop_to_move(group)
             self._places.place_preempted(group)
+        if not self._places.waiting:
+            self._take_from_busiest(worker)
         self._aging.age(self._places.waiting, workers, now_s)
         step = self._plan(worker, now_s)
         if step is None and self._trials.pass_turn(worker, workers):
@@ -58,6 +53,15 @@ class StepPlanner:
         _complete_plan(worker, step)
         worker.in_flight.append(step)
         return step.plan
+
+    def _take_from_busiest(self, worker: WorkerState) -> None:
+        """Have a running group of a much busier worker go on here."""
+        found = group_to_share(worker, self._places.workers.values(), self._places.fetches, self._limits)
+        if found is not None:
+            source, group = found
+            source.stop_to_move(group)
+            group.destination = worker.worker_id
+            self._places.place_preempted(group)
 
     def _plan(self, worker: WorkerState, now_s: float) -> PlannedStep | None:
         """Return a step with rows; None if there is nothing to compute."""

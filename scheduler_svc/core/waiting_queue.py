@@ -18,8 +18,8 @@ _Entry = tuple[Rank, SequenceGroup]
 class WaitingQueue:
     """A heap of the WAITING groups of each phase; beside them the DEFERRED, FETCHING and QUARANTINED ones.
 
-    These wait out of order. A stale heap entry leaves when it reaches the top, or in a sweep. The queue moves groups between its four states
-    and into them. A group that leaves keeps its state until the caller, which took it out, moves it.
+    These wait out of order. A stale heap entry leaves when it reaches the top, or in a sweep. The queue moves groups
+    between its four states and into them. A group that leaves keeps its state until the caller moves it.
     """
 
     def __init__(self, policy: OrderPolicy = "fcfs") -> None:

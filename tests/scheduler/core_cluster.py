@@ -310,7 +310,9 @@ class Cluster:
             self.has_left_groups = False
             planned = [self.start(worker_id) for worker_id in self.workers]
             busy = [worker_id for worker_id, steps in self.in_flight.items() if steps]
-            assert any(planned) or busy or self.fetches or self.has_left_groups, "nothing runs although a sequence is unfinished"
+            assert any(planned) or busy or self.fetches or self.has_left_groups, (
+                "nothing runs although a sequence is unfinished"
+            )
             assert self.num_plans <= stop_at, "the sequences do not get done"
             for worker_id in busy:
                 if len(self.in_flight[worker_id]) == self.config.pipeline_depth or not any(planned):

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.incidents import Incidents
 from scheduler_svc.core.placement import WorkerLimits
@@ -26,8 +25,7 @@ class Site:
         self.places = GroupPlaces("fcfs", limits)
         self.trials = Trials(limits, self.incidents)
         self.worker = self.places.workers["w"] = make_worker(**options)
-        fetches = BlockFetches("always", self.places.waiting, self.places.workers)
-        self._planner = StepPlanner(config, limits, self.places, self.trials, fetches)
+        self._planner = StepPlanner(config, limits, self.places, self.trials)
         self._num_groups = 0
 
     def push(self, num_tokens: int, **options: Any) -> SequenceGroup:
