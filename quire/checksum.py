@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor
 
 _FIXED32 = 5  # the wire type
 _CHECKSUM = struct.Struct("<BI")  # the field's tag, one byte below number 16, and its value
+SEAL_BYTES = _CHECKSUM.size
 
 
 def tag_of(descriptor: Descriptor) -> int:
@@ -22,7 +23,12 @@ def tag_of(descriptor: Descriptor) -> int:
 def sealed(message: Any, tag: int) -> bytes:
     """Serialise a message that has no checksum yet, and append it."""
     data: bytes = message.SerializeToString()
-    return data + _CHECKSUM.pack(tag, crc32(data))
+    return data + seal_of(crc32(data), tag)
+
+
+def seal_of(checksum: int, tag: int) -> bytes:
+    """The field that follows bytes with this checksum."""
+    return _CHECKSUM.pack(tag, checksum)
 
 
 def has_seal(data: bytes, tag: int) -> bool:

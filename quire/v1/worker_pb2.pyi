@@ -140,7 +140,10 @@ class ReadBlocksRequest(_message.Message):
     incarnation: _builtins.str
     """incarnation of the worker. At most 128 characters."""
     after_step: _builtins.int
-    """after_step: the content is read when this step of the epoch, and so all before it, has been executed. 0: at once."""
+    """after_step: the content is read when this step of the epoch, and so all before it, has been executed. 0: at once.
+    Where a snapshot has begun a new count within the epoch, a caller waits for the answer to one of its steps before it
+    names any: until then the worker would take the number for one of the count before.
+    """
     block_ids: _builtins.bytes
     """block_ids, int32[n], at least 1. At most 1,048,576 bytes."""
     block_format: _builtins.str
@@ -170,7 +173,9 @@ Global___ReadBlocksRequest: _TypeAlias = ReadBlocksRequest  # noqa: Y015
 
 @_typing.final
 class ReadBlocksResponse(_message.Message):
-    """ReadBlocksResponse is a frame with the content of blocks, in the order of the request. At most 4 MiB, or one block."""
+    """ReadBlocksResponse is a frame with the content of blocks, in the order of the request. At most 4 MiB, or one block.
+    Its fields are on the wire in the order of their numbers.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -182,7 +187,7 @@ class ReadBlocksResponse(_message.Message):
     blocks: _builtins.bytes
     """blocks, bytes_per_block each, as they are in the pool."""
     checksum: _builtins.int
-    """checksum is the CRC-32 of `blocks`."""
+    """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire."""
     def __init__(
         self,
         *,
@@ -540,8 +545,8 @@ class StepRequest(_message.Message):
     """
     placed: _builtins.bytes
     """placed, int32[n][3]: (fetch_id, index in the fetch, device block): content of fetched blocks that goes into the pool.
-    The worker forgets a fetch that a step has placed blocks of. A step that names a block that has not come is answered
-    with NEED_SNAPSHOT.
+    The worker forgets a fetch that a step has placed blocks of, all of it. A step that names a block that has not come,
+    or a fetch of another epoch, is answered with NEED_SNAPSHOT.
     """
     checksum: _builtins.int
     """checksum is the CRC-32 of the message's bytes before this field, which comes last on the wire. A step on a
@@ -755,8 +760,8 @@ class StepResponse(_message.Message):
     total_ns: _builtins.int
     """total_ns from the arrival of the step to this answer."""
     swap_ns: _builtins.int
-    """swap_ns is the duration of block moves between device and host, if the step has swaps; a worker may compute
-    meanwhile.
+    """swap_ns is the duration of block moves between device and host, if the step has swaps or places fetched blocks; a
+    worker may compute meanwhile.
     """
     forced: _builtins.bytes
     """forced, int32[n][2]: (sample, token): tokens that the sample's seat got before the sampled one, because its grammar

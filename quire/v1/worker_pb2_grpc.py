@@ -97,11 +97,13 @@ class WorkerServicer(object):
     def FetchBlocks(self, request, context):
         """FetchBlocks reads blocks of another worker's pool into this worker's main memory, from where StepRequest.placed puts
         them into the pool. Steps go on meanwhile. Each answer says how many blocks have come; the last one has all. The
-        blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come: a caller ends it
-        when the step that places it is answered. Asks for the key of StepStream, and for its epoch. Ends with UNAVAILABLE
-        if the source cannot be reached, DATA_LOSS if a frame was damaged, FAILED_PRECONDITION if the source is another
-        incarnation, follows another epoch or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than
-        PoolInfo.max_fetched_blocks with what is kept already. What has come by then can be placed until the call ends.
+        blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come. The call ends with
+        OK after a step has placed the fetch; a caller ends it earlier if it needs the blocks no longer. Asks for the key of
+        StepStream, and for its epoch. Ends with UNAVAILABLE if the source cannot be reached, DATA_LOSS if a frame was
+        damaged or is missing, FAILED_PRECONDITION if the source or this worker is another incarnation, follows another epoch
+        or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than PoolInfo.max_fetched_blocks with what is
+        kept already, ALREADY_EXISTS if a fetch of this name is kept, and as the ReadBlocks of the source if that refuses.
+        What has come by then can be placed until the call ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +112,8 @@ class WorkerServicer(object):
     def ReadBlocks(self, request, context):
         """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
         executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
-        does, also while it runs, and with PERMISSION_DENIED for another read_key.
+        does, also while it runs and if a snapshot begins a new count of steps meanwhile, with PERMISSION_DENIED for another
+        read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,16 +55,19 @@ class WorkerStub:
     FetchBlocks: _grpc.UnaryStreamMultiCallable[_worker_pb2.FetchBlocksRequest, _worker_pb2.FetchBlocksResponse]
     """FetchBlocks reads blocks of another worker's pool into this worker's main memory, from where StepRequest.placed puts
     them into the pool. Steps go on meanwhile. Each answer says how many blocks have come; the last one has all. The
-    blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come: a caller ends it
-    when the step that places it is answered. Asks for the key of StepStream, and for its epoch. Ends with UNAVAILABLE
-    if the source cannot be reached, DATA_LOSS if a frame was damaged, FAILED_PRECONDITION if the source is another
-    incarnation, follows another epoch or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than
-    PoolInfo.max_fetched_blocks with what is kept already. What has come by then can be placed until the call ends.
+    blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come. The call ends with
+    OK after a step has placed the fetch; a caller ends it earlier if it needs the blocks no longer. Asks for the key of
+    StepStream, and for its epoch. Ends with UNAVAILABLE if the source cannot be reached, DATA_LOSS if a frame was
+    damaged or is missing, FAILED_PRECONDITION if the source or this worker is another incarnation, follows another epoch
+    or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than PoolInfo.max_fetched_blocks with what is
+    kept already, ALREADY_EXISTS if a fetch of this name is kept, and as the ReadBlocks of the source if that refuses.
+    What has come by then can be placed until the call ends.
     """
     ReadBlocks: _grpc.UnaryStreamMultiCallable[_worker_pb2.ReadBlocksRequest, _worker_pb2.ReadBlocksResponse]
     """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
     executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
-    does, also while it runs, and with PERMISSION_DENIED for another read_key.
+    does, also while it runs and if a snapshot begins a new count of steps meanwhile, with PERMISSION_DENIED for another
+    read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
     """
 
 @_typing.type_check_only
@@ -89,16 +92,19 @@ class WorkerAsyncStub(WorkerStub):
     FetchBlocks: _aio.UnaryStreamMultiCallable[_worker_pb2.FetchBlocksRequest, _worker_pb2.FetchBlocksResponse]  # type: ignore[assignment]
     """FetchBlocks reads blocks of another worker's pool into this worker's main memory, from where StepRequest.placed puts
     them into the pool. Steps go on meanwhile. Each answer says how many blocks have come; the last one has all. The
-    blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come: a caller ends it
-    when the step that places it is answered. Asks for the key of StepStream, and for its epoch. Ends with UNAVAILABLE
-    if the source cannot be reached, DATA_LOSS if a frame was damaged, FAILED_PRECONDITION if the source is another
-    incarnation, follows another epoch or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than
-    PoolInfo.max_fetched_blocks with what is kept already. What has come by then can be placed until the call ends.
+    blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come. The call ends with
+    OK after a step has placed the fetch; a caller ends it earlier if it needs the blocks no longer. Asks for the key of
+    StepStream, and for its epoch. Ends with UNAVAILABLE if the source cannot be reached, DATA_LOSS if a frame was
+    damaged or is missing, FAILED_PRECONDITION if the source or this worker is another incarnation, follows another epoch
+    or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than PoolInfo.max_fetched_blocks with what is
+    kept already, ALREADY_EXISTS if a fetch of this name is kept, and as the ReadBlocks of the source if that refuses.
+    What has come by then can be placed until the call ends.
     """
     ReadBlocks: _aio.UnaryStreamMultiCallable[_worker_pb2.ReadBlocksRequest, _worker_pb2.ReadBlocksResponse]  # type: ignore[assignment]
     """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
     executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
-    does, also while it runs, and with PERMISSION_DENIED for another read_key.
+    does, also while it runs and if a snapshot begins a new count of steps meanwhile, with PERMISSION_DENIED for another
+    read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -144,11 +150,13 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.FetchBlocksResponse], _abc.AsyncIterator[_worker_pb2.FetchBlocksResponse]]:
         """FetchBlocks reads blocks of another worker's pool into this worker's main memory, from where StepRequest.placed puts
         them into the pool. Steps go on meanwhile. Each answer says how many blocks have come; the last one has all. The
-        blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come: a caller ends it
-        when the step that places it is answered. Asks for the key of StepStream, and for its epoch. Ends with UNAVAILABLE
-        if the source cannot be reached, DATA_LOSS if a frame was damaged, FAILED_PRECONDITION if the source is another
-        incarnation, follows another epoch or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than
-        PoolInfo.max_fetched_blocks with what is kept already. What has come by then can be placed until the call ends.
+        blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come. The call ends with
+        OK after a step has placed the fetch; a caller ends it earlier if it needs the blocks no longer. Asks for the key of
+        StepStream, and for its epoch. Ends with UNAVAILABLE if the source cannot be reached, DATA_LOSS if a frame was
+        damaged or is missing, FAILED_PRECONDITION if the source or this worker is another incarnation, follows another epoch
+        or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than PoolInfo.max_fetched_blocks with what is
+        kept already, ALREADY_EXISTS if a fetch of this name is kept, and as the ReadBlocks of the source if that refuses.
+        What has come by then can be placed until the call ends.
         """
 
     @_abc_1.abstractmethod
@@ -159,7 +167,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.ReadBlocksResponse], _abc.AsyncIterator[_worker_pb2.ReadBlocksResponse]]:
         """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
         executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
-        does, also while it runs, and with PERMISSION_DENIED for another read_key.
+        does, also while it runs and if a snapshot begins a new count of steps meanwhile, with PERMISSION_DENIED for another
+        read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
