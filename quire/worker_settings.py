@@ -100,6 +100,12 @@ class WorkerSettings(Settings):
         le=MOST_BLOCKS,
         description="blocks of main memory for swapped sequences; 0: preempted sequences are recomputed",
     )
+    fetch_memory_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="main memory for KV blocks that come from other workers, until a step places them; 0: blocks of "
+        "this worker do not travel; absent: a sixteenth of the KV pool, from 16 to 256 MiB",
+    )
     max_num_seqs: int = Field(256, ge=1, le=65536, description="maximum number of sequences at once")
     max_batched_tokens: int | None = Field(
         None,

@@ -37,6 +37,7 @@ class MemoryUse:
     kv_pool_bytes: int
     host_pool_bytes: int
     step_bytes: int  # of the largest step
+    fetch_bytes: int = 0  # for blocks of other workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

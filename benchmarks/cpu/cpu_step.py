@@ -76,7 +76,7 @@ class TimedKernels:
 
     def __init__(self, kernels: CpuKernels, clock: PartClock) -> None:
         self._kernels, self._clock = kernels, clock
-        self.name, self.sampling = kernels.name, kernels.sampling
+        self.name, self.block_layout, self.sampling = kernels.name, kernels.block_layout, kernels.sampling
 
     def plan(
         self, rows: RaggedRows, cache: LayerCache, sliding_window: int | None, *, is_second: bool = False

@@ -15,6 +15,8 @@ from kernels.attention.paged_attention import RaggedRows
 from kernels.layers.layer_ops import Activation
 from kernels.sampling.sampling_operations import SamplingOperations
 
+PLAIN_LAYOUT = "plain"  # of a block: keys, then values, each [block_size, num_kv_heads, head_dim]
+
 
 def stored_row(head_dim: int, dtype: torch.dtype) -> int:
     """Elements of a token's key, or value, of one head in a pool of this dtype; int8 includes the scale."""
@@ -110,6 +112,10 @@ class CpuKernels(Protocol):
     @property
     def name(self) -> str:
         """Name for logs: "torch", or "native" with the instruction set."""
+
+    @property
+    def block_layout(self) -> str:
+        """Name of the order of keys and values in a block: the same name, shape and dtype mean the same bytes."""
 
     @property
     def sampling(self) -> SamplingOperations:

@@ -35,6 +35,10 @@ _MAX_HEAD_DIM = 512
 _ACTIVATIONS: dict[Activation, int] = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
 
+# Of every variant. Another number for another layout in `src/cache.h`: workers of both may fetch each other's blocks.
+_BLOCK_LAYOUT = "native-1"
+
+
 class NativePlan(CpuPlan):
     """Units of work in the library's memory, which grows to the largest step and is reused."""
 
@@ -48,6 +52,8 @@ class NativePlan(CpuPlan):
 
 class NativeKernels:
     """Compiled kernels behind the interface `CpuKernels`. One thread at a time may use them."""
+
+    block_layout = _BLOCK_LAYOUT
 
     def __init__(self, library: CDLL, num_threads: int, origin: str = "compiled here") -> None:
         self.name = f"native, {32 * library.quire_lanes()}-bit vectors, {origin}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.attention.paged_attention import AttentionPlan, RaggedRows, paged_attention, plan_attention
 from kernels.layers import layer_ops
 from kernels.layers.layer_ops import Activation, Rotary
-from kernels.native.cpu_kernels import CacheShape, CpuPlan, GreedyTokens, HeadNorms, LayerCache, NormRule
+from kernels.native.cpu_kernels import PLAIN_LAYOUT, CacheShape, CpuPlan, GreedyTokens, HeadNorms, LayerCache, NormRule
 from kernels.sampling.sampling_operations import REFERENCES
 
 
@@ -27,6 +27,7 @@ class TorchKernels:
     """Torch operations behind the interface `CpuKernels`."""
 
     name = "torch"
+    block_layout = PLAIN_LAYOUT
     sampling = REFERENCES
 
     def plan(

@@ -20,6 +20,7 @@ MAX_TEMPLATE_CHARS = 1 << 20
 MAX_SPECIAL_TOKENS = 1024
 MAX_PHASES = 256  # of its start
 MAX_ID_CHARS = 128
+MAX_FORMAT_CHARS = 256  # the name of the form in which blocks are stored
 MAX_DESCRIPTION_BYTES = MAX_TOKENIZER_BYTES + (8 << 20)  # the rest has some kilobytes, and the template a megabyte
 
 _LISTS = {
@@ -59,6 +60,8 @@ def check_description(description: worker_pb2.DescribeResponse) -> None:
     figures = {
         "pool.num_blocks": (pool.num_blocks, 1, MAX_BLOCKS),
         "pool.num_host_blocks": (pool.num_host_blocks, 0, MAX_BLOCKS),
+        "pool.max_fetched_blocks": (pool.max_fetched_blocks, 0, MAX_BLOCKS),
+        "length of pool.block_format": (len(pool.block_format), 0, MAX_FORMAT_CHARS),
         "pool.block_size": (pool.block_size, 1, MAX_BLOCK_SIZE),
         "num_seats": (description.num_seats, 1, MOST_SEATS),
         "max_batched_tokens": (description.max_batched_tokens, 0, MAX_TOKENS),

@@ -75,6 +75,13 @@ VALID: dict[str, Message] = {
         cluster_pb2.RegisterRequest(worker_id="w", address="127.0.0.1:9", incarnation="i", model_fingerprint="f"),
         cluster_pb2.DrainWorkerRequest(worker_id="fuzz-1"),
         worker_pb2.StepRequest(epoch=1, step_id=1, snapshot=True),
+        worker_pb2.FetchBlocksRequest(
+            fetch_id=1,
+            source_address="127.0.0.1:9",
+            source=worker_pb2.ReadBlocksRequest(epoch=1, incarnation="i", block_ids=bytes(4)),
+            epoch=1,
+        ),
+        worker_pb2.ReadBlocksRequest(epoch=1, incarnation="i", block_ids=bytes(8)),
     )
 }
 _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}

@@ -5,7 +5,7 @@ Triple = tuple[int, int, int]  # (fetch, index in it, device block)
 
 
 class FetchedKv:
-    """What has come, by fetch. The test delivers it: there is no wire."""
+    """Blocks that have come, by fetch. The test delivers it: there is no wire."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -40,6 +40,8 @@ def described() -> pb.DescribeResponse:
         (lambda said: setattr(said.model, "fingerprint", "x" * 129), "id or fingerprint is 129"),
         (lambda said: setattr(said.tokenizer, "fingerprint", "x" * 129), "id or fingerprint is 129"),
         (lambda said: setattr(said, "device", "x" * 1025), "name is 1,025"),
+        (lambda said: setattr(said.pool, "block_format", "x" * 257), "pool.block_format is 257"),
+        (lambda said: setattr(said.pool, "max_fetched_blocks", (1 << 22) + 1), "pool.max_fetched_blocks is 4,194,305"),
         (lambda said: said.startup.add(phase="x" * 1025), "name is 1,025"),
         (lambda said: said.tokenizer.special_tokens.update({"x" * 1025: ""}), "special token is 1,025"),
         (lambda said: setattr(said.tokenizer, "chat_template", "x" * ((1 << 20) + 1)), "chat_template is 1,048,577"),

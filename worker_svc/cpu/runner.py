@@ -16,7 +16,7 @@ from kernels.sampling.logit_edits import TokenMasks
 from kernels.sampling.sampling_operations import SamplingOperations
 from worker_svc.cpu.batch_builder import build_batch, starts_of
 from worker_svc.cpu.host_decoder import GreedyChoice
-from worker_svc.memory.kv_pool import KVPool
+from worker_svc.memory.kv_pool import KVPool, as_bytes
 from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
 from worker_svc.sampling.candidates import CandidateRanker
@@ -25,8 +25,9 @@ from worker_svc.sampling.prompt_logprobs import PromptSpan, find_prompt_spans, l
 from worker_svc.sampling.sampler import Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
 from worker_svc.sampling.seat_grammars import Masks, SeatGrammars
+from worker_svc.steps.fetched_blocks import FetchedBlocks
 from worker_svc.steps.seat_table import SeatTable
-from worker_svc.steps.step_check import CheckedStep, IntArray, StepRows
+from worker_svc.steps.step_check import BlockPairs, CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_upload import DirectUpload
 
@@ -79,6 +80,7 @@ class CpuRunner:
         self._ranker = CandidateRanker(self._columns, model.sampling)
         self._upload = DirectUpload(model.device)
         self._grammars = grammars
+        self.fetched = FetchedBlocks(as_bytes(kv_pool.fetched_blocks))
         self._max_prompt_logits = max_prompt_logits
 
     @property
@@ -98,15 +100,17 @@ class CpuRunner:
     def launch(self, step: Step) -> StepResult:
         """Execute a step.
 
-        Raises InvalidStepError before anything has changed. After any other exception the seats are in an
-        unknown state until the next snapshot.
+        Raises InvalidStepError or MissingBlocksError before anything has changed. After any other exception the seats
+        are in an unknown state until the next snapshot.
         """
         with torch.inference_mode():
-            checked = self._seats.apply(step)
+            checked = self._seats.check(step)
+            placed = self.fetched.take(step.epoch, checked.placed)
+            self._seats.take_over(step, checked)
             self._columns.apply(step.whole)
             if self._grammars is not None:
                 self._grammars.apply(step.whole)
-            result = StepResult(epoch=step.epoch, step_id=step.step_id, swap_ns=self._move_blocks(checked))
+            result = StepResult(epoch=step.epoch, step_id=step.step_id, swap_ns=self._move_blocks(checked, placed))
             if len(checked.rows.seats):
                 self._compute(self._force_tokens(checked.rows, step.num_spare_positions, result), result)
             return result
@@ -122,12 +126,16 @@ class CpuRunner:
         result.forced = {sample: ids for sample, ids in zip(room.samples.tolist(), forced, strict=True) if ids}
         return self._seats.lengthen(rows, result.forced) if result.forced else rows
 
-    def _move_blocks(self, checked: CheckedStep) -> int:
-        """Move blocks and return the nanoseconds that swaps took."""
+    def _move_blocks(self, checked: CheckedStep, placed: BlockPairs) -> int:
+        """Move blocks and return the nanoseconds that swaps and placing took. placed: (fetched block, device block)."""
         swap_ns = 0
-        if checked.swap_out or checked.swap_in:
+        if checked.swap_out or placed or checked.swap_in:
             began_ns = time.perf_counter_ns()
-            self._kv_pool.swap_out(checked.swap_out)
+            try:
+                self._kv_pool.swap_out(checked.swap_out)
+                self._kv_pool.place(placed)
+            finally:
+                self.fetched.release(placed)
             self._kv_pool.swap_in(checked.swap_in)
             swap_ns = time.perf_counter_ns() - began_ns
         self._kv_pool.copy_blocks(checked.copies)

@@ -1,7 +1,8 @@
-"""Moves whole blocks for steps: copy-on-write on the main stream, swaps on a side stream.
+"""Moves whole blocks for steps: copy-on-write on the main stream, swaps and fetched blocks on a side stream.
 
 The host never waits to launch a step, and the main stream waits for a swap only if a step touches its blocks
-(`move_hazards`). Owns the side stream; host blocks are read and written there alone.
+(`move_hazards`, for which a fetched block that is placed is one swapped in). Owns the side stream; host blocks are read
+and written there alone.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class PackedMoves:
     """A step's moves; the table of its copies is sent in the step's upload."""
 
     swap_out: BlockPairs  # (device block, host block)
+    placed: BlockPairs  # (fetched block, device block)
     swap_in: BlockPairs  # (host block, device block)
     copies: BlockPairs  # (source block, destination block)
     copy_table: Tensor | None  # int64, on the device, as `copy_table` lays it out
@@ -33,7 +35,7 @@ class PackedMoves:
 
 @dataclass(frozen=True, slots=True)
 class PendingSwaps:
-    """A step's swaps in flight, or none. Any thread may wait for them."""
+    """A step's swaps, and blocks that it places, in flight, or none. Any thread may wait for them."""
 
     began: DeviceEvent | None
     ended: DeviceEvent | None
@@ -83,25 +85,30 @@ class BlockMover:
         pool = self._kv_pool.blocks
         self._copy_by_table(pool, pool, torch.from_numpy(array).to(pool.device), num_groups)
 
-    def pack(self, upload: StepUpload, checked: CheckedStep) -> PackedMoves:
-        """Adds the table of copies to the step's upload, between its `begin` and `send`."""
+    def pack(self, upload: StepUpload, checked: CheckedStep, placed: BlockPairs) -> PackedMoves:
+        """Adds the table of copies to the step's upload, between its `begin` and `send`.
+
+        placed: (fetched block, device block)
+        """
         table, num_groups = None, 0
         if checked.copies:
             array, num_groups = copy_table(_as_array(checked.copies))
             table = upload.add(array)
-        return PackedMoves(checked.swap_out, checked.swap_in, checked.copies, table, num_groups)
+        return PackedMoves(checked.swap_out, placed, checked.swap_in, checked.copies, table, num_groups)
 
     def launch(self, packed: PackedMoves, table: SeatTable, rows: StepRows) -> PendingSwaps:
-        """Queues swaps out, swaps in, and copies, in this order. table: the seats as the step's rows read them.
+        """Queues swaps out, placed blocks, swaps in, and copies, in this order.
 
-        After this call, work on the current stream runs after all moves of blocks that the step's rows touch.
+        table: the seats as the step's rows read them. After this call, work on the current stream runs after all moves
+        of blocks that the step's rows touch.
         """
-        has_swaps = bool(packed.swap_out or packed.swap_in)
+        written = [*packed.placed, *packed.swap_in]
+        has_swaps = bool(packed.swap_out or written)
         blocks = None
         if has_swaps or self._outstanding.is_watching:
             self._forget_done_swaps()
             blocks = blocks_of(table.block_tables, table.limits.block_size, rows, packed.copies)
-        plan = self._outstanding.plan(packed.swap_out, packed.swap_in, blocks)
+        plan = self._outstanding.plan(packed.swap_out, written, blocks)
         if blocks is not None:
             self._main_point(plan.step).record()
         swaps = self._swap(packed, plan) if has_swaps else NO_SWAPS
@@ -115,6 +122,7 @@ class BlockMover:
     def _swap(self, packed: PackedMoves, plan: MovePlan) -> PendingSwaps:
         assert plan.side_after is not None
         device_blocks, host_blocks = self._kv_pool.blocks, self._kv_pool.host_blocks
+        fetched_blocks = self._kv_pool.fetched_blocks
         began, ended = self._streams.event(timed=True), self._streams.event(timed=True)
         with self._side.current():
             self._main_point(plan.side_after).hold_stream()
@@ -123,7 +131,9 @@ class BlockMover:
                 self._swap_blocks(device_blocks, host_blocks, torch.from_numpy(_as_array(packed.swap_out)))
                 self._record_swap(plan.swap_out)
             if plan.swap_in is not None:
-                self._swap_blocks(host_blocks, device_blocks, torch.from_numpy(_as_array(packed.swap_in)))
+                for source, pairs in ((fetched_blocks, packed.placed), (host_blocks, packed.swap_in)):
+                    if pairs:
+                        self._swap_blocks(source, device_blocks, torch.from_numpy(_as_array(pairs)))
                 self._record_swap(plan.swap_in)
             ended.record()
         return PendingSwaps(began, ended)

@@ -1,7 +1,8 @@
 """Decides when a stream that swaps blocks and a stream that computes must wait for each other.
 
 The main stream runs each step's copies and forward pass, the side stream all swaps, each in order. Pure: works with the
-numbers of steps, swaps and blocks; `block_moves` records events and waits for them.
+numbers of steps, swaps and blocks; `block_moves` records events and waits for them. Fetched blocks that a step places
+are among its swaps in: both write device blocks from main memory.
 """
 
 from collections import deque

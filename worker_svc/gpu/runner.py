@@ -7,6 +7,7 @@ the host; the launch of the next step does not. Knows nothing of epochs or gRPC 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from worker_svc.gpu.batch_pass import BatchPass, PackedBatch, fixed_arrays
 from worker_svc.gpu.block_moves import BlockMover, PendingSwaps
 from worker_svc.gpu.device_seats import DeviceSeats
 from worker_svc.gpu.forward import DeviceForward, ForwardState
-from worker_svc.memory.kv_pool import KVPool
+from worker_svc.memory.kv_pool import KVPool, as_bytes
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
 from worker_svc.sampling.candidates import CandidateRanker, PackedCandidates
@@ -29,8 +30,9 @@ from worker_svc.sampling.prompt_logprobs import PackedPrompts, find_prompt_spans
 from worker_svc.sampling.sampler import LaunchedSamples, PackedSampling, Sampler
 from worker_svc.sampling.sampling_columns import SamplingColumns
 from worker_svc.sampling.seat_grammars import Matched, SeatGrammars
+from worker_svc.steps.fetched_blocks import FetchedBlocks
 from worker_svc.steps.seat_table import SeatTable
-from worker_svc.steps.step_check import CheckedStep, IntArray, StepRows
+from worker_svc.steps.step_check import BlockPairs, CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import DeviceLostError
 from worker_svc.steps.step_upload import StepUpload
@@ -61,24 +63,29 @@ def _device_lost_if_it_says_so(device: torch.device | None = None) -> Iterator[N
 
 
 Finish = Callable[[StepResult], None]  # called once the copies to the host are done
+Release = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingDeviceStep:
-    """Queued step. `finish` fills the result from the copies on the host."""
+    """Queued step. `finish` fills the result from the copies on the host; `release` frees what it moved from there."""
 
     result: StepResult
     swaps: PendingSwaps
     done: DeviceEvent
     finish: tuple[Finish, ...]
+    release: Release
 
     def wait(self) -> StepResult:
         """Wait for the device and fill the result."""
-        with _device_lost_if_it_says_so():
-            self.done.synchronize()
-            for finish in self.finish:
-                finish(self.result)
-            self.result.swap_ns = self.swaps.wait()
+        try:
+            with _device_lost_if_it_says_so():
+                self.done.synchronize()
+                for finish in self.finish:
+                    finish(self.result)
+                self.result.swap_ns = self.swaps.wait()
+        finally:
+            self.release()
         return self.result
 
 
@@ -98,6 +105,7 @@ class DeviceRunner:
         grammars: SeatGrammars | None = None,
     ) -> None:
         """`graph_sizes` are the batch sizes of decode steps; the last holds all seats.
+
 
         `grammars` are those of these seats; None if no step has a grammar.
         `cost` is the cost of rows that attend to a common prefix together; None: estimated from the model's shape.
@@ -121,6 +129,7 @@ class DeviceRunner:
         self._prompt_rows_at_once = max(1, max_prompt_logits // limits.vocab_size)
         self._device = device
         self._grammars = grammars
+        self.fetched = FetchedBlocks(as_bytes(kv_pool.fetched_blocks))
         self._unfollowed: _UnfollowedSamples | None = None  # of the last step
 
     def warm_up(self) -> None:
@@ -144,22 +153,27 @@ class DeviceRunner:
     def launch(self, step: Step) -> PendingDeviceStep:
         """Queue a step without waiting for the device.
 
-        Raises InvalidStepError before anything has changed. After any other exception the seats are in an
-        unknown state until the next snapshot; DeviceLostError is final.
+        Raises InvalidStepError or MissingBlocksError before anything has changed. After any other exception the seats
+        are in an unknown state until the next snapshot; DeviceLostError is final.
         """
         with torch.inference_mode(), _device_lost_if_it_says_so(self._device):
-            checked = self._table.apply(step)
-            self._columns.apply(step.whole)
-            if self._grammars is not None:
-                self._grammars.apply(step.whole)
-            result = StepResult(epoch=step.epoch, step_id=step.step_id)
-            return self._launch(step, checked, result)
+            checked = self._table.check(step)
+            placed = self.fetched.take(step.epoch, checked.placed)
+            try:
+                self._table.take_over(step, checked)
+                self._columns.apply(step.whole)
+                if self._grammars is not None:
+                    self._grammars.apply(step.whole)
+                return self._launch(step, checked, placed)
+            except BaseException:
+                self.fetched.release(placed)
+                raise
 
-    def _launch(self, step: Step, checked: CheckedStep, result: StepResult) -> PendingDeviceStep:
+    def _launch(self, step: Step, checked: CheckedStep, placed: BlockPairs) -> PendingDeviceStep:
         rows, upload = checked.rows, self._upload
         upload.begin()
         changes = self._seats.pack(upload, step.whole, checked)
-        moves = self._mover.pack(upload, checked)
+        moves = self._mover.pack(upload, checked, placed)
         packed = self._pack(rows) if len(rows.seats) else None
         upload.send()
         self._seats.apply(changes)
@@ -168,7 +182,8 @@ class DeviceRunner:
         self._table.advance(rows, None)
         done = DeviceEvent(self._device)
         done.record()
-        return PendingDeviceStep(result, swaps, done, finish)
+        result = StepResult(epoch=step.epoch, step_id=step.step_id)
+        return PendingDeviceStep(result, swaps, done, finish, partial(self.fetched.release, placed))
 
     def _pack(self, rows: StepRows) -> "_PackedRows":
         upload, layout = self._upload, lay_out(rows)

@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 import torch
@@ -38,11 +38,14 @@ class GraphRunner(StepRunner, Protocol):
         """Frees the graphs' memory."""
 
 
+R = TypeVar("R", bound=GraphRunner)
 MakeRunner = Callable[[KVPool, StepLimits], GraphRunner]
 CompileAhead = Callable[[KVPool, StepLimits], None]  # for the steps that fit these limits and this pool
 
 
-def start_runner(make: MakeRunner, pool: KVPool, limits: StepLimits, *, graphs: bool, clock: PhaseClock) -> GraphRunner:
+def start_runner(
+    make: Callable[[KVPool, StepLimits], R], pool: KVPool, limits: StepLimits, *, graphs: bool, clock: PhaseClock
+) -> R:
     """A runner for this pool, warmed up. Raises PoolSizeError if the pool leaves too little memory for it."""
     with _refuse_short_memory(f"beside a pool of {pool.num_blocks} blocks, {gib(pool.blocks.nbytes)},"):
         runner = make(pool, limits)

@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -48,7 +50,15 @@ class KVPool:
     scales.
     """
 
-    def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device, num_host_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        shape: BlockShape,
+        num_blocks: int,
+        device: torch.device,
+        num_host_blocks: int = 0,
+        num_fetched_blocks: int = 0,
+    ) -> None:
+        """`num_fetched_blocks`: main memory for blocks of other workers, until they are placed."""
         self.shape = shape
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
@@ -62,6 +72,7 @@ class KVPool:
             dtype=shape.dtype,
             pin_memory=device.type == "cuda" and num_host_blocks > 0,
         )
+        self.fetched_blocks = _main_memory((num_fetched_blocks, *block), shape.dtype, device)
         self._key_caches = tuple(self.blocks[:, layer, 0] for layer in range(shape.num_layers))
         self._value_caches = tuple(self.blocks[:, layer, 1] for layer in range(shape.num_layers))
 
@@ -91,10 +102,27 @@ class KVPool:
         if pairs:
             swap_blocks(self.blocks, self.host_blocks, _as_tensor(pairs))
 
+    def place(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Take blocks of other workers into the pool: (fetched block, device block) pairs."""
+        if pairs:
+            swap_blocks(self.fetched_blocks, self.blocks, _as_tensor(pairs))
+
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Bring blocks back: (host block, device block) pairs."""
         if pairs:
             swap_blocks(self.host_blocks, self.blocks, _as_tensor(pairs))
+
+
+def as_bytes(blocks: Tensor) -> npt.NDArray[np.uint8]:
+    """Blocks in main memory, [num_blocks, bytes_per_block]; the same memory."""
+    return blocks.view(len(blocks), math.prod(blocks.shape[1:])).view(torch.uint8).numpy()
+
+
+def _main_memory(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for blocks: pinned for a CUDA device, else taken as it is used."""
+    if device.type == "cuda" and sizes[0] > 0:
+        return torch.zeros(sizes, dtype=dtype, pin_memory=True)
+    return zeros_as_used(sizes, dtype)
 
 
 def free_memory_bytes(device: torch.device) -> int:

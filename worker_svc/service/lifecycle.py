@@ -20,8 +20,11 @@ from quire.credentials import Credentials
 from quire.time_slice import restore_slice
 from worker_svc.description import WorkerDescription
 from worker_svc.loaded_model import LoadedModel
+from worker_svc.service.block_fetches import BlockFetches
+from worker_svc.service.block_reads import BlockReads
+from worker_svc.service.block_source import GrpcBlockSource
 from worker_svc.service.registration import Registration, WorkerIdentity
-from worker_svc.service.servicer import SERVICE_NAME, LoadedWorker, WorkerServicer, add_to_server
+from worker_svc.service.servicer import SERVICE_NAME, LoadedWorker, ServedBlocks, WorkerServicer, add_to_server
 from worker_svc.service.worker_figures import WorkerFigures
 from worker_svc.steps.executor import StepExecutor
 from worker_svc.steps.task_thread import TaskThread
@@ -72,8 +75,9 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
         gc.collect()
         gc.freeze()  # loaded objects stay until the end: a full collection, 0.1 s, need not visit them
         executor = StepExecutor(engine.runner, thread, _exit_at_once, figures.record_step)
+        copies = TaskThread("block copies")
         figures.description = engine.description
-        servicer.serve(LoadedWorker(engine.description, executor))
+        servicer.serve(LoadedWorker(engine.description, executor, _served_blocks(engine, executor, copies)))
         await _set_serving(server, True)
         _log_ready(engine)
         identity = WorkerIdentity(
@@ -104,6 +108,7 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
             async with asyncio.timeout(_LAST_STEPS_S):
                 await servicer.drain()
                 await executor.close()
+                await copies.close()
                 engine.close()
                 await thread.close()
         except TimeoutError:
@@ -111,6 +116,20 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
     finally:
         await server.stop(_STOP_GRACE_S)
         log.info("worker ended")
+
+
+def _served_blocks(engine: LoadedModel, executor: StepExecutor, copies: TaskThread) -> ServedBlocks | None:
+    """The ways of blocks, for a worker whose blocks travel; `copies` is the thread that copies them."""
+    travel = engine.travel
+    if travel is None:
+        return None
+    executor.progress.on_epoch = travel.fetched.follow_epoch
+    return ServedBlocks(
+        reads=BlockReads(travel, executor.progress, copies),
+        fetches=BlockFetches(travel, executor.progress, copies, GrpcBlockSource()),
+        format=travel.format,
+        fetched=travel.fetched,
+    )
 
 
 async def _until_end(

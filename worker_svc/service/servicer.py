@@ -1,46 +1,52 @@
 """The gRPC service `Worker`, between the wire and the executor.
 
-Decides which callers may send steps, and which of several streams is the current one. While the model is being loaded
+Decides which of several streams is the current one. While the model is being loaded
 it answers every call with UNAVAILABLE.
 """
 
-import hmac
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from common.step_codec import result_to_pb
-from common.step_wire import STEP_KEY, open_any_request, open_request, seal_response
-from quire.errors import QuireError, UnavailableError
+from common.step_wire import open_any_request, open_request, seal_response
+from quire.errors import FailedPreconditionError, UnavailableError
 from quire.v1 import inference_pb2, worker_pb2_grpc
 from quire.v1 import worker_pb2 as pb
 from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
 from worker_svc.description import WorkerDescription
+from worker_svc.service.block_fetches import BlockFetches
+from worker_svc.service.block_reads import BlockReads
+from worker_svc.service.caller_check import Context, check_read_key, check_step_key
 from worker_svc.service.scheduler_stream import SchedulerStream, StreamEnd, StreamReplacedError, decode
 from worker_svc.steps.executor import StepExecutor
+from worker_svc.steps.fetched_blocks import FetchedBlocks
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 _LOADING_RETRY_S = 0.5
 _DRAINING_RETRY_S = 1.0
 
-Context = grpc.aio.ServicerContext[object, object]
 
+@dataclass(frozen=True, slots=True)
+class ServedBlocks:
+    """Ways of blocks between this worker and others."""
 
-class UnknownCallerError(QuireError):
-    """The caller is not the scheduler that this worker is registered with."""
-
-    code = grpc.StatusCode.PERMISSION_DENIED
-    reason = "UNKNOWN_CALLER"
+    reads: BlockReads
+    fetches: BlockFetches
+    format: str
+    fetched: FetchedBlocks
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedWorker:
-    """Description and executor of a loaded worker."""
+    """Description and executor of a loaded worker, and the ways of its blocks; None: they stay where they are."""
 
     description: WorkerDescription
     executor: StepExecutor
+    travel: ServedBlocks | None = None
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -66,17 +72,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self.incarnation, self._step_key = incarnation, step_key
         for stream in self._streams:
             stream.end(StreamEnd(StreamReplacedError("the worker serves another shard now"), at_once=True))
+        self._forget_fetches()
 
     async def drain(self) -> None:
         """Accepts no more steps, answers those accepted so far, and ends all streams."""
         self._draining = True
         for stream in self._streams:
             stream.end(StreamEnd(_draining()))
+        self._forget_fetches()
         if self._worker is not None:
             await self._worker.executor.drain()
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
-        description = self._loaded().description
+        worker = self._loaded()
+        description, travel = worker.description, worker.travel
         return pb.DescribeResponse(
             worker_id=self._worker_id,
             incarnation=self.incarnation,
@@ -88,6 +97,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 num_host_blocks=description.limits.num_host_blocks,
                 bytes_per_block=description.bytes_per_block,
                 dtype=description.kv_dtype,
+                block_format="" if travel is None else travel.format,
+                max_fetched_blocks=0 if travel is None else travel.fetched.max_blocks,
             ),
             num_seats=description.limits.num_seats,
             max_batched_tokens=description.limits.max_batched_tokens,
@@ -98,7 +109,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def StepStream(
         self, request_iterator: AsyncIterator[pb.StepRequest], context: Context
     ) -> AsyncIterator[pb.StepResponse]:
-        self._check_key(context)
+        check_step_key(context, self._step_key)
         stream = SchedulerStream(self._accepting().executor, self._claim)
         self._streams.add(stream)
         try:
@@ -111,17 +122,40 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 self.on_current_stream_end()
 
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
-        self._check_key(context)
+        check_step_key(context, self._step_key)
         return result_to_pb(await self._accepting().executor.answer(decode(request)))
 
-    def _check_key(self, context: Context) -> None:
-        """Raises UnknownCallerError: a stranger's epoch or snapshot would make this worker refuse its scheduler."""
-        given = dict(context.invocation_metadata() or ()).get(STEP_KEY, "")
-        if self._step_key and not hmac.compare_digest(str(given).encode(), self._step_key.encode()):
-            raise UnknownCallerError(
-                "this worker accepts steps only from the scheduler that it is registered with: to send steps yourself, "
-                "start a worker without --scheduler"
-            )
+    async def FetchBlocks(
+        self, request: pb.FetchBlocksRequest, context: Context
+    ) -> AsyncIterator[pb.FetchBlocksResponse]:
+        check_step_key(context, self._step_key)
+        async with aclosing(self._travel().fetches.fetch(request)) as progress:
+            async for each in progress:
+                yield each
+
+    async def ReadBlocks(self, request: pb.ReadBlocksRequest, context: Context) -> AsyncIterator[Any]:
+        """Frames as bytes: see `add_to_server`."""
+        check_read_key(request, self._step_key)
+        async with aclosing(self._travel().reads.frames(request)) as frames:
+            self._check_incarnation(request)
+            async for frame in frames:
+                self._check_incarnation(request)
+                yield frame
+
+    def _check_incarnation(self, request: pb.ReadBlocksRequest) -> None:
+        """Raises FailedPreconditionError."""
+        if request.incarnation != self.incarnation:
+            raise FailedPreconditionError(f"this worker is another incarnation, {self.incarnation}")
+
+    def _travel(self) -> ServedBlocks:
+        travel = self._accepting().travel
+        if travel is None:
+            raise FailedPreconditionError("this worker neither fetches blocks nor lets others read them")
+        return travel
+
+    def _forget_fetches(self) -> None:
+        if self._worker is not None and self._worker.travel is not None:
+            self._worker.travel.fetched.forget_all()
 
     def _claim(self, stream: SchedulerStream, epoch: int) -> None:
         """Makes a stream the current one at its first step, unless the current one has a higher epoch."""
@@ -144,9 +178,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
 
 def add_to_server(servicer: WorkerServicer, server: grpc.aio.Server) -> None:
-    """Adds handlers that check a step's checksum on the received bytes, before the generated ones, which do not."""
+    """Adds handlers before the generated ones: they check a step's checksum on the bytes, and send frames as bytes."""
     sealed: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "StepStream": grpc.stream_stream_rpc_method_handler(servicer.StepStream, open_request, seal_response),
+        "ReadBlocks": grpc.unary_stream_rpc_method_handler(servicer.ReadBlocks, pb.ReadBlocksRequest.FromString, bytes),
         "Step": grpc.unary_unary_rpc_method_handler(servicer.Step, open_any_request, pb.StepResponse.SerializeToString),
     }
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE_NAME, sealed)])

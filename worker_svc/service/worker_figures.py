@@ -71,5 +71,6 @@ def _memory(memory: MemoryUse) -> list[tuple[Labels, float]]:
         "kv_pool": memory.kv_pool_bytes,
         "host_pool": memory.host_pool_bytes,
         "steps": memory.step_bytes,
+        "fetches": memory.fetch_bytes,
     }
     return [({"use": use}, num_bytes) for use, num_bytes in uses.items()]

@@ -11,6 +11,7 @@ import torch
 
 from common.status import Status
 from kernels.native.build import needs_build
+from kernels.native.cpu_kernels import PLAIN_LAYOUT
 from kernels.native.native_kernels import NativeKernels
 from kernels.native.processor import multiplies_bfloat16, processor_features
 from quire.worker_settings import WorkerSettings
@@ -33,6 +34,7 @@ from worker_svc.ranks.rank_starting import StartRank, spawn_rank
 from worker_svc.runner_choice import DeviceError, RequestedRunner, RunnerChoice, choose_runner, detect_machine
 from worker_svc.sampling.grammar_matcher import GrammarVocabulary
 from worker_svc.sampling.seat_grammars import SeatGrammars
+from worker_svc.start.block_travel import block_format, travelling_blocks
 from worker_svc.start.group_start import ReductionChoice, StartingGroup, settings_of_rank
 from worker_svc.start.preflight import check_folder
 from worker_svc.start.runner_start import start_cpu_runner, start_device_runner
@@ -126,8 +128,8 @@ def _load(
         model=_describe_model(settings, folder, decoder, model_fingerprint),
         tokenizer=tokenizer,
         limits=started.limits,
-        bytes_per_block=started.block_shape.bytes_per_block * settings.tensor_parallel,
-        kv_dtype=_dtype_name(started.block_shape.dtype),
+        bytes_per_block=started.pool.shape.bytes_per_block * settings.tensor_parallel,
+        kv_dtype=_dtype_name(started.pool.shape.dtype),
         device=str(decoder.device),
         startup=clock.phases,
         memory=started.memory,
@@ -139,9 +141,13 @@ def _load(
     )
     for about, notice in notices(description).items():
         status.notice(about, notice)
-    if lead is None:
-        return LoadedModel(started.runner, description)
-    return LoadedModel(started.runner, description, lead.group.close)
+    if lead is not None:
+        return LoadedModel(started.runner, description, lead.group.close)
+    weights = description.model.dtype + (" int8" if settings.weight_dtype == "int8" else "")
+    layout = PLAIN_LAYOUT if host is None else host.kernels.block_layout
+    format = block_format(model_fingerprint, weights, started.pool.shape, layout)
+    travel = travelling_blocks(started.pool, started.fetched, format)
+    return LoadedModel(started.runner, description, travel=travel)
 
 
 def _seat_grammars(tokenizer: TokenizerFiles, config: ModelConfig) -> SeatGrammars:

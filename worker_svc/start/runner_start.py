@@ -24,7 +24,7 @@ from worker_svc.cpu.step_memory import step_buffer_bytes
 from worker_svc.description import MemoryUse, PhaseClock
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.runner import DeviceRunner
-from worker_svc.gpu.start import GraphRunner, measure_memory, start_runner
+from worker_svc.gpu.start import measure_memory, start_runner
 from worker_svc.memory.kv_pool import BlockShape, KVPool, free_memory_bytes
 from worker_svc.memory.main_memory import MainMemory
 from worker_svc.memory.pool_plan import (
@@ -43,7 +43,9 @@ from worker_svc.ranks.lead_decoder import LeadDecoder, LeadPool
 from worker_svc.ranks.rank_group import RankGroup
 from worker_svc.runner_choice import RunnerChoice
 from worker_svc.sampling.seat_grammars import SeatGrammars
+from worker_svc.start.block_travel import num_fetched_blocks
 from worker_svc.start.device_kernels import compilation_for, operations_for
+from worker_svc.steps.fetched_blocks import FetchedBlocks
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import StepRunner
 from worker_svc.steps.trial_steps import warm_up_steps
@@ -73,7 +75,8 @@ class StartedRunner(NamedTuple):
 
     runner: StepRunner
     limits: StepLimits
-    block_shape: BlockShape
+    pool: KVPool
+    fetched: FetchedBlocks  # memory of the pool
     memory: MemoryUse
 
 
@@ -99,8 +102,7 @@ def start_cpu_runner(
         if lead is not None:
             plan = replace(plan, num_blocks=lead.group.agree_on_blocks(plan.num_blocks))
         with _refuse_short_memory():
-            sizes = shape, plan.num_blocks, decoder.device, settings.num_host_blocks
-            pool = KVPool(*sizes) if lead is None else LeadPool(*sizes, lead.group)
+            pool = _make_pool(settings, shape, plan.num_blocks, decoder.device, lead)
     limits = _limits(settings, decoder, plan)
     with clock.phase("warm_up"), _refuse_short_memory():
         host = HostDecoder(decoder, kernels, None if lead is None else lead.reduction)
@@ -115,7 +117,7 @@ def start_cpu_runner(
     if lead is not None:
         lead.group.watch(lead.reduction)
         memory = _memory_of_group(memory, lead)
-    return StartedRunner(runner, limits, shape, memory)
+    return StartedRunner(runner, limits, pool, runner.fetched, memory)
 
 
 def plan_cpu_pool(settings: WorkerSettings, decoder: Decoder, shape: BlockShape, num_on_machine: int = 1) -> PoolPlan:
@@ -166,7 +168,7 @@ def start_device_runner(
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
     graphs = settings.graphs and choice.device.type == "cuda"
 
-    def make_with(operations: Operations, pool: KVPool, limits: StepLimits) -> GraphRunner:
+    def make_with(operations: Operations, pool: KVPool, limits: StepLimits) -> DeviceRunner:
         return DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_seats), grammars=grammars)
 
     make = partial(make_with, operations_for(choice))
@@ -182,10 +184,20 @@ def start_device_runner(
         room = _PoolRoom(profile.available, _MEASURED_FRACTION)
     with clock.phase("kv_pool"):
         plan = _plan(settings, decoder, shape, room)
-        pool = KVPool(shape, plan.num_blocks, choice.device, settings.num_host_blocks)
+        pool = _make_pool(settings, shape, plan.num_blocks, choice.device)
     limits = _limits(settings, decoder, plan)
     runner = start_runner(make, pool, limits, graphs=graphs, clock=clock)
-    return StartedRunner(runner, limits, shape, _memory_use(decoder, pool, step_bytes))
+    return StartedRunner(runner, limits, pool, runner.fetched, _memory_use(decoder, pool, step_bytes))
+
+
+def _make_pool(
+    settings: WorkerSettings, shape: BlockShape, num_blocks: int, device: torch.device, lead: Lead | None = None
+) -> KVPool:
+    """The pool, of rank 0 if this process leads a group. Blocks of a group do not travel: each rank has a part."""
+    if lead is not None:
+        return LeadPool(shape, num_blocks, device, settings.num_host_blocks, lead.group)
+    num_fetched = num_fetched_blocks(settings.fetch_memory_bytes, num_blocks, shape.bytes_per_block)
+    return KVPool(shape, num_blocks, device, settings.num_host_blocks, num_fetched)
 
 
 class _PoolRoom(NamedTuple):
@@ -270,6 +282,7 @@ def _memory_use(decoder: Decoder, pool: KVPool, step_bytes: int) -> MemoryUse:
         kv_pool_bytes=pool.blocks.nbytes,
         host_pool_bytes=pool.host_blocks.nbytes,
         step_bytes=step_bytes,
+        fetch_bytes=pool.fetched_blocks.nbytes,
     )
 
 

@@ -23,6 +23,10 @@ def as_pairs(values: Sequence[int]) -> Ids:
     return as_ids(values).reshape(-1, 2)
 
 
+def as_triples(values: Sequence[int]) -> Ids:
+    return as_ids(values).reshape(-1, 3)
+
+
 def count_earlier_equals(values: Ids) -> Ids:
     """Count, for each value, the equal values before it."""
     seen: dict[int, int] = {}

@@ -11,7 +11,8 @@ from common.native_faults import CONTROL_FLOW
 from common.step import Step, StepResult, StepStatus
 from worker_svc.steps.completion import LaunchedStep, StepCompletion, failed_result
 from worker_svc.steps.step_fence import StepFence
-from worker_svc.steps.step_limits import InvalidStepError
+from worker_svc.steps.step_limits import InvalidStepError, MissingBlocksError
+from worker_svc.steps.step_progress import StepProgress
 from worker_svc.steps.step_runner import AnnouncingRunner, StepRunner
 from worker_svc.steps.task_thread import TaskThread
 
@@ -40,6 +41,7 @@ class StepExecutor:
             on_device_lost: called, on any thread, when the runner's device is lost.
             on_answer: called with each answer, on the loop.
         """
+        self.progress = StepProgress()
         self._runner = runner
         self._thread = thread
         self._on_answer = on_answer
@@ -69,6 +71,7 @@ class StepExecutor:
         def delivered(result: StepResult) -> None:
             self._room.release()
             result.total_ns = time.perf_counter_ns() - received_ns
+            self.progress.record_answer(result)
             self._on_answer(result)
             deliver(result)
 
@@ -90,7 +93,12 @@ class StepExecutor:
 
         The epoch may be lower than the highest seen, if no scheduler leads with that any more.
         """
-        self._thread.submit(lambda: self._fence.follow_epoch(epoch))
+
+        def follow() -> None:
+            self._fence.follow_epoch(epoch)
+            self.progress.follow_epoch(epoch)
+
+        self._thread.submit(follow)
 
     async def drain(self) -> None:
         """Waits until every step queued so far is answered."""
@@ -124,10 +132,12 @@ class StepExecutor:
 
     def _launch(self, step: Step, received_ns: int, began_ns: int) -> StepResult | LaunchedStep:
         launched = LaunchedStep(step, received_ns, began_ns)
+        self.progress.begin_step(step)
         try:
             answer = self._runner.launch(step)
-        except InvalidStepError as error:
-            return StepResult(epoch=step.epoch, step_id=step.step_id, status=StepStatus.INVALID, error=str(error))
+        except (InvalidStepError, MissingBlocksError) as error:
+            status = StepStatus.INVALID if isinstance(error, InvalidStepError) else StepStatus.NEED_SNAPSHOT
+            return StepResult(epoch=step.epoch, step_id=step.step_id, status=status, error=str(error))
         except CONTROL_FLOW:
             raise
         except BaseException as error:  # native libraries raise others than Exception

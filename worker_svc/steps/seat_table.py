@@ -33,13 +33,21 @@ class SeatTable:
 
     def apply(self, step: Step) -> CheckedStep:
         """Applies a step, except for its rows. Raises InvalidStepError, without any change, if it is invalid."""
-        checked = check_step(step, self.counts, self.limits, self._rows)
+        checked = self.check(step)
+        self.take_over(step, checked)
+        return checked
+
+    def check(self, step: Step) -> CheckedStep:
+        """Check a step, which changes nothing. Raises InvalidStepError."""
+        return check_step(step, self.counts, self.limits, self._rows)
+
+    def take_over(self, step: Step, checked: CheckedStep) -> None:
+        """Applies a step, except for its rows, as the check of it has left it."""
         for state in step.whole:
             self._place(state)
         if len(checked.appended.seats):
             self.block_tables[checked.appended.seats, checked.appended.columns] = checked.appended.blocks
         self.counts, self._rows = checked.counts, checked.rows
-        return checked
 
     def advance(self, rows: StepRows, token_ids: Sequence[int] | IntArray | None) -> None:
         """Records that the rows are computed and `token_ids` [S] sampled: each becomes its seat's next input.

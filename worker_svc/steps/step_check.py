@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from common.bounds import MOST_READ_BLOCKS
 from common.step import SequenceState, Step
 from worker_svc.steps.array_checks import (
     as_ids,
     as_pairs,
+    as_triples,
     check_distinct,
     check_live,
     check_range,
@@ -27,6 +29,7 @@ from worker_svc.steps.step_limits import InvalidStepError, StepLimits
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 BlockPairs = list[tuple[int, int]]
+PlacedBlocks = list[tuple[int, int, int]]  # (fetch, index in it, device block)
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 
@@ -92,6 +95,7 @@ class CheckedStep:
     counts: SeatCounts  # after the step, but before its rows
     appended: Appended
     swap_out: BlockPairs  # (device block, host block)
+    placed: PlacedBlocks  # whether they have come is for `FetchedBlocks` to say
     swap_in: BlockPairs  # (host block, device block)
     copies: BlockPairs  # (source block, destination block)
     rows: StepRows
@@ -110,6 +114,7 @@ def check_step(step: Step, counts: SeatCounts, limits: StepLimits, rows_before: 
         counts=after,
         appended=_append(step, after, limits),
         swap_out=_moves("swap_out", step.swap_out, limits.num_blocks, limits.num_host_blocks),
+        placed=_placed(step.placed, limits.num_blocks),
         swap_in=_moves("swap_in", step.swap_in, limits.num_host_blocks, limits.num_blocks),
         copies=_moves("copies", step.copies, limits.num_blocks, limits.num_blocks),
         rows=_rows(step, after, limits, None if changes_seats else rows_before),
@@ -195,6 +200,17 @@ def _moves(name: str, values: Sequence[int], num_sources: int, num_destinations:
     check_range(f"{name} (destinations)", pairs[:, 1], num_destinations, "block")
     check_distinct(f"{name} (destinations)", pairs[:, 1])
     return list(map(tuple, pairs.tolist()))
+
+
+def _placed(values: Sequence[int], num_blocks: int) -> PlacedBlocks:
+    if not len(values):
+        return []
+    triples = as_triples(values)
+    refuse_where(triples[:, 0] < 1, lambda i: f"placed names fetch {triples[i, 0]}: fetches are counted from 1")
+    check_range("placed (indices)", triples[:, 1], MOST_READ_BLOCKS, "block")
+    check_range("placed (destinations)", triples[:, 2], num_blocks, "block")
+    check_distinct("placed (destinations)", triples[:, 2])
+    return list(map(tuple, triples.tolist()))
 
 
 def _rows(step: Step, after: SeatCounts, limits: StepLimits, before: StepRows | None) -> StepRows:

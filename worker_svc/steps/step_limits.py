@@ -7,6 +7,10 @@ class InvalidStepError(ValueError):
     """The step contradicts itself or the worker's limits. No part of it was executed."""
 
 
+class MissingBlocksError(ValueError):
+    """The step places blocks that this worker has not fetched. No part of it was executed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
     """The worker's limits, part of its answer to `Describe`."""

@@ -14,6 +14,8 @@ struct Cache {
   int32_t int8;  // keys and values are int8, with a scale for each token and head; else as queries
 };
 
+// Workers fetch each other's blocks: a change of this layout takes another _BLOCK_LAYOUT in native_kernels.py.
+//
 // Blocks of these shapes are packed for vectors; others lie plainly, [num_kv_heads, block_size, head_dim].
 //
 // float32:  keys [num_kv_heads, head_dim, block_size], values [num_kv_heads, block_size, head_dim]

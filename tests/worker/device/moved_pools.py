@@ -1,6 +1,6 @@
 """Random steps of block moves through a `BlockMover`, beside a plain reading of what they say."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
@@ -17,7 +17,8 @@ from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_upload import StepUpload
 
-NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SEATS, MAX_BLOCKS = 12, 8, 2, 2, 3
+NUM_BLOCKS, NUM_HOST_BLOCKS, NUM_FETCHED_BLOCKS, BLOCK_SIZE, NUM_SEATS, MAX_BLOCKS = 12, 8, 6, 2, 2, 3
+FETCH = 1  # its blocks lie in their order in the memory for them
 
 
 class MovedPools:
@@ -33,8 +34,8 @@ class MovedPools:
     ) -> None:
         """Blocks of 32 times `words` bytes; on a CPU everything is done at once, unless streams are simulated."""
         shape = BlockShape(num_layers=2, num_kv_heads=words, head_dim=4, block_size=BLOCK_SIZE, dtype=torch.int8)
-        self.pool = KVPool(shape, NUM_BLOCKS, device, NUM_HOST_BLOCKS)
-        for blocks in (self.pool.blocks, self.pool.host_blocks):
+        self.pool = KVPool(shape, NUM_BLOCKS, device, NUM_HOST_BLOCKS, NUM_FETCHED_BLOCKS)
+        for blocks in (self.pool.blocks, self.pool.host_blocks, self.pool.fetched_blocks):
             blocks.copy_(torch.randint(-128, 128, blocks.shape, dtype=torch.int8))
         self.expected = self.pool.blocks.cpu().clone()  # on a CPU it is the pool itself
         self.expected_host = self.pool.host_blocks.clone()
@@ -57,7 +58,7 @@ class MovedPools:
         """Queue a step, with the main stream held up for this many GPU cycles before its rows are computed."""
         checked = self._table.apply(step)
         self._upload.begin()
-        packed = self._mover.pack(self._upload, checked)
+        packed = self._mover.pack(self._upload, checked, [(index, block) for _, index, block in checked.placed])
         self._upload.send()
         swaps = self._mover.launch(packed, self._table, checked.rows)
         if delay_cycles:
@@ -73,6 +74,7 @@ class MovedPools:
         """Moves as the step says: of each kind, all sources are read before any destination is written."""
         for flat, source, destination in (
             (step.swap_out, self.expected, self.expected_host),
+            (_pairs_of(step.placed), self.pool.fetched_blocks, self.expected),
             (step.swap_in, self.expected_host, self.expected),
             (step.copies, self.expected, self.expected),
         ):
@@ -85,6 +87,10 @@ class MovedPools:
     def assert_equal(self) -> None:
         assert torch.equal(self.pool.blocks.cpu(), self.expected)
         assert torch.equal(self.pool.host_blocks, self.expected_host)
+
+
+def _pairs_of(placed: Sequence[int]) -> list[int]:
+    return [number for i in range(0, len(placed), 3) for number in placed[i + 1 : i + 3]]
 
 
 def _at_once(operation: Operation) -> None:
@@ -113,6 +119,7 @@ def random_step(random: Random, step_id: int) -> Step:
         snapshot=True,
         whole=whole,
         swap_out=_pairs(random, NUM_BLOCKS, NUM_HOST_BLOCKS),
+        placed=_placed(random),
         swap_in=_pairs(random, NUM_HOST_BLOCKS, NUM_BLOCKS),
         copies=_pairs(random, NUM_BLOCKS, NUM_BLOCKS),
         rows=[state.seat for state in whole],
@@ -126,6 +133,11 @@ def _pairs(random: Random, num_sources: int, num_destinations: int) -> list[int]
     return [block for pair in zip(sources, destinations, strict=True) for block in pair]
 
 
+def _placed(random: Random) -> list[int]:
+    pairs = _pairs(random, NUM_FETCHED_BLOCKS, NUM_BLOCKS)
+    return [number for i in range(0, len(pairs), 2) for number in (FETCH, *pairs[i : i + 2])]
+
+
 def move_at_random(pools: MovedPools, num_steps: int, *, max_delay_cycles: int = 0, seed: int = 1) -> None:
     """Run many steps at once; assert their effects, and that only swaps took time."""
     random = Random(seed)
@@ -134,7 +146,7 @@ def move_at_random(pools: MovedPools, num_steps: int, *, max_delay_cycles: int =
         step = random_step(random, step_id)
         pools.read_plainly(step)
         swaps = pools.execute(step, delay_cycles=random.choice([0, max_delay_cycles]))
-        pending.append((swaps, bool(step.swap_out or step.swap_in)))
+        pending.append((swaps, bool(step.swap_out or step.placed or step.swap_in)))
     for swaps, has_swaps in pending:
         assert (swaps.wait() > 0) == has_swaps
     pools.finish()
