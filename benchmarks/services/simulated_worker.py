@@ -3,8 +3,8 @@
     python -m benchmarks.services.simulated_worker --scheduler 127.0.0.1:7847 --step-ms 8
 
 It checks steps and keeps seats like any worker, sleeps as long as the cost model says, and answers tokens that depend
-on seat and position only. For measuring everything but the device: with --trace it notes when each step began and
-ended.
+on seat and position only; with --contexts on what the seat's blocks hold, and blocks travel. For measuring everything
+but the device: with --trace it notes when each step began and ended.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import common.grpc_poller  # noqa: F401 - as in a real worker
+from benchmarks.services.simulated_contexts import SimulatedContexts, bytes_per_block, tokens_of_contexts
 from benchmarks.services.stage_spans import SpanLog
 from benchmarks.services.step_trace import StepTrace, WorkerMoments
 from benchmarks.services.worker_probes import probe_worker
@@ -29,33 +30,49 @@ from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
 from worker_svc.description import ModelDescription, WorkerDescription
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.service.lifecycle import ServiceOptions, serve
+from worker_svc.steps.fetched_blocks import FetchedBlocks
 from worker_svc.steps.seat_table import SeatTable
-from worker_svc.steps.step_check import IntArray, StepRows
+from worker_svc.steps.step_check import BlockPairs, CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
 
 _SPIN_NS = 200_000  # the end of a sleep that is too short for the operating system to keep
 _SWITCH_INTERVAL_S = 0.0005
 _FIRST_TOKEN = 3  # those before it are special
+_NOTHING_FETCHED = FetchedBlocks(np.zeros((0, 1), dtype=np.uint8))
 _BYTES_PER_BLOCK = 16 * 2 * 32 * 8 * 128 * 2  # of an 8 B model in bfloat16: for display only
 
 
 class SimulatedRunner:
     """Takes step_ns, and more for each row and each token. An `AnnouncingRunner`, as that of a CPU is."""
 
-    def __init__(self, limits: StepLimits, *, step_ns: int, per_seq_ns: int, per_token_ns: int) -> None:
+    def __init__(
+        self,
+        limits: StepLimits,
+        *,
+        step_ns: int,
+        per_seq_ns: int,
+        per_token_ns: int,
+        contexts: SimulatedContexts | None = None,
+    ) -> None:
+        """`contexts`: what its blocks hold; None: nothing, and tokens do not depend on it."""
         self.before_pass: Callable[[], None] = lambda: None
         self.trace = StepTrace[WorkerMoments]()
+        self.contexts = contexts
+        self._fetched = _NOTHING_FETCHED if contexts is None else contexts.fetched
         self._seats = SeatTable(limits)
         self._step_ns = step_ns
         self._per_seq_ns = per_seq_ns
         self._per_token_ns = per_token_ns
 
     def launch(self, step: Step) -> StepResult:
-        """Raises InvalidStepError exactly where a real worker does."""
-        rows = self._seats.apply(step).rows
+        """Raises InvalidStepError and MissingBlocksError exactly where a real worker does."""
+        checked = self._seats.check(step)
+        placed = self._fetched.take(step.epoch, checked.placed)
+        self._seats.take_over(step, checked)
+        rows = checked.rows
         began_ns = time.perf_counter_ns()
         self.before_pass()
-        token_ids = simulated_tokens(rows, self._seats.limits.vocab_size)
+        token_ids = self._tokens(checked, placed)
         self._seats.advance(rows, token_ids)
         num_rows, num_tokens = len(rows.seats), int(rows.num_tokens.sum())
         if num_rows:
@@ -64,6 +81,14 @@ class SimulatedRunner:
         ended_ns = time.perf_counter_ns()
         self.trace.add(WorkerMoments(step.step_id, num_rows, num_tokens, len(token_ids), began_ns, ended_ns))
         return StepResult(epoch=step.epoch, step_id=step.step_id, token_ids=token_ids.tolist())
+
+    def _tokens(self, checked: CheckedStep, placed: BlockPairs) -> IntArray:
+        rows, vocab_size = checked.rows, self._seats.limits.vocab_size
+        if self.contexts is None:
+            return simulated_tokens(rows, vocab_size)
+        self.contexts.move(checked, placed)
+        last = self.contexts.compute(self._seats, rows)
+        return tokens_of_contexts(last, self._seats, rows, _FIRST_TOKEN, vocab_size)
 
 
 def simulated_tokens(rows: StepRows, vocab_size: int) -> IntArray:
@@ -96,17 +121,23 @@ def make_limits(arguments: argparse.Namespace) -> StepLimits:
 
 def make_runner(arguments: argparse.Namespace) -> SimulatedRunner:
     """The runner with the cost model of the flags."""
+    limits = make_limits(arguments)
+    contexts = SimulatedContexts(limits, arguments.max_fetched_blocks) if arguments.contexts else None
     return SimulatedRunner(
-        make_limits(arguments),
+        limits,
         step_ns=int(arguments.step_ms * 1e6),
         per_seq_ns=int(arguments.per_seq_us * 1e3),
         per_token_ns=int(arguments.per_token_us * 1e3),
+        contexts=contexts,
     )
 
 
 def make_engine(arguments: argparse.Namespace, runner: SimulatedRunner) -> LoadedModel:
     """The runner and its description, as if it had been loaded."""
     name = f"simulated-{arguments.model_len}-{arguments.vocab_size}"
+    contexts, block_bytes = runner.contexts, _BYTES_PER_BLOCK
+    if contexts is not None:
+        name, block_bytes = f"{name}-contexts", bytes_per_block(arguments.block_size)
     model = ModelDescription(
         name=name,
         fingerprint=hashlib.sha256(name.encode()).hexdigest(),
@@ -118,12 +149,13 @@ def make_engine(arguments: argparse.Namespace, runner: SimulatedRunner) -> Loade
         model=model,
         tokenizer=None if arguments.tokenizer is None else _tokenizer(arguments.tokenizer),
         limits=make_limits(arguments),
-        bytes_per_block=_BYTES_PER_BLOCK,
+        bytes_per_block=block_bytes,
         kv_dtype="bfloat16",
         device="simulated",
         startup=(),
     )
-    return LoadedModel(runner, description)
+    travel = None if contexts is None else contexts.travel(f"{name} {arguments.block_size}")
+    return LoadedModel(runner, description, travel=travel)
 
 
 def _tokenizer(folder: Path) -> TokenizerFiles:
@@ -153,6 +185,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-batched-tokens", type=int, default=8192)
+    parser.add_argument("--contexts", action="store_true", help="keep contexts in blocks, and make tokens of them")
+    parser.add_argument("--max-fetched-blocks", type=int, default=4096, help="with --contexts: kept until placed")
     parser.add_argument("--tokenizer", type=Path, help="folder with tokenizer.json and chat_template.jinja, for text")
     parser.add_argument("--trace", type=Path, help="file for the moments of each step, written at the end")
     parser.add_argument("--spans", type=Path, help="file for the spans of what is around the execution, the same")

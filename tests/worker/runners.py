@@ -16,16 +16,17 @@ from worker_svc.gpu.torch_operations import OPERATIONS
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
 from worker_svc.steps.step_limits import StepLimits
-from worker_svc.steps.step_runner import StepRunner, result_of
+from worker_svc.steps.step_runner import result_of
 
-NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE, NUM_SEATS = 96, 32, 4, 12
+NUM_BLOCKS, NUM_HOST_BLOCKS, NUM_FETCHED_BLOCKS, BLOCK_SIZE, NUM_SEATS = 96, 32, 16, 4, 12
 
 
 class SteppedRunner:
     """Runner of any kind, one step at a time."""
 
-    def __init__(self, runner: StepRunner) -> None:
+    def __init__(self, runner: CpuRunner | DeviceRunner) -> None:
         self._runner = runner
+        self.fetched = runner.fetched
 
     def run(self, step: Step) -> StepResult:
         return result_of(self._runner.launch(step))
@@ -60,9 +61,11 @@ MAKE_RUNNERS = {"cpu": make_cpu_runner, "device": make_device_runner}
 
 def poisoned_pool(decoder: Decoder) -> KVPool:
     """NaN wherever nothing was written."""
-    pool = KVPool(decoder.block_shape(BLOCK_SIZE), NUM_BLOCKS, decoder.device, NUM_HOST_BLOCKS)
+    shape = decoder.block_shape(BLOCK_SIZE)
+    pool = KVPool(shape, NUM_BLOCKS, decoder.device, NUM_HOST_BLOCKS, NUM_FETCHED_BLOCKS)
     pool.blocks.fill_(float("nan"))
     pool.host_blocks.fill_(float("nan"))
+    pool.fetched_blocks.fill_(float("nan"))
     return pool
 
 
