@@ -49,6 +49,7 @@ def _worker(message: pb.WorkerStats) -> WorkerStats:
         overhead_s=message.overhead_ns / 1e9,
         swap_blocks_per_s=message.swap_blocks_per_s or None,
         prefill_tokens_per_s=message.prefill_tokens_per_s or None,
+        fetch_blocks_per_s=message.fetch_blocks_per_s or None,
     )
 
 
