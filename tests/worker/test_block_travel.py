@@ -1,6 +1,7 @@
 """Blocks between two worker services over a real connection: who may read and fetch, when, and for how long."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -251,6 +252,56 @@ async def test_a_call_that_its_caller_drops_leaves_nothing_behind(sites: tuple[S
     waiting.cancel()
     await destination.until_free(NUM_FETCHED)
     assert (await destination.step(2, placed=[1, 0, 0])).status is NEED_SNAPSHOT
+    async with asyncio.timeout(patient(30)):
+        while source.executor.progress.num_waiting:  # noqa: ASYNC110 - the source learns of it over the wire
+            await asyncio.sleep(0.002)
+
+
+class HeldReads:
+    """Holds up the reads of a pool behind the first one."""
+
+    def __init__(self, pool: BytesPool) -> None:
+        self.is_first = True
+        self.go_on = threading.Event()
+        pool.before_read = self.hold
+
+    def hold(self) -> None:
+        assert self.is_first or self.go_on.wait(30)
+        self.is_first = False
+
+
+async def test_a_source_that_ends_midway_is_unavailable_and_what_came_is_dropped(sites: tuple[Site, Site]) -> None:
+    source, destination = sites
+    held = HeldReads(source.pool)
+    call = destination.fetch(source, [1, 2, 3, 4])
+    await until_come(call, 2)
+    await source.server.stop(0)
+    held.go_on.set()
+    assert await code_of(call) is Code.UNAVAILABLE
+    assert (await destination.step(2, placed=[1, 0, 0])).status is NEED_SNAPSHOT
+    assert destination.pool.fetched.num_free == NUM_FETCHED
+
+
+async def test_a_source_that_fails_midway_is_unavailable(sites: tuple[Site, Site]) -> None:
+    source, destination = sites
+
+    def fail() -> None:
+        raise RuntimeError("the device is lost")
+
+    source.pool.before_read = fail
+    assert await code_of(destination.fetch(source, [1, 2])) is Code.UNAVAILABLE
+
+
+async def test_what_has_come_can_be_placed_while_the_rest_is_on_its_way(sites: tuple[Site, Site]) -> None:
+    source, destination = sites
+    held = HeldReads(source.pool)
+    call = destination.fetch(source, [1, 2, 3, 4])
+    await until_come(call, 2)
+    assert (await destination.step(2, placed=[1, 1, 9])).status is OK
+    assert await code_of(call) is Code.OK
+    held.go_on.set()
+    assert np.array_equal(destination.pool.blocks[9], source.pool.blocks[2])
+    await destination.until_free(NUM_FETCHED)
 
 
 async def test_steps_of_another_epoch_end_fetches_and_reads(sites: tuple[Site, Site]) -> None:

@@ -83,4 +83,4 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
     await settled(wait)
     wait.cancel()
     assert await settled(wait)
-    assert not progress._waiting
+    assert progress.num_waiting == 0

@@ -7,7 +7,7 @@ import grpc
 
 from common.block_reads import BlockFrame, open_frame
 from common.rpc import CLUSTER_MESSAGE_BYTES
-from quire.errors import QuireError, UnavailableError
+from quire.errors import FailedPreconditionError, InvalidRequestError, QuireError, UnavailableError
 from quire.rpc import channel_options, server_error_of
 from quire.v1 import worker_pb2 as pb
 from worker_svc.service.caller_check import UnknownCallerError
@@ -21,8 +21,8 @@ class BlockSource(Protocol):
     def frames(self, address: str, request: pb.ReadBlocksRequest) -> AsyncGenerator[BlockFrame]:
         """Yield the blocks of a request in its order.
 
-        Raises DataLossError for what was damaged, UnavailableError if there is nobody at the address or the connection
-        breaks, and the errors that the source refuses with.
+        Raises DataLossError for what was damaged; FailedPreconditionError, InvalidRequestError or UnknownCallerError if
+        the source refuses; and UnavailableError if there is nobody at the address, or the source fails on the way.
         """
 
 
@@ -47,6 +47,6 @@ def _error_of(error: grpc.aio.AioRpcError, address: str) -> QuireError:
     if error.code() is grpc.StatusCode.PERMISSION_DENIED:
         return UnknownCallerError(f"the worker at {address} refuses to be read: {error.details()}")
     said = server_error_of(error)
-    if said is not None:
+    if isinstance(said, FailedPreconditionError | InvalidRequestError):
         return said
     return UnavailableError(f"the worker at {address} cannot be read: {error.details() or error.code().name}")

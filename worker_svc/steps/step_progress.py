@@ -73,6 +73,11 @@ class StepProgress:
                 if changed in self._waiting:
                     self._waiting.remove(changed)
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of waits that go on."""
+        return len(self._waiting)
+
     def is_current(self, count: StepCount) -> bool:
         """True if no step after this count has been begun."""
         return self.count is count
