@@ -12,7 +12,7 @@ WorkerRole = Literal["mixed", "prefill", "decode"]
 
 
 class Phase(Enum):
-    """What a group needs next."""
+    """Phase of a group: the tokens that it needs next."""
 
     PREFILL = "prefill"  # its first token
     DECODE = "decode"  # the tokens behind it; after a preemption also its prompt again

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import grpc
 import structlog
-from common.block_reads import read_key
 
 from common.arrays import pack_int32
+from common.block_reads import read_key
 from common.native_faults import CONTROL_FLOW
 from common.waits import end_tasks
 from quire.rpc import error_of

@@ -178,7 +178,7 @@ def lose_the_worker_of_a_swapped_group() -> set[Transition]:
 
 
 def fail_a_step_of_a_group_that_is_fetched_for() -> set[Transition]:
-    """Its chunk of the prompt, which samples nothing, is still in flight when another worker begins to fetch."""
+    """Blame a chunk of a prompt, which samples nothing, that is in flight when another worker begins to fetch."""
     cluster = Cluster(SchedulerConfig(max_num_batched_tokens=8, block_fetch="always"))
     for worker_id in "ab":
         cluster.add_worker(worker_id, num_blocks=40, block_format="f")

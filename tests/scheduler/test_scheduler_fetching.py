@@ -189,7 +189,7 @@ def test_a_group_may_end_or_pause_while_its_blocks_are_on_their_way(act: str) ->
 
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_blocks_that_the_destination_has_lost_are_computed(is_sent: bool) -> None:
-    """It keeps them no more: before the step that places them is planned, or when it is in flight."""
+    """Lose them before the step that places them is planned, or when it is in flight."""
     cluster = make_cluster(a={})
     group = running_on_a(cluster)
     fetch = move(cluster, group)
