@@ -23,9 +23,9 @@ from tests.patience import patient
 from tests.worker.test_servicer import DESCRIPTION
 from tests.worker.travelling import code_of, until_come
 from worker_svc.loaded_model import TravellingBlocks
-from worker_svc.service.block_fetches import BlockFetches
 from worker_svc.service.block_reads import BlockReads
 from worker_svc.service.block_source import GrpcBlockSource
+from worker_svc.service.fetch_calls import FetchCalls
 from worker_svc.service.servicer import SERVICE_NAME, LoadedWorker, ServedBlocks, WorkerServicer, add_to_server
 from worker_svc.steps.executor import StepExecutor
 from worker_svc.steps.fetched_blocks import FetchedBlocks
@@ -77,7 +77,7 @@ class Site:
         progress.on_epoch = self.pool.fetched.follow_epoch
         served = ServedBlocks(
             reads=BlockReads(travel, progress, self.copies),
-            fetches=BlockFetches(travel, progress, self.copies, GrpcBlockSource()),
+            fetches=FetchCalls(travel, progress, self.copies, GrpcBlockSource()),
             format=block_format,
             fetched=self.pool.fetched,
         )

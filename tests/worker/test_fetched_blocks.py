@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker_svc.steps.fetched_blocks import Fetch, FetchedBlocks, FetchEnd, FetchNameTakenError, NoRoomError
+from worker_svc.steps.fetched_blocks import FetchedBlocks, FetchEnd, FetchNameTakenError, KeptFetch, NoRoomError
 from worker_svc.steps.step_check import BlockPairs
 from worker_svc.steps.step_limits import MissingBlocksError
 
@@ -21,22 +21,22 @@ class Site:
     def __init__(self) -> None:
         self.memory = np.zeros((NUM_PLACES, BLOCK_BYTES), dtype=np.uint8)
         self.fetched = FetchedBlocks(self.memory)
-        self.kept: dict[tuple[int, int], Fetch] = {}
-        self.ends: dict[Fetch, list[FetchEnd]] = {}
+        self.kept: dict[tuple[int, int], KeptFetch] = {}
+        self.ends: dict[KeptFetch, list[FetchEnd]] = {}
         self.taken: list[tuple[BlockPairs, list[bytes]]] = []  # and the content that each must have
         self.num_written = 0
 
-    def open(self, epoch: int, fetch_id: int, num_blocks: int) -> Fetch:
+    def open(self, epoch: int, fetch_id: int, num_blocks: int) -> KeptFetch:
         ends: list[FetchEnd] = []
         fetch = self.fetched.open(epoch, fetch_id, num_blocks, ends.append)
         self.ends[fetch] = ends
         self.kept[epoch, fetch_id] = fetch
         return fetch
 
-    def content(self, fetch: Fetch, index: int) -> bytes:
+    def content(self, fetch: KeptFetch, index: int) -> bytes:
         return bytes([fetch.epoch, fetch.fetch_id, index, 7]) * (BLOCK_BYTES // 4)
 
-    def write(self, fetch: Fetch, count: int) -> None:
+    def write(self, fetch: KeptFetch, count: int) -> None:
         first = fetch.num_come
         blocks = b"".join(self.content(fetch, index) for index in range(first, first + count))
         self.fetched.write(fetch, first, memoryview(blocks))
@@ -50,7 +50,7 @@ class Site:
             self.assert_ended(self.kept.pop((epoch, fetch_id)), FetchEnd.PLACED)
         return pairs
 
-    def assert_ended(self, fetch: Fetch, end: FetchEnd) -> None:
+    def assert_ended(self, fetch: KeptFetch, end: FetchEnd) -> None:
         assert self.ends[fetch] == [fetch.end] == [end]
 
     def check(self) -> None:

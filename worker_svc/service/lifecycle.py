@@ -20,9 +20,9 @@ from quire.credentials import Credentials
 from quire.time_slice import restore_slice
 from worker_svc.description import WorkerDescription
 from worker_svc.loaded_model import LoadedModel
-from worker_svc.service.block_fetches import BlockFetches
 from worker_svc.service.block_reads import BlockReads
 from worker_svc.service.block_source import GrpcBlockSource
+from worker_svc.service.fetch_calls import FetchCalls
 from worker_svc.service.registration import Registration, WorkerIdentity
 from worker_svc.service.servicer import SERVICE_NAME, LoadedWorker, ServedBlocks, WorkerServicer, add_to_server
 from worker_svc.service.worker_figures import WorkerFigures
@@ -126,7 +126,7 @@ def _served_blocks(engine: LoadedModel, executor: StepExecutor, copies: TaskThre
     executor.progress.on_epoch = travel.fetched.follow_epoch
     return ServedBlocks(
         reads=BlockReads(travel, executor.progress, copies),
-        fetches=BlockFetches(travel, executor.progress, copies, GrpcBlockSource()),
+        fetches=FetchCalls(travel, executor.progress, copies, GrpcBlockSource()),
         format=travel.format,
         fetched=travel.fetched,
     )

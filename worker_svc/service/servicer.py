@@ -18,9 +18,9 @@ from quire.v1 import inference_pb2, worker_pb2_grpc
 from quire.v1 import worker_pb2 as pb
 from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
 from worker_svc.description import WorkerDescription
-from worker_svc.service.block_fetches import BlockFetches
 from worker_svc.service.block_reads import BlockReads
 from worker_svc.service.caller_check import Context, check_read_key, check_step_key
+from worker_svc.service.fetch_calls import FetchCalls
 from worker_svc.service.scheduler_stream import SchedulerStream, StreamEnd, StreamReplacedError, decode
 from worker_svc.steps.executor import StepExecutor
 from worker_svc.steps.fetched_blocks import FetchedBlocks
@@ -35,7 +35,7 @@ class ServedBlocks:
     """Ways of blocks between this worker and others."""
 
     reads: BlockReads
-    fetches: BlockFetches
+    fetches: FetchCalls
     format: str
     fetched: FetchedBlocks
 

@@ -35,7 +35,7 @@ class NoRoomError(ValueError):
 
 
 @dataclass(eq=False, slots=True)
-class Fetch:
+class KeptFetch:
     """Fetch that is kept. Who holds it only reads it."""
 
     epoch: int
@@ -53,7 +53,7 @@ class FetchedBlocks:
     def __init__(self, memory: FetchMemory) -> None:
         self._memory = memory
         self._lock = threading.Lock()
-        self._fetches: dict[tuple[int, int], Fetch] = {}
+        self._fetches: dict[tuple[int, int], KeptFetch] = {}
         # Places that nobody owns. The last one freed is the next one used: its memory has been taken already.
         self._free = list(range(len(memory)))[::-1]
 
@@ -67,7 +67,7 @@ class FetchedBlocks:
         """Number of blocks that another fetch may have now."""
         return len(self._free)
 
-    def open(self, epoch: int, fetch_id: int, num_blocks: int, on_end: Callable[[FetchEnd], None]) -> Fetch:
+    def open(self, epoch: int, fetch_id: int, num_blocks: int, on_end: Callable[[FetchEnd], None]) -> KeptFetch:
         """Reserve memory for a fetch. `on_end` is called once, on any thread, when it is forgotten.
 
         Raises FetchNameTakenError or NoRoomError.
@@ -77,11 +77,11 @@ class FetchedBlocks:
                 raise FetchNameTakenError
             if num_blocks > len(self._free):
                 raise NoRoomError
-            fetch = Fetch(epoch, fetch_id, [self._free.pop() for _ in range(num_blocks)], on_end)
+            fetch = KeptFetch(epoch, fetch_id, [self._free.pop() for _ in range(num_blocks)], on_end)
             self._fetches[epoch, fetch_id] = fetch
             return fetch
 
-    def write(self, fetch: Fetch, first: int, blocks: memoryview) -> None:
+    def write(self, fetch: KeptFetch, first: int, blocks: memoryview) -> None:
         """Keep the next blocks of a fetch, unless it is forgotten. One thread at a time writes into a fetch.
 
         Raises ValueError if they are not the next ones, or not whole blocks.
@@ -125,7 +125,7 @@ class FetchedBlocks:
             with self._lock:
                 self._free += {place for place, _ in pairs}
 
-    def close(self, fetch: Fetch) -> None:
+    def close(self, fetch: KeptFetch) -> None:
         """Forget a fetch, if it is kept."""
         with self._lock:
             if fetch.end is None:
@@ -139,7 +139,7 @@ class FetchedBlocks:
         """Forget all fetches."""
         self._forget_where(lambda _: True)
 
-    def _forget_where(self, is_outdated: Callable[[Fetch], bool]) -> None:
+    def _forget_where(self, is_outdated: Callable[[KeptFetch], bool]) -> None:
         with self._lock:
             for fetch in filter(is_outdated, list(self._fetches.values())):
                 self._forget(fetch, FetchEnd.OUTDATED)
@@ -150,7 +150,7 @@ class FetchedBlocks:
             raise MissingBlocksError(f"block {index} of fetch {fetch_id} has not come, or is kept no longer")
         return fetch.places[index]
 
-    def _forget(self, fetch: Fetch, end: FetchEnd, taken: Collection[int] = ()) -> None:
+    def _forget(self, fetch: KeptFetch, end: FetchEnd, taken: Collection[int] = ()) -> None:
         """Free its places, but those taken, and those that a thread writes into, which frees them itself."""
         del self._fetches[fetch.epoch, fetch.fetch_id]
         fetch.end = end

@@ -1,4 +1,4 @@
-"""Fetches of other workers' blocks: takes frames into the memory for them, and tells of progress.
+"""Calls that fetch other workers' blocks: take frames into the memory for them, and tell of progress.
 
 Each fetch ends when its blocks are placed, when its caller leaves, or when the worker follows another epoch.
 """
@@ -24,7 +24,7 @@ from worker_svc.loaded_model import TravellingBlocks
 from worker_svc.memory.pool_plan import MOST_BLOCKS
 from worker_svc.service.block_reads import parse_block_ids
 from worker_svc.service.block_source import BlockSource
-from worker_svc.steps.fetched_blocks import Fetch, FetchEnd, FetchNameTakenError, NoRoomError
+from worker_svc.steps.fetched_blocks import FetchEnd, FetchNameTakenError, KeptFetch, NoRoomError
 from worker_svc.steps.step_progress import StepProgress
 from worker_svc.steps.task_thread import TaskThread
 
@@ -33,7 +33,7 @@ _RETRY_S = 0.1  # until other fetches may have been placed
 News = int | FetchEnd | BaseException  # blocks that have come; the end; the failure of the source
 
 
-class BlockFetches:
+class FetchCalls:
     """The fetches of one worker. `thread` writes what comes."""
 
     def __init__(
@@ -68,7 +68,7 @@ class BlockFetches:
             self._fetched.close(fetch)
             await end_tasks(receiving)
 
-    def _open(self, request: pb.FetchBlocksRequest, news: "asyncio.Queue[News]") -> Fetch:
+    def _open(self, request: pb.FetchBlocksRequest, news: "asyncio.Queue[News]") -> KeptFetch:
         """Reserve memory. Raises QuireError."""
         if request.fetch_id < 1:
             raise InvalidRequestError(f"fetch_id: is {request.fetch_id}: give at least 1")
@@ -94,7 +94,7 @@ class BlockFetches:
             ) from None
 
     async def _receive(
-        self, fetch: Fetch, address: str, request: pb.ReadBlocksRequest, news: "asyncio.Queue[News]"
+        self, fetch: KeptFetch, address: str, request: pb.ReadBlocksRequest, news: "asyncio.Queue[News]"
     ) -> None:
         """Write all frames; tell of each, and of a failure."""
         try:
