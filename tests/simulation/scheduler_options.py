@@ -31,6 +31,7 @@ def draw_options(draw: Random) -> SchedulerOptions:
         order=draw.choice(["fcfs", "fcfs", "edf"]),
         preemption=draw.choice(["auto", "swap", "recompute"]),
         preempt_every=draw.choice([None, None, 3, 11]),
+        block_fetch=draw.choice(["auto", "always", "always", "never"]),
     )
     return SchedulerOptions(
         config=config,

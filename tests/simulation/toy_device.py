@@ -54,6 +54,7 @@ class ToyDevice:
         self._num_seats = num_seats
         self._blocks: list[list[int] | None] = [None] * num_blocks
         self._host_blocks: list[list[int] | None] = [None] * num_host_blocks
+        self._fetched: dict[tuple[int, int], tuple[list[list[int] | None], Callable[[], None]]] = {}
 
     @property
     def epoch(self) -> int:
@@ -63,12 +64,31 @@ class ToyDevice:
         """Follow the epoch of a leading scheduler's answer, even if it is lower."""
         self._fence.follow_epoch(epoch)
 
+    def content(self, block: int) -> list[int] | None:
+        """Copy of what a block holds."""
+        held = self._blocks[block]
+        return None if held is None else list(held)
+
+    def keep_fetched(
+        self, epoch: int, fetch_id: int, blocks: list[list[int] | None], on_placed: Callable[[], None]
+    ) -> None:
+        """Keep the blocks of a fetch that have come so far. `on_placed` is called when a step has placed it."""
+        self._fetched[epoch, fetch_id] = (list(blocks), on_placed)
+
+    def forget_fetch(self, epoch: int, fetch_id: int) -> None:
+        """Forget a fetch, if it is kept."""
+        self._fetched.pop((epoch, fetch_id), None)
+
     def execute(self, step: Step) -> StepResult:
         refusal = self._fence.refusal(step)
         if refusal is not None:
             return refusal
+        if not self._has_come(step):
+            need = StepStatus.NEED_SNAPSHOT
+            return StepResult(epoch=step.epoch, step_id=step.step_id, status=need, error="a block has not come")
         self._update_seats(step)
         self._move(step.swap_out, self._blocks, self._host_blocks)
+        self._place(step)
         self._move(step.swap_in, self._host_blocks, self._blocks)
         self._move(step.copies, self._blocks, self._blocks)
         if any(self._seats[seat].is_poisoned_by(WORKER_KILLER_SEED) for seat in step.rows):
@@ -113,6 +133,19 @@ class ToyDevice:
             )
         for number, block in _pairs(step.append_pairs):
             self._seats[number].block_table.append(block)
+
+    def _has_come(self, step: Step) -> bool:
+        kept = {fetch: blocks for (epoch, fetch), (blocks, _) in self._fetched.items() if epoch == step.epoch}
+        return all(index < len(kept.get(fetch, ())) for fetch, index, _ in _triples(step.placed))
+
+    def _place(self, step: Step) -> None:
+        """Take fetched blocks into the pool, and forget their fetches."""
+        for fetch, index, block in _triples(step.placed):
+            content = self._fetched[step.epoch, fetch][0][index]
+            self._blocks[block] = None if content is None else list(content)
+        for fetch in set(step.placed[::3]):
+            _, on_placed = self._fetched.pop((step.epoch, fetch))
+            on_placed()
 
     def _move(
         self, pairs: Sequence[int], sources: list[list[int] | None], destinations: list[list[int] | None]
@@ -216,6 +249,10 @@ def _logprob_rows(told: Sequence[tuple[int, int]], num_top: int) -> LogprobRows:
         top_token_ids=[token_id for _, token_id in top],
         top_logprobs=[model.logprob(*each) for each in top],
     )
+
+
+def _triples(flat: Sequence[int]) -> "zip[tuple[int, int, int]]":
+    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
 
 
 def _pairs(flat: Sequence[int]) -> "zip[tuple[int, int]]":

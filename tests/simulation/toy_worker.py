@@ -8,6 +8,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from random import Random
+from typing import Any
+
+import grpc
 
 from common.step import Step, StepResult, StepStatus
 from quire.errors import UnavailableError
@@ -18,6 +21,7 @@ from tests.simulation.history import History
 from tests.simulation.losses import CRASH
 from tests.simulation.machine_clocks import MachineClock
 from tests.simulation.toy_device import FatalStepError, ToyDevice
+from tests.simulation.toy_fetch import ToyFetch, check_read
 from tests.simulation.toy_registration import Leader, ToyRegistration
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from worker_svc.service.followed_epoch import FollowedEpoch
@@ -52,6 +56,7 @@ class ToyWorker:
         step_s: tuple[float, float],
         find_leader: Callable[[], Leader | None],
         on_step: Callable[[], None],
+        find_worker: Callable[[str], "ToyWorker | None"],
     ) -> None:
         self.worker_id = worker_id
         self.process = Process(loop, worker_id, clock)
@@ -65,6 +70,8 @@ class ToyWorker:
         self._step_s = step_s
         self._find_leader = find_leader
         self._on_step = on_step
+        self._find_worker = find_worker
+        self._fetches: list[ToyFetch] = []
         self._decides_late = random_.random() < 0.5  # the scheduler, of steps for this worker
         self._incarnation = 0
         self._lines: list[ToyLine] = []
@@ -112,6 +119,9 @@ class ToyWorker:
         lines, self._lines = self._lines, []
         for line in lines:
             line.break_soon(reason)
+        fetches, self._fetches = self._fetches, []
+        for fetch in fetches:
+            fetch.end(grpc.StatusCode.UNAVAILABLE)
 
     def freeze(self) -> None:
         """Freeze the worker; the scheduler's pings time out after a while."""
@@ -140,6 +150,27 @@ class ToyWorker:
 
     def add_line(self, line: "ToyLine") -> None:
         self._lines.append(line)
+
+    def fetch_blocks(self, request: worker_pb2.FetchBlocksRequest, owner: Process) -> ToyFetch:
+        """Begin a fetch for the scheduler in a process."""
+        fetch = ToyFetch(
+            request,
+            self.device,
+            self.process,
+            owner,
+            self.random,
+            is_cut_off=lambda: self.is_cut_off,
+            find_source=self._find_source,
+        )
+        self._fetches = [each for each in self._fetches if not each.has_ended] + [fetch]
+        self._history.count("fetch of blocks")
+        return fetch
+
+    def _find_source(self, request: worker_pb2.FetchBlocksRequest) -> ToyDevice | str:
+        source = self._find_worker(request.source_address)
+        if source is None or not source.answers or self.is_cut_off:
+            return "nobody answers there"
+        return check_read(request.source, source.process.name, source.device.epoch, "") or source.device
 
     def receive(self, line: "ToyLine", step: Step) -> None:
         """Receive a step in this worker's process."""
@@ -234,6 +265,10 @@ class ToyLine(WorkerLink):
     async def send(self, step: Step) -> None:
         if self.broken is None and self._process is not None and not self._worker.is_cut_off:
             self._deliver(self._process, self._worker.receive, self, _copied(step))
+
+    def fetch_blocks(self, request: worker_pb2.FetchBlocksRequest, step_key: str) -> Any:
+        """See WorkerLink.fetch_blocks."""
+        return self._worker.fetch_blocks(request, self._owner)
 
     async def close(self) -> None:
         self._break("closed")

@@ -314,6 +314,8 @@ class World:
             num_host_blocks=draw.choice([0, 20, 80]),
             block_size=BLOCK_SIZE,
             bytes_per_block=64,
+            block_format=draw.choice(["", "toy", "toy"]),
+            max_fetched_blocks=draw.choice([4, 40]),
         )
         num_seats = draw.randrange(8, 33)
         slowest_s = draw.choice([0.005, 0.02, 0.05])
@@ -329,6 +331,7 @@ class World:
                 step_s=(0.001, slowest_s),
                 find_leader=self._leader,
                 on_step=self._on_step,
+                find_worker=lambda address: self.workers.get(address),
             )
             for worker_id in ("w1", "w2", "w3")[: draw.choice([1, 2, 2, 3])]
         }
