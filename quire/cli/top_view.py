@@ -133,6 +133,8 @@ def _worker(worker: WorkerStats) -> RenderableType:
     details.add_row("pool", _pool(blocks), style="dim")
     details.add_row("sharing", _sharing(worker), style="dim")
     details.add_row("swap", _swap(worker), style="dim")
+    if worker.fetched_blocks:
+        details.add_row("fetched", f"{worker.fetched_blocks} blocks from other workers", style="dim")
     return Group(table, pool, details)
 
 
@@ -160,8 +162,7 @@ def _swap(worker: WorkerStats) -> str:
     """Swaps and recomputations of preempted requests."""
     return (
         f"{worker.num_swaps} swaps: {worker.swapped_out_blocks} blocks out, {worker.swapped_in_blocks} in, "
-        f"host {worker.used_host_blocks}/{worker.host_blocks}; recomputed {worker.recomputed_tokens}, "
-        f"fetched {worker.fetched_blocks} blocks"
+        f"host {worker.used_host_blocks}/{worker.host_blocks}; recomputed {worker.recomputed_tokens}"
     )
 
 

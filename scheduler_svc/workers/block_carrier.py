@@ -82,9 +82,13 @@ class BlockCarrier:
                 async with asyncio.timeout(STALLED_AFTER_S):
                     response = await call.read()
                 if not isinstance(response, worker_pb2.FetchBlocksResponse):
-                    break  # it ended the call
+                    num_come = 0
+                    break
                 num_come = min(max(num_come, response.num_blocks), len(fetch.blocks))
-        except (grpc.RpcError, TimeoutError) as error:
+        except grpc.RpcError as error:
+            self._log_trouble(fetch, num_come, error)
+            num_come = 0  # a worker keeps nothing of a call that has ended
+        except TimeoutError as error:
             self._log_trouble(fetch, num_come, error)
         except CONTROL_FLOW:
             raise
