@@ -54,7 +54,7 @@ class BlockFetches:
 
         A group is fetched for once at most before it starts, so that it cannot go round.
         """
-        if self._mode == "never" or group.fetch_id or not destination.block_format:
+        if group.fetch_id:
             return False
         num_free = destination.max_fetched_blocks - destination.num_coming_fetched
         found = _best_source(destination, group, self._workers.values(), num_free)
@@ -66,7 +66,7 @@ class BlockFetches:
     def pays(self, destination: WorkerState, source: WorkerState, num_blocks: int) -> bool:
         """True if fetching so many blocks is preferred to computing their tokens."""
         if destination.role == "decode":
-            return self._mode != "never"  # it is there so that no prompt delays its rows
+            return True  # it is there so that no prompt delays its rows
         costs = destination.costs or source.costs  # a worker that has just come has measured nothing
         prefill_tokens_per_s = costs.prefill_tokens_per_s if costs is not None else None
         num_tokens = num_blocks * destination.block_size
@@ -141,7 +141,7 @@ def _best_source(
     """Return the worker that has most of the group cached beyond what the destination has, with its blocks by hash."""
     best: tuple[WorkerState, dict[bytes, int]] | None = None
     for worker in workers:
-        if worker is destination or worker.block_format != destination.block_format:
+        if worker is destination or not destination.can_fetch_from(worker):
             continue
         blocks = _blocks_beyond(destination, group, worker)
         if len(blocks) > (len(best[1]) if best is not None else 0):

@@ -39,7 +39,7 @@ def groups_to_hand_over(
 
 def _is_taker(other: WorkerState, worker: WorkerState) -> bool:
     is_serving = other is not worker and other.role != "prefill" and not other.is_draining
-    return is_serving and bool(other.block_format) and other.block_format == worker.block_format
+    return is_serving and other.can_fetch_from(worker)
 
 
 def _may_leave(worker: WorkerState, sequence: Sequence) -> bool:

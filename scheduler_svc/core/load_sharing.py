@@ -28,7 +28,7 @@ def group_to_share(
     if not busier or not _takes_more(worker):
         return None
     source = max(busier, key=lambda other: len(other.running))
-    if source.trial is not None or source.block_format != worker.block_format or _is_on_its_way(source, worker):
+    if source.trial is not None or not worker.can_fetch_from(source) or _is_on_its_way(source, worker):
         return None
     groups = dict.fromkeys(sequence.group for sequence in source.running)
     movable = [group for group in groups if _may_move(source, worker, group, fetches, limits)]
@@ -39,7 +39,7 @@ def _takes_more(worker: WorkerState) -> bool:
     """True if a worker that has so little to do may take a running group, and none comes already."""
     is_open = worker.role != "prefill" and not worker.is_draining and worker.trial is None
     is_free = not worker.parked and not worker.swapped and not worker.num_coming_fetched
-    return is_open and is_free and bool(worker.block_format) and worker.enable_prefix_cache
+    return is_open and is_free and worker.enable_prefix_cache
 
 
 def _is_on_its_way(source: WorkerState, worker: WorkerState) -> bool:

@@ -125,7 +125,7 @@ def claim_start(
         if other is worker or not _suits_better(other, worker, group, start.num_prefix_blocks, limits, is_busy):
             continue
         num_more = plan_start(other, group).num_prefix_blocks - start.num_prefix_blocks
-        if group.num_times_left < MAX_TIMES_LEFT or _is_worth_waiting(other, num_more):
+        if group.num_times_left < MAX_TIMES_LEFT or _is_worth_waiting(other, worker, num_more):
             group.num_times_left += 1
             return None
     return start
@@ -154,13 +154,18 @@ def _suits_better(
         return False
     is_pipeline_full = len(other.in_flight) >= limits.pipeline_depth
     can_wait = is_busy and (num_more > 0 or _is_far_less_busy(other, worker, start))
-    if is_pipeline_full and not (can_wait or _is_worth_waiting(other, num_more)):
+    if is_pipeline_full and not (can_wait or _is_worth_waiting(other, worker, num_more)):
         return False
     return has_room_for(other, start) and other.num_spare_tokens() > 0
 
 
-def _is_worth_waiting(other: WorkerState, num_more: int) -> bool:
-    """True if its `num_more` blocks of the prefix save more than the steps in flight there compute."""
+def _is_worth_waiting(other: WorkerState, worker: WorkerState, num_more: int) -> bool:
+    """True if its `num_more` blocks of the prefix save more than the steps in flight there compute.
+
+    Not if `worker` could fetch them: then it need neither wait nor compute.
+    """
+    if worker.can_fetch_from(other):
+        return False
     num_worth = num_more * other.block_size - WORTH_WAITING_TOKENS
     return num_worth >= 0 and num_worth >= sum(sum(step.plan.num_tokens) for step in other.in_flight)
 

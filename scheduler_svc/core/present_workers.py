@@ -76,7 +76,7 @@ class PresentWorkers:
             num_host_blocks=num_host_blocks,
             preemption=self._config.preemption,
             max_model_len=max_model_len,
-            block_format=block_format,
+            block_format=block_format if self._config.block_fetch != "never" else "",
             max_fetched_blocks=max_fetched_blocks,
             role=role,
         )

@@ -235,6 +235,10 @@ class WorkerState:
         for sequence in group.unfinished:
             sequence.lose_computed_tokens()  # now: a sequence that is stopped puts what it has computed into the cache
 
+    def can_fetch_from(self, other: "WorkerState") -> bool:
+        """True if blocks of another worker may pass to this one."""
+        return bool(self.block_format) and self.block_format == other.block_format and self.max_fetched_blocks > 0
+
     def place_fetched(self, fetch_id: int, hashes: list[bytes], group: SequenceGroup) -> int:
         """Put a group's fetched blocks into the prefix cache, as far as there is room. Return their number.
 
@@ -247,7 +251,7 @@ class WorkerState:
         for index, block_hash in enumerate(hashes):
             if self.blocks.num_available_blocks <= self.num_watermark_blocks:
                 break
-            if self.blocks.lookup([block_hash]):
+            if self.blocks.is_cached(block_hash):
                 continue  # computed here meanwhile
             block = self.blocks.allocate_block()
             self.blocks.register(block, block_hash)
