@@ -36,6 +36,11 @@ class WorkerSettings(Settings):
         max_length=128,
         description="unique and stable name of the worker; absent: made from host and port",
     )
+    role: Literal["mixed", "prefill", "decode"] = Field(
+        "mixed",
+        description="part of a request that the worker computes: prefill (prompts; requests leave with their first "
+        "token), decode (what follows), or mixed (both). A role that no other serving worker has is taken as well",
+    )
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",

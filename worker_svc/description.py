@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
 from worker_svc.steps.step_limits import StepLimits
@@ -54,6 +55,7 @@ class WorkerDescription:
     memory: MemoryUse | None = None  # None where there is no model
     dtype_reason: str = ""  # why the weights have this dtype
     num_threads: int | None = None  # that compute, on a CPU; of each rank
+    role: Literal["mixed", "prefill", "decode"] = "mixed"
     num_ranks: int = 1  # of the tensor-parallel group
     kernels: str | None = None  # for everything but matrix products, on a CPU
     packing: str | None = None  # form of the weights, on a CPU

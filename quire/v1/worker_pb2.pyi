@@ -25,6 +25,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _WorkerRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkerRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKER_ROLE_UNSPECIFIED: _WorkerRole.ValueType  # 0
+    """WORKER_ROLE_UNSPECIFIED: prompts and what follows."""
+    WORKER_ROLE_PREFILL: _WorkerRole.ValueType  # 1
+    """WORKER_ROLE_PREFILL: prompts. A request leaves with its first token, and its blocks are fetched by a worker that
+    goes on with it.
+    """
+    WORKER_ROLE_DECODE: _WorkerRole.ValueType  # 2
+    """WORKER_ROLE_DECODE: what follows the first token."""
+
+class WorkerRole(_WorkerRole, metaclass=_WorkerRoleEnumTypeWrapper):
+    """WorkerRole is the part of a request that a worker computes. A role that no serving worker has is taken by the others."""
+
+WORKER_ROLE_UNSPECIFIED: WorkerRole.ValueType  # 0
+"""WORKER_ROLE_UNSPECIFIED: prompts and what follows."""
+WORKER_ROLE_PREFILL: WorkerRole.ValueType  # 1
+"""WORKER_ROLE_PREFILL: prompts. A request leaves with its first token, and its blocks are fetched by a worker that
+goes on with it.
+"""
+WORKER_ROLE_DECODE: WorkerRole.ValueType  # 2
+"""WORKER_ROLE_DECODE: what follows the first token."""
+Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
+
 class _StepStatus:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -245,6 +273,7 @@ class DescribeResponse(_message.Message):
     MAX_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     STARTUP_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """worker_id is stable over restarts."""
     incarnation: _builtins.str
@@ -255,6 +284,8 @@ class DescribeResponse(_message.Message):
     """max_batched_tokens is the most tokens one step may compute."""
     device: _builtins.str
     """device by its name in torch, "cpu" or "cuda:0"."""
+    role: Global___WorkerRole.ValueType
+    """role of the worker, as configured."""
     @_builtins.property
     def model(self) -> Global___ModelInfo:
         """model that is served."""
@@ -283,10 +314,11 @@ class DescribeResponse(_message.Message):
         max_batched_tokens: _builtins.int = ...,
         device: _builtins.str = ...,
         startup: _abc.Iterable[Global___PhaseTime] | None = ...,
+        role: Global___WorkerRole.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "pool", b"pool", "tokenizer", b"tokenizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "incarnation", b"incarnation", "max_batched_tokens", b"max_batched_tokens", "model", b"model", "num_seats", b"num_seats", "pool", b"pool", "startup", b"startup", "tokenizer", b"tokenizer", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "incarnation", b"incarnation", "max_batched_tokens", b"max_batched_tokens", "model", b"model", "num_seats", b"num_seats", "pool", b"pool", "role", b"role", "startup", b"startup", "tokenizer", b"tokenizer", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ from common.native_faults import CONTROL_FLOW
 from common.waits import end_tasks
 from quire.errors import FailedPreconditionError, NotFoundError, OverloadedError, QuireError, UnavailableError
 from quire.v1 import cluster_pb2, worker_pb2
+from scheduler_svc.core.phases import WorkerRole
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.journal.store import FencedError, StoreUnavailableError
 from scheduler_svc.requests.admission import Admission
@@ -41,6 +42,7 @@ log = structlog.get_logger()
 LEASE_MS = 6000
 WATCH_EVERY_S = 0.5
 MAX_WORKERS = 1024
+_ROLES: dict[int, WorkerRole] = {worker_pb2.WORKER_ROLE_PREFILL: "prefill", worker_pb2.WORKER_ROLE_DECODE: "decode"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -363,6 +365,7 @@ class Workers:
             max_model_len=description.model.max_model_len,
             block_format=pool.block_format,
             max_fetched_blocks=pool.max_fetched_blocks,
+            role=_ROLES.get(description.role, "mixed"),
         )
         incarnation, expectations = self._expectations.get(member.worker_id) or ("", StepExpectations())
         if incarnation != member.incarnation:  # another process, which may have to compile first
@@ -387,6 +390,7 @@ class Workers:
             block_size=pool.block_size,
             num_host_blocks=pool.num_host_blocks,
             device=description.device,
+            role=_ROLES.get(description.role, "mixed"),
         )
         if member.is_leaving or member.worker_id in self._drained:
             self._settle_drain(member, is_draining=True)

@@ -97,6 +97,32 @@ async def run_on_first(
         return await client.stats()
 
 
+def test_prompts_are_computed_by_one_worker_and_outputs_by_the_other(
+    model: Path, prompts: list[list[int]], reference: Any
+) -> None:
+    async def run(address: str) -> quire.Stats:
+        async with quire.AsyncClient(address) as client:
+            await client.wait_ready(60)
+            asks = [client.generate(each, max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True) for each in prompts]
+            completions = await asyncio.gather(*asks)
+            assert_greedy(reference, prompts, [each.token_ids for each in completions], NUM_TOKENS)
+            assert all(each.usage.num_preemptions == 0 for each in completions)
+            return await client.stats()
+
+    with ExitStack() as stack:
+        scheduler, address = start_scheduler(listen=free_address())
+        stack.enter_context(scheduler)
+        for role in ("prefill", "decode"):
+            options = ("--worker-id", role, "--role", role, *WORKER)
+            stack.enter_context(start_worker(address, *options, model=model))
+        scheduler.wait_for("worker ready", 2)
+        stats = asyncio.run(run(address))
+    (decode,) = [worker for worker in stats.workers if worker.worker_id == "decode"]
+    assert decode.fetched_blocks >= sum(len(prompt) // 16 for prompt in prompts)
+    assert decode.num_steps > NUM_TOKENS - 2
+    assert "fetch broke off" not in "".join(scheduler.raw)
+
+
 def test_the_requests_of_a_worker_that_drains_move_with_their_blocks(
     site: Site, prompts: list[list[int]], reference: Any
 ) -> None:

@@ -26,6 +26,11 @@ from worker_svc.steps.executor import StepExecutor
 from worker_svc.steps.fetched_blocks import FetchedBlocks
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Worker"].full_name
+_ROLES = {
+    "mixed": pb.WORKER_ROLE_UNSPECIFIED,
+    "prefill": pb.WORKER_ROLE_PREFILL,
+    "decode": pb.WORKER_ROLE_DECODE,
+}
 _LOADING_RETRY_S = 0.5
 _DRAINING_RETRY_S = 1.0
 
@@ -103,6 +108,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             num_seats=description.limits.num_seats,
             max_batched_tokens=description.limits.max_batched_tokens,
             device=description.device,
+            role=_ROLES[description.role],
             startup=[pb.PhaseTime(phase=each.phase, duration_ms=each.duration_ms) for each in description.startup],
         )
 

@@ -135,6 +135,7 @@ def _load(
         memory=started.memory,
         dtype_reason=chosen.reason,
         num_threads=torch.get_num_threads() if choice.device.type == "cpu" else None,
+        role=settings.role,
         num_ranks=settings.tensor_parallel,
         kernels=None if host is None else host.kernels.name,
         packing=None if host is None else host.packing.name,
