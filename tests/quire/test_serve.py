@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,13 @@ def runs(pid: int) -> bool:
         return False
 
 
+def wait_until_ended(pid: int) -> None:
+    until_s = time.monotonic() + patient(30)
+    while runs(pid):
+        assert time.monotonic() < until_s, f"process {pid} goes on"
+        time.sleep(0.02)
+
+
 def children_of(pid: int) -> dict[str, int]:
     """Modules that run as children of a process."""
     children: dict[str, int] = {}
@@ -184,9 +192,13 @@ def test_a_killed_service_comes_back_and_a_killed_supervisor_costs_no_accepted_r
     assert not runs(services["scheduler_svc"])
     assert asyncio.run(generate(address)) == text
 
+    services = children_of(again.process.pid)
+    os.kill(services["worker_svc"], signal.SIGSTOP)  # so that the request cannot end before its scheduler
     with quire.Client(address) as client, client.stream("Once upon a time", max_tokens=400, ignore_eos=True) as stream:
-        next(stream)
+        stream.accepted()
         assert again.end(signal.SIGKILL) == -signal.SIGKILL  # its services have no time to end what runs
+        wait_until_ended(services["scheduler_svc"])
+        os.kill(services["worker_svc"], signal.SIGCONT)
         last = Serve(data_dir, listen=address)
         assert stream.completion().usage.completion_tokens == 400  # what was accepted is served by the next ones
     last.wait_ready()
