@@ -16,18 +16,11 @@ from quire.credentials import Credentials
 from quire.deferred_session import DeferredSession
 from quire.errors import NotFoundError
 from quire.params import ClientOptions
-from quire.prefix_memory import PrefixMemory
-from quire.prompt_beginnings import Prompt, beginnings_of, num_bytes_of, unpack_hashes
+from quire.prompt_beginnings import Prompt, unpack_hashes
 from quire.session import Session
 from quire.session_entry import Entry
-from quire.shards import (
-    Shard,
-    load_of_request,
-    names_its_shard,
-    new_request_id,
-    shard_of_id,
-    shard_of_new_request,
-)
+from quire.shard_router import ShardRouter
+from quire.shards import Shard, names_its_shard, new_request_id, shard_of_id
 from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 
@@ -45,9 +38,7 @@ class Deployment:
         self._options = options
         self._credentials = credentials
         self._connections: dict[int, Connection] = {}
-        self._shards: list[Shard] = []  # empty: not known yet
-        self._sent: list[float] = []  # load since the shard was described
-        self._prefixes = PrefixMemory()
+        self._router = ShardRouter()
         self._asking: asyncio.Task[None] | None = None
         self._are_known = asyncio.Event()  # or were asked for in vain
         self._deferred: set[DeferredSession] = set()  # whose shard is not known yet
@@ -87,23 +78,17 @@ class Deployment:
     @property
     def has_choice(self) -> bool:
         """True if several shards are known."""
-        return len(self._shards) > 1
+        return len(self._router.shards) > 1
 
     def new_id(self, prompt: Prompt, *, salt: str | None, tenant: str | None, prefix: str = "") -> str:
         """The id of a new request, which decides where it goes: where its beginning is known, or where least runs."""
         if not self.has_choice:
             return new_request_id(None, prefix)
-        beginnings = beginnings_of(prompt, salt, tenant)
-        known_bytes = self._prefixes.find(beginnings)
-        shard = shard_of_new_request(self._shards, self._sent, known_bytes)
-        self._prefixes.record_sent(beginnings, shard)
-        num_bytes = num_bytes_of(prompt) if beginnings else 0
-        self._sent[shard] += load_of_request(num_bytes, known_bytes.get(shard, 0))
-        return new_request_id(shard, prefix)
+        return new_request_id(self._router.choose_shard(prompt, salt=salt, tenant=tenant), prefix)
 
     def open(self, entry: Entry) -> "Session | DeferredSession":
         """Submits a request, or attaches to it, as soon as its shard is known."""
-        num_shards, request_id = len(self._shards), entry.request.request_id
+        num_shards, request_id = len(self._router.shards), entry.request.request_id
         if not num_shards or (num_shards > 1 and self._must_be_found(entry)):
             deferred = DeferredSession(self._session_of(entry), entry, self._deferred.discard)
             self._deferred.add(deferred)
@@ -146,12 +131,12 @@ class Deployment:
 
     async def shards(self) -> list[Shard]:
         """Every shard, as it was described lately; shard 0 alone if nobody says which there are."""
-        if not self._shards:
+        if not self._router.shards:
             if self._asking is None or self._asking.done():
                 self._are_known.clear()
                 self._asking = asyncio.create_task(self._follow(), name="quire-shards")
             await self._are_known.wait()
-        return self._shards or [Shard(number=0)]
+        return self._router.shards or [Shard(number=0)]
 
     async def _follow(self) -> None:
         """Follows the shards while there are several; returns if there is one, or if nobody says."""
@@ -161,34 +146,27 @@ class Deployment:
                 is_over = await self._read_topology()
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    self._record([Shard(number=0)])
+                    self._router.record_shards([Shard(number=0)])
             except TimeoutError:
                 pass
             finally:
                 self._are_known.set()
-            if is_over or len(self._shards) <= 1:
+            if is_over or len(self._router.shards) <= 1:
                 return
             await asyncio.sleep(_AGAIN_S)
 
     async def _read_topology(self) -> bool:
         """Reads messages until the stream breaks. Returns True if there is one shard, and nothing more to know."""
         connection = self.first
-        async with asyncio.timeout(None if self._shards else _ASK_S) as limit:
+        async with asyncio.timeout(None if self._router.shards else _ASK_S) as limit:
             await connection.find_reachable()
             async for message in connection.cluster.Topology(cluster_pb2.TopologyRequest()):
                 limit.reschedule(None)
-                self._record([_shard(each) for each in message.shards])
+                self._router.record_shards([_shard(each) for each in message.shards])
                 for each in message.cached:
-                    if each.shard < len(self._shards):
-                        self._prefixes.record_cached(each.shard, unpack_hashes(each.hashes))
+                    self._router.record_cached(each.shard, unpack_hashes(each.hashes))
                 self._are_known.set()
-        return len(self._shards) == 1
-
-    def _record(self, shards: list[Shard]) -> None:
-        before = {shard.number: shard for shard in self._shards}
-        sent = dict(enumerate(self._sent))
-        self._sent = [sent.get(shard.number, 0.0) if before.get(shard.number) == shard else 0.0 for shard in shards]
-        self._shards = shards
+        return len(self._router.shards) == 1
 
 
 def _shard(message: cluster_pb2.Shard) -> Shard:

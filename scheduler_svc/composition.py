@@ -223,8 +223,8 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
     inference_pb2_grpc.add_InferenceServicer_to_server(inference, parts.gate.services)
     shares = None
     if door.watch is not None:
-        shares = WorkerShares(parts.shard, door.watch, workers, engine.scheduler.workers.num_sequences_on)
-    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, shares), parts.gate.services)
+        shares = WorkerShares(parts.shard, door.watch, workers.members, engine.scheduler.workers.num_sequences_on)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(workers, shares, door.watch), parts.gate.services)
     return LeaderParts(
         leading=leading,
         admission=admission,

@@ -9,16 +9,18 @@ from quire.v1 import cluster_pb2_grpc
 from scheduler_svc.api.shard_gates import not_leader_of
 from scheduler_svc.api.topology import topology
 from scheduler_svc.api.worker_shares import WorkerShares
+from scheduler_svc.leadership.shard_watch import ShardWatch
 from scheduler_svc.workers.workers import LEASE_MS, Workers
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     """Answers `Register` and `DrainWorker`; `Topology` is answered before it, by every scheduler."""
 
-    def __init__(self, workers: Workers, shares: WorkerShares | None = None) -> None:
-        """`shares`: of the workers among several shards; None: there is one shard."""
+    def __init__(self, workers: Workers, shares: WorkerShares | None = None, watch: ShardWatch | None = None) -> None:
+        """`shares`: of the workers among several shards, which `watch` sees; None: there is one shard."""
         self._workers = workers
         self._shares = shares
+        self._watch = watch
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         """Register a worker, or renew its lease."""
@@ -46,4 +48,4 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
 
     def Topology(self, request: pb.TopologyRequest, context: Context) -> AsyncIterator[pb.TopologyResponse]:
         """Stream the shards, as the handler before the gate does."""
-        return topology(self._shares.watch if self._shares is not None else None)
+        return topology(self._watch)

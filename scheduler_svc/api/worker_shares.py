@@ -5,15 +5,14 @@ One per leader of a deployment with several shards. A worker is told by the answ
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import structlog
 
 from quire.v1 import cluster_pb2 as pb
 from scheduler_svc.leadership.shard_choice import shard_in_need, shard_of_new_worker, starving_shard
-from scheduler_svc.leadership.shard_watch import ShardWatch
 from scheduler_svc.workers.latest import Latest
-from scheduler_svc.workers.workers import Member, Workers
 
 log = structlog.get_logger()
 
@@ -21,15 +20,62 @@ _SLICE_S = 3.0  # that a worker serves a shard before it is lent to one that has
 _SETTLE_S = 3.0  # after a worker was sent or given away, until it must show in what the shards publish
 
 
+class SeenShards(Protocol):
+    """Shards of the deployment, by number, as the leader sees them."""
+
+    @property
+    def shards(self) -> Sequence[pb.Shard]:
+        """Every shard."""
+
+    def leader_of(self, shard: int) -> str | None:
+        """Address of a shard's leader; None: none is known."""
+
+
+class SharedWorker(Protocol):
+    """Worker that has registered with the leader."""
+
+    @property
+    def worker_id(self) -> str:
+        """Name of the worker, which it keeps."""
+
+    @property
+    def incarnation(self) -> str:
+        """Name of its present life."""
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if it was told to end."""
+
+    @property
+    def is_driven(self) -> bool:
+        """True if it takes steps now."""
+
+
 class WorkerShares:
     """The leader's view of the shares. `shard`: the one that it leads."""
 
-    def __init__(self, shard: int, watch: ShardWatch, workers: Workers, num_running: Callable[[str], int]) -> None:
-        """`num_running`: sequences that run on a worker, by its id."""
+    def __init__(
+        self,
+        shard: int,
+        watch: SeenShards,
+        members: Mapping[str, SharedWorker],
+        num_running: Callable[[str], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take what the leader knows.
+
+        Args:
+            shard: number of the shard that it leads.
+            watch: all shards.
+            members: its registered workers by id, as they come and go.
+            num_running: sequences that run on a worker, by its id.
+            clock: seconds of a clock that is never set.
+        """
         self.shard = shard
         self.watch = watch
-        self._workers = workers
+        self._members = members
         self._num_running = num_running
+        self._clock = clock
         self._sent: dict[str, tuple[int, float]] = {}  # by worker_id: the shard a new one was sent to, and when
         self._given: tuple[str, int] | None = None  # worker_id and its new shard, until it has left
         self._given_until_s = 0.0
@@ -45,10 +91,10 @@ class WorkerShares:
 
     def shard_of(self, request: pb.RegisterRequest) -> int:
         """Number of the shard that the worker of this registration shall serve."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if not request.HasField("shard"):
             return self._place_new(request.worker_id, now_s)
-        member = self._workers.members.get(request.worker_id)
+        member = self._members.get(request.worker_id)
         return self.shard if member is None else self._place_known(member, now_s)
 
     def _place_new(self, worker_id: str, now_s: float) -> int:
@@ -60,15 +106,16 @@ class WorkerShares:
             [
                 pb.Shard(number=each.number, leader=each.leader, num_workers=each.num_workers + num_sent[each.number])
                 for each in self.watch.shards
-            ]
+            ],
+            worker_id,
         )
         self._sent[worker_id] = (chosen, now_s)
         return chosen
 
-    def _place_known(self, member: Member, now_s: float) -> int:
+    def _place_known(self, member: SharedWorker, now_s: float) -> int:
         """The worker's new shard if it is the one that is given away; it stays so until it has left."""
         served_s = self._served_s(member, now_s)
-        if self._given is not None and (self._given[0] in self._workers.members or now_s < self._given_until_s):
+        if self._given is not None and (self._given[0] in self._members or now_s < self._given_until_s):
             return self._given[1] if self._given[0] == member.worker_id else self.shard
         self._given = None
         needy = shard_in_need(self.watch.shards, self.shard)
@@ -80,7 +127,7 @@ class WorkerShares:
         self._given, self._given_until_s = (member.worker_id, needy), now_s + _SETTLE_S
         return needy
 
-    def _served_s(self, member: Member, now_s: float) -> float:
+    def _served_s(self, member: SharedWorker, now_s: float) -> float:
         """Seconds since this incarnation of the worker was first seen here."""
         incarnation, came_s = self._came.get(member.worker_id, ("", now_s))
         if incarnation != member.incarnation:
@@ -88,7 +135,7 @@ class WorkerShares:
             return 0.0
         return now_s - came_s
 
-    def _idlest(self) -> Member | None:
+    def _idlest(self) -> SharedWorker | None:
         """The worker in service with the fewest running sequences."""
-        serving = [each for each in self._workers.members.values() if each.loop is not None and not each.is_leaving]
+        serving = [each for each in self._members.values() if each.is_driven and not each.is_leaving]
         return min(serving, key=lambda each: (self._num_running(each.worker_id), each.worker_id), default=None)

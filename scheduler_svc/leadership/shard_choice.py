@@ -1,8 +1,8 @@
 """Choices among the shards of a deployment: where a new worker serves, and which shard gives one to which. Pure.
 
 Every leader decides by what all leaders have published lately, so two may see different numbers. The rules then still
-end in an even spread: only the shard with most workers gives one away, one at a time, and only to a shard that has at
-least two less.
+end in an even spread: a shard gives one worker away at a time, and only to one that has at least two less. Many shards
+give at once, each to another one, so that hundreds are even as soon as few are.
 """
 
 from collections import Counter
@@ -15,21 +15,30 @@ from quire.v1 import cluster_pb2 as pb
 _EVEN = 2  # workers that one shard must have more than another to give one away
 
 
-def shard_of_new_worker(shards: Sequence[pb.Shard]) -> int:
-    """Number of the shard with the fewest workers among those that are led; the lowest such number. 0: none is led."""
+def shard_of_new_worker(shards: Sequence[pb.Shard], worker_id: str) -> int:
+    """Number of a shard with the fewest workers among those that are led. 0: none is led.
+
+    Of several it depends on the worker: many that start at once, and ask different schedulers, spread by themselves.
+    """
     led = [shard for shard in shards if shard.leader]
-    return min(led, key=lambda shard: (shard.num_workers, shard.number)).number if led else 0
+    return min(led, key=lambda shard: (shard.num_workers, _turn(worker_id, shard.number))).number if led else 0
 
 
 def shard_in_need(shards: Sequence[pb.Shard], giver: int) -> int | None:
-    """Number of the shard that shall get a worker of the shard `giver`; None: that one gives none away."""
+    """Number of the shard that shall get a worker of the shard `giver`; None: that one gives none away.
+
+    The shard with most workers gives to the one with fewest, the second to the second, and so on, while it has at least
+    two more. No shard gives and gets.
+    """
     led = [shard for shard in shards if shard.leader]
-    if not led:
-        return None
-    richest = max(led, key=lambda shard: (shard.num_workers, -shard.number))
-    poorest = min(led, key=lambda shard: (shard.num_workers, shard.number))
-    is_uneven = richest.num_workers - poorest.num_workers >= _EVEN
-    return poorest.number if richest.number == giver and is_uneven else None
+    poorest = sorted(led, key=lambda shard: (shard.num_workers, shard.number))
+    richest = sorted(led, key=lambda shard: (-shard.num_workers, shard.number))
+    for rich, poor in zip(richest, poorest, strict=True):
+        if rich.num_workers - poor.num_workers < _EVEN:
+            return None
+        if rich.number == giver:
+            return poor.number
+    return None
 
 
 def starving_shard(shards: Sequence[pb.Shard], giver: int) -> int | None:
@@ -113,5 +122,5 @@ def next_roles(views: Sequence[ShardView], me: str, standing: Collection[int], l
 
 
 def _turn(me: str, number: int) -> bytes:
-    """An order of the shards that differs between schedulers, so that those that begin together part."""
+    """An order of the shards that differs between schedulers, and workers, so that those that begin together part."""
     return blake2b(f"{me} {number}".encode(), digest_size=8).digest()

@@ -63,6 +63,11 @@ class Member:
     given_up: str | None = None  # why
     out_of_service: str = ""  # why it gets no work; empty: it does
 
+    @property
+    def is_driven(self) -> bool:
+        """True if it takes steps now."""
+        return self.loop is not None
+
 
 class Workers:
     """Members by worker_id. `on_change` gets True while any worker is driven; `on_fatal` ends the process."""
@@ -213,7 +218,7 @@ class Workers:
     @property
     def driven(self) -> list[Member]:
         """Workers that take steps now."""
-        return [member for member in self.members.values() if member.loop is not None]
+        return [member for member in self.members.values() if member.is_driven]
 
     async def watch(self) -> None:
         """Give up silent workers and log the use of memory, every `WATCH_EVERY_S`."""

@@ -1,5 +1,7 @@
 """Choices among shards, by any numbers: new workers, workers that move, schedulers that stand by."""
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,14 +25,21 @@ def shards_of(counts: list[tuple[bool, int]]) -> list[pb.Shard]:
     ]
 
 
-@given(COUNTS)
-def test_a_new_worker_goes_to_a_led_shard_with_fewest(counts: list[tuple[bool, int]]) -> None:
-    chosen = shard_of_new_worker(shards_of(counts))
+@given(COUNTS, st.text(max_size=4))
+def test_a_new_worker_goes_to_a_led_shard_with_fewest(counts: list[tuple[bool, int]], worker_id: str) -> None:
+    chosen = shard_of_new_worker(shards_of(counts), worker_id)
     led = [num for is_led, num in counts if is_led]
     if led:
-        assert counts[chosen] == (True, min(led)) and counts.index(counts[chosen]) == chosen
+        assert counts[chosen] == (True, min(led))
     else:
         assert chosen == 0
+
+
+def test_workers_that_start_at_once_spread_over_many_shards() -> None:
+    """1,000 workers, each of which asks a scheduler that knows of no other: 10 a shard on average, 3 the deviation."""
+    shards = shards_of([(True, 0)] * 100)
+    counts = Counter(shard_of_new_worker(shards, f"worker-{number}") for number in range(1000))
+    assert len(counts) == 100 and max(counts.values()) <= 25
 
 
 @given(COUNTS)
@@ -44,15 +53,28 @@ def test_moves_end_in_an_even_spread_and_take_workers_from_no_shard_without_need
         moves = [(giver, taker) for giver in range(len(shards)) if (taker := shard_in_need(shards, giver)) is not None]
         if not moves:
             break
-        ((giver, taker),) = moves  # one shard alone gives
-        assert shards[giver].num_workers - shards[taker].num_workers >= 2 and shards[taker].leader
-        shards[giver].num_workers -= 1
-        shards[taker].num_workers += 1
+        ends = [number for move in moves for number in move]
+        assert len(set(ends)) == len(ends), "a shard gives or gets two at once, or gives and gets"
+        for giver, taker in moves:
+            assert shards[giver].num_workers - shards[taker].num_workers >= 2 and shards[taker].leader
+            shards[giver].num_workers -= 1
+            shards[taker].num_workers += 1
     else:
         raise AssertionError("workers move for ever")
     led = [shard.num_workers for shard in shards if shard.leader]
     assert not led or max(led) - min(led) <= 1
     assert sum(shard.num_workers for shard in shards) == total
+
+
+def test_many_shards_are_even_after_a_few_rounds_of_moves() -> None:
+    """Half of 100 shards have 20 workers, the others none: ten rounds, since each shard gives one in each."""
+    shards = shards_of([(True, 20 * (number % 2)) for number in range(100)])
+    for _ in range(10):
+        moves = [(giver, taker) for giver in range(100) if (taker := shard_in_need(shards, giver)) is not None]
+        for giver, taker in moves:
+            shards[giver].num_workers -= 1
+            shards[taker].num_workers += 1
+    assert {shard.num_workers for shard in shards} == {10}
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=6))

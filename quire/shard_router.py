@@ -1,0 +1,43 @@
+"""Router of new requests: the shard that each goes to, by what is known of the shards, of their caches, and of the
+prompts sent before.
+
+Pure; one per client. Knows neither connections nor where its knowledge of the shards comes from.
+"""
+
+from quire.prefix_memory import PrefixMemory
+from quire.prompt_beginnings import Prompt, beginnings_of, num_bytes_of
+from quire.shards import Shard, load_of_request, shard_of_new_request
+
+
+class ShardRouter:
+    """Shards as they were described last, and what this client has sent them since."""
+
+    def __init__(self) -> None:
+        self.shards: list[Shard] = []  # by number; empty: not known yet
+        self._sent: list[float] = []  # load since the shard was described
+        self._prefixes = PrefixMemory()
+
+    def record_shards(self, shards: list[Shard]) -> None:
+        """Record a description of every shard, by number. What was sent to a shard counts until its own changes."""
+        before = {shard.number: shard for shard in self.shards}
+        sent = dict(enumerate(self._sent))
+        self._sent = [sent.get(shard.number, 0.0) if before.get(shard.number) == shard else 0.0 for shard in shards]
+        self.shards = shards
+
+    def record_cached(self, shard: int, hashes: frozenset[int]) -> None:
+        """Record the summary of what a shard has cached, in place of the last; of an unknown shard it is ignored."""
+        if shard < len(self.shards):
+            self._prefixes.record_cached(shard, hashes)
+
+    def choose_shard(self, prompt: Prompt, *, salt: str | None, tenant: str | None) -> int:
+        """Choose the shard of a new request, which counts as sent there. The shards must be known.
+
+        `salt`: cache_salt of the request.
+        """
+        beginnings = beginnings_of(prompt, salt, tenant)
+        known_bytes = self._prefixes.find(beginnings)
+        shard = shard_of_new_request(self.shards, self._sent, known_bytes)
+        self._prefixes.record_sent(beginnings, shard)
+        num_bytes = num_bytes_of(prompt) if beginnings else 0
+        self._sent[shard] += load_of_request(num_bytes, known_bytes.get(shard, 0))
+        return shard
