@@ -12,16 +12,21 @@ from hashlib import blake2b
 
 from quire.v1 import cluster_pb2 as pb
 
+_MOST_COMPARED = 8  # shards of which a new worker gets the one with the fewest workers
 _EVEN = 2  # workers that one shard must have more than another to give one away
 
 
 def shard_of_new_worker(shards: Sequence[pb.Shard], worker_id: str) -> int:
-    """Number of a shard with the fewest workers among those that are led. 0: none is led.
+    """Number of the shard with the fewest workers among those that are led. 0: none is led.
 
-    Of several it depends on the worker: many that start at once, and ask different schedulers, spread by themselves.
+    Of more than eight that are led, two are drawn by the worker's id. Hundreds of workers that start within half a
+    second, while nothing is published, would all go to the few shards that have the fewest.
     """
     led = [shard for shard in shards if shard.leader]
-    return min(led, key=lambda shard: (shard.num_workers, _turn(worker_id, shard.number))).number if led else 0
+    drawn = sorted(led, key=lambda shard: _turn(worker_id, shard.number))[
+        : len(led) if len(led) <= _MOST_COMPARED else 2
+    ]
+    return min(drawn, key=lambda shard: shard.num_workers).number if drawn else 0
 
 
 def shard_in_need(shards: Sequence[pb.Shard], giver: int) -> int | None:
@@ -79,9 +84,10 @@ class Roles:
 def next_roles(views: Sequence[ShardView], me: str, standing: Collection[int], leading: Collection[int]) -> Roles:
     """Decide what this scheduler shall change now.
 
-    A shard in need that nobody stands by for gets those that lead the fewest. Beside that, one that leads none, or at
-    least two less than another, stands by for one shard, of such another one if there is any; and who leads two more
-    than a standby of one of its shards hands that one over.
+    A shard in need that nobody stands by for gets those that lead the fewest; each of them takes as many as make its
+    share of all shards, so that those of a rack that failed go to many. Beside that, one that leads none, or at least
+    two less than another, stands by for one shard, of such another one if there is any; and who leads two more than a
+    standby of one of its shards hands that one over, one to each standby.
 
     Args:
         views: every shard, by number.
@@ -94,11 +100,13 @@ def next_roles(views: Sequence[ShardView], me: str, standing: Collection[int], l
     leaving = {view.leader for view in views if view.is_in_need}
     has_fewest = all(len(leading) <= led[address] for address in present - leaving)
     ours = {*standing, *leading}
-    begin = [
+    needy = [
         view.number
         for view in views
         if view.is_in_need and has_fewest and view.number not in ours and not set(view.standbys) - {me}
     ]
+    share = -(-len(views) // len({*(present - leaving), me}))
+    begin = sorted(sorted(needy, key=lambda number: _turn(me, number))[: max(1, share - len(ours))])
     rich = {address for address, number in led.items() if number - len(leading) >= _EVEN}
     wants_one = not leading or bool(rich)
     if wants_one and not standing and not begin:
@@ -113,12 +121,22 @@ def next_roles(views: Sequence[ShardView], me: str, standing: Collection[int], l
     wanted = [number for number in idle if wants_one and (not rich or views[number].leader in rich)]
     is_busy = len(standing) > len(idle)  # it is about to lead another one
     leave = [number for number in idle if is_busy or number not in wanted[:1]]
-    hand_over = [
-        number
-        for number in sorted(leading)
-        if any(len(leading) - led[address] >= _EVEN for address in views[number].standbys if address != me)
-    ]
-    return Roles(begin=begin, leave=leave, hand_over=hand_over[:1])
+    return Roles(begin=begin, leave=leave, hand_over=_shards_to_hand_over(views, me, leading, led))
+
+
+def _shards_to_hand_over(
+    views: Sequence[ShardView], me: str, leading: Collection[int], led: "Counter[str]"
+) -> list[int]:
+    """Choose shards that go to schedulers which lead at least two less: one to each. `led`: shards that others lead."""
+    chosen: list[int] = []
+    served: set[str] = set()
+    for number in sorted(leading):
+        standbys = set(views[number].standbys) - {me}
+        num_left = len(leading) - len(chosen)
+        if not standbys & served and any(num_left - led[address] >= _EVEN for address in standbys):
+            chosen.append(number)
+            served |= standbys
+    return chosen
 
 
 def _turn(me: str, number: int) -> bytes:

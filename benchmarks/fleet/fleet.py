@@ -1,0 +1,303 @@
+"""A fleet in virtual time: schedulers that share out the shards, workers that register, clients, and the loss of a rack.
+
+Who leads, where workers serve and which move is decided by the product's own code, from what processes would see.
+"""
+
+from random import Random
+
+from benchmarks.fleet.fleet_config import (
+    DETECT_S,
+    DRAIN_POLL_S,
+    HAND_OVER_S,
+    LEADERLESS_S,
+    LEASE_S,
+    PUBLISH_S,
+    REGISTER_S,
+    RETURN_S,
+    ROLES_S,
+    FleetConfig,
+)
+from benchmarks.fleet.fleet_outcome import FleetOutcome
+from benchmarks.fleet.gateways import Gateways
+from benchmarks.fleet.scheduler_process import SchedulerProcess
+from benchmarks.fleet.timeline import Timeline
+from benchmarks.fleet.virtual_shard import Surroundings, VirtualShard
+from benchmarks.fleet.virtual_worker import VirtualWorker
+from quire.shards import Shard
+from quire.v1 import cluster_pb2 as pb
+from scheduler_svc.leadership.shard_choice import ShardView, next_roles
+
+SCHEDULERS_COME_S = 2.0  # within which schedulers begin at a cold start
+WORKERS_COME_S = 15.0  # after which workers do: they load a model first
+FREE_LEASES = 0.5  # lives of a lease without leader and standby, after which a scheduler of another shard comes
+
+
+class SeenFleet:
+    """Shards as all processes see them: what their leaders published last, while the lease lasts."""
+
+    def __init__(self, num_shards: int) -> None:
+        self.shards = [pb.Shard(number=number) for number in range(num_shards)]
+        self.version = 0  # of what clients see
+        self._version_of_clients = -1
+        self._for_clients: list[Shard] = []
+
+    def leader_of(self, shard: int) -> str | None:
+        """Address of a shard's leader; None: none is known."""
+        return self.shards[shard].leader or None
+
+    def record(self, shard: pb.Shard) -> None:
+        """Record the latest description of a shard."""
+        self.shards[shard.number] = shard
+        self.version += 1
+
+    def for_clients(self) -> list[Shard]:
+        """Shards as the SDK describes them."""
+        if self._version_of_clients != self.version:
+            self._version_of_clients = self.version
+            self._for_clients = [
+                Shard(
+                    number=each.number,
+                    leader=each.leader,
+                    epoch=each.epoch,
+                    num_workers=each.num_workers,
+                    num_running=each.num_running,
+                    num_waiting=each.num_waiting,
+                )
+                for each in self.shards
+            ]
+        return self._for_clients
+
+
+class Fleet:
+    """One simulation, from the start to its end."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        self.config = config
+        self.timeline = Timeline()
+        self.outcome = FleetOutcome(warm_s=config.warm_s, end_s=config.seconds)
+        self.seen = SeenFleet(config.num_shards)
+        self.gateways = Gateways(config, self.timeline, self.outcome)
+        self._random = Random(config.seed + 1)
+        around = Surroundings(config, self.timeline, self.outcome, self.gateways, self.seen)
+        self.shards = [VirtualShard(number, around) for number in range(config.num_shards)]
+        self.processes = [
+            SchedulerProcess(f"s{number}", self._random.randrange(config.num_racks), self.timeline)
+            for number in range(config.num_processes)
+        ]
+        self.workers = [
+            VirtualWorker(f"w{number}", self._random.randrange(config.num_racks), config.worker)
+            for number in range(config.num_workers)
+        ]
+        self._views: tuple[float, list[ShardView]] = (-1.0, [])
+
+    def run(self) -> FleetOutcome:
+        """Run to the end. Returns what came of it, with every invariant of every core checked."""
+        self._start()
+        config, timeline = self.config, self.timeline
+        self.gateways.start(self.seen.for_clients, lambda request: self.shards[request.shard].submit(request))
+        if config.rack_fails_s is not None:
+            timeline.at(config.rack_fails_s, self._fail_rack)
+        timeline.run_until(config.warm_s)
+        busy_s = self._busy_s()
+        timeline.run_until(config.seconds)
+        after_s = self._busy_s()
+        self.outcome.scheduler_busy_s, self.outcome.worker_busy_s = after_s[0] - busy_s[0], after_s[1] - busy_s[1]
+        self.check()
+        return self.outcome
+
+    def check(self) -> None:
+        """Assert that no request is lost: each that was submitted has ended, or is live in one shard or on its way."""
+        for shard in self.shards:
+            if shard.led is not None:
+                shard.led.core.check()
+        num_live = sum(len(shard.live) for shard in self.shards)
+        on_way = self.outcome.num_submitted - self.outcome.num_ended - self.outcome.num_killed - num_live
+        assert 0 <= on_way <= self.config.num_clients - num_live, f"{on_way} requests are on their way"
+
+    @property
+    def is_settled(self) -> bool:
+        """True if every shard has a leader, and no two shards differ by more than one worker."""
+        counts = [len(shard.led.members) for shard in self.shards if shard.led is not None]
+        return len(counts) == len(self.shards) and max(counts) - min(counts) <= 1
+
+    def _start(self) -> None:
+        config, timeline, random = self.config, self.timeline, self._random
+        if not config.is_cold:
+            self._share_out()
+        for process in self.processes:
+            begin_s = random.uniform(0, SCHEDULERS_COME_S if config.is_cold else ROLES_S)
+            timeline.every(ROLES_S, begin_s, lambda process=process: self._change_roles(process))  # type: ignore[misc]
+        for shard in self.shards:
+            timeline.every(PUBLISH_S, random.uniform(0, PUBLISH_S), lambda shard=shard: self._publish(shard))  # type: ignore[misc]
+        come_s = WORKERS_COME_S if config.is_cold else 0.0
+        for worker in self.workers:
+            begin_s = come_s + random.uniform(0, REGISTER_S)
+            timeline.every(REGISTER_S, begin_s, lambda worker=worker: self._register(worker))  # type: ignore[misc]
+
+    def _share_out(self) -> None:
+        """Begin where a deployment is after a while: shards and workers spread evenly."""
+        for shard in self.shards:
+            self._lead(shard, self.processes[shard.number % len(self.processes)])
+        for index, worker in enumerate(self.workers):
+            worker.shard = index % len(self.shards)
+            self.shards[worker.shard].join(worker)
+        for shard in self.shards:
+            self._publish(shard)
+
+    def _busy_s(self) -> tuple[float, float]:
+        return sum(each.busy_s for each in self.processes), sum(each.busy_s for each in self.workers)
+
+    def _publish(self, shard: VirtualShard) -> None:
+        if shard.led is not None:
+            self.seen.record(shard.description())
+        elif self.seen.shards[shard.number].leader and shard.free_since_s <= self.timeline.now_s:
+            self.seen.record(pb.Shard(number=shard.number))
+
+    def _lead(self, shard: VirtualShard, process: SchedulerProcess) -> None:
+        process.standing.discard(shard.number)
+        process.leading.add(shard.number)
+        if process in shard.standbys:
+            shard.standbys.remove(process)
+        shard.lead(process)
+        self.seen.record(shard.description())
+        for worker in self.workers:
+            if worker.shard == shard.number and worker.is_alive:
+                self._return(worker)
+
+    def _return(self, worker: VirtualWorker) -> None:
+        """Have a worker register with the leader of its shard, which it tries ten times a second."""
+        life, shard = worker.life, worker.shard
+        assert shard is not None, "a worker that was told where to serve"
+
+        def join() -> None:
+            if worker.is_alive and worker.life == life and worker.shard == shard:
+                self.shards[shard].join(worker)
+
+        self.timeline.after(RETURN_S, join)
+
+    # Roles of schedulers.
+
+    def _see_shards(self) -> list[ShardView]:
+        now_s = self.timeline.now_s
+        if self._views[0] != now_s:
+            views = [
+                ShardView(
+                    number=shard.number,
+                    leader=self._holder(shard),
+                    standbys=tuple(process.address for process in shard.standbys),
+                    is_in_need=shard.led is None and now_s > shard.free_since_s + FREE_LEASES * LEASE_S,
+                )
+                for shard in self.shards
+            ]
+            self._views = now_s, views
+        return self._views[1]
+
+    def _holder(self, shard: VirtualShard) -> str:
+        if shard.led is not None:
+            return shard.led.process.address
+        return self.seen.shards[shard.number].leader if self.timeline.now_s < shard.free_since_s else ""
+
+    def _change_roles(self, process: SchedulerProcess) -> None:
+        if not process.is_alive:
+            return
+        roles = next_roles(self._see_shards(), process.address, process.standing, process.leading)
+        for number in roles.begin:
+            self._stand_by(self.shards[number], process)
+        for number in roles.leave:
+            process.standing.discard(number)
+            self.shards[number].standbys.remove(process)
+        for number in roles.hand_over:
+            self._hand_over(self.shards[number], process)
+
+    def _stand_by(self, shard: VirtualShard, process: SchedulerProcess) -> None:
+        process.standing.add(shard.number)
+        shard.standbys.append(process)
+        if shard.led is None:  # a leader that was seen may only have lost the lease: wait for one more
+            ready_s = HAND_OVER_S if shard.epoch == 0 else LEASE_S
+            self.timeline.after(ready_s, lambda: self._take_over(shard))
+
+    def _take_over(self, shard: VirtualShard) -> None:
+        """Have the first standby lead, if nobody does."""
+        if shard.led is None and shard.standbys:
+            self._lead(shard, shard.standbys[0])
+
+    def _hand_over(self, shard: VirtualShard, process: SchedulerProcess) -> None:
+        process.leading.discard(shard.number)
+        shard.end_leadership()
+        shard.free_since_s = self.timeline.now_s
+        self.timeline.after(HAND_OVER_S, lambda: self._take_over(shard))
+
+    # Registration of workers.
+
+    def _register(self, worker: VirtualWorker) -> None:
+        """Register again, as every third of a worker's lease; without a shard ask where to serve."""
+        if not worker.is_alive or worker.moving_to is not None:
+            return
+        if worker.shard is None:
+            self._ask_where(worker)
+            return
+        led, now_s = self.shards[worker.shard].led, self.timeline.now_s
+        if led is None:
+            if now_s - worker.led_s > LEADERLESS_S:
+                worker.shard = None
+            return
+        worker.led_s = now_s
+        if not worker.is_driven:
+            return
+        target = led.shares.shard_of(pb.RegisterRequest(worker_id=worker.worker_id, shard=worker.shard))
+        if target != worker.shard:
+            worker.moving_to = target
+            self.shards[worker.shard].drain(worker)
+            self.timeline.after(DRAIN_POLL_S, lambda: self._leave_when_empty(worker))
+
+    def _ask_where(self, worker: VirtualWorker) -> None:
+        """Ask any scheduler that leads."""
+        leaders = [process for process in self.processes if process.is_alive and process.leading]
+        if leaders:
+            asked = self._random.choice(leaders)
+            led = self.shards[min(asked.leading)].led
+            assert led is not None, "a process leads what it says"
+            self._serve(worker, led.shares.shard_of(pb.RegisterRequest(worker_id=worker.worker_id)))
+
+    def _leave_when_empty(self, worker: VirtualWorker) -> None:
+        if not worker.is_alive:
+            return
+        assert worker.shard is not None and worker.moving_to is not None
+        shard = self.shards[worker.shard]
+        if shard.num_on(worker):
+            self.timeline.after(DRAIN_POLL_S, lambda: self._leave_when_empty(worker))
+            return
+        shard.lose(worker)
+        worker.life += 1
+        self.outcome.num_moves += 1
+        self.outcome.last_move_s = self.timeline.now_s
+        self._serve(worker, worker.moving_to)
+
+    def _serve(self, worker: VirtualWorker, shard: int) -> None:
+        worker.shard, worker.moving_to, worker.led_s = shard, None, self.timeline.now_s
+        worker.is_driven = False
+        self._return(worker)
+
+    # Loss of a rack.
+
+    def _fail_rack(self) -> None:
+        """Lose the workers and schedulers of rack 0 at once."""
+        now_s = self.timeline.now_s
+        for worker in self.workers:
+            if worker.rack == 0:
+                worker.is_alive = False
+                if worker.shard is not None:
+                    shard = self.shards[worker.shard]
+                    shard.mark_stalled(worker)
+                    self.timeline.after(DETECT_S, lambda shard=shard, worker=worker: shard.lose(worker))  # type: ignore[misc]
+        for process in self.processes:
+            if process.rack == 0:
+                for number in process.leading:
+                    self.shards[number].end_leadership()
+                    self.shards[number].free_since_s = now_s + LEASE_S * self._random.uniform(0.75, 1.0)
+                    self.timeline.at(
+                        self.shards[number].free_since_s, lambda number=number: self._take_over(self.shards[number])  # type: ignore[misc]
+                    )
+                for number in process.standing:
+                    self.shards[number].standbys.remove(process)
+                process.kill()
