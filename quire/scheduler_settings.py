@@ -30,7 +30,7 @@ class SchedulerSettings(LimitSettings, AccessSettings):
     shards: int = Field(
         1,
         ge=1,
-        le=64,
+        le=999,
         description="number of shards, the same for all schedulers of the deployment: each has a leader, a journal, "
         "requests and workers of its own. Any number of schedulers leads them, evenly; it takes as many workers",
     )

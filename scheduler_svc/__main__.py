@@ -22,7 +22,7 @@ from quire.time_slice import shorten_slice
 from scheduler_svc.composition import is_standby, open_door
 from scheduler_svc.journal.keys import deployment_of
 from scheduler_svc.journal.leases import Leases
-from scheduler_svc.journal.open_store import open_leases, open_shard_leases, open_tail
+from scheduler_svc.journal.open_store import open_leases, open_shard_leases, open_shard_reader, open_tail
 from scheduler_svc.journal.store import FencedError, StoreError
 from scheduler_svc.leadership.shard_watch import ShardWatch
 from scheduler_svc.life import before, open_server, serve_shard
@@ -69,7 +69,8 @@ async def serve(settings: SchedulerSettings) -> None:
     if settings.shards > 1:
         names = [deployment_of(settings.deployment, shard) for shard in range(settings.shards)]
         shards = watched = open_shard_leases(settings.store, deployments=names, lease_ms=settings.lease_ms)
-        watch = ShardWatch(watched, lease_ms=settings.lease_ms)
+        reader = open_shard_reader(settings.store, deployments=names, lease_ms=settings.lease_ms)
+        watch = ShardWatch(watched, reader, lease_ms=settings.lease_ms)
     else:
         shards = [open_leases(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)]
     running: list[asyncio.Task[None]] = []
@@ -90,6 +91,8 @@ async def serve(settings: SchedulerSettings) -> None:
         await end_tasks(*running)
         for leases in shards:
             await leases.close()
+        if watch is not None:
+            await watch.close()
         await store.close()
 
 

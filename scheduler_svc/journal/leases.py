@@ -84,8 +84,29 @@ class ShardLeases(Leases, Protocol):
     async def publish_shard(self, load: bytes, cached: bytes, ttl_ms: int) -> None:
         """Publish what the leader says of its shard and of what is cached there, for so long."""
 
-    async def read_shard(self) -> tuple[HeldLease | None, bytes]:
-        """Current lease, and what was published last of the load; empty if nothing is."""
 
-    async def read_cached(self) -> bytes:
-        """Content that was published last of what is cached; empty if nothing is."""
+class ShardReading(NamedTuple):
+    """Shard as the store has it. `load`: published last by its leader; empty if nothing is."""
+
+    held: HeldLease | None
+    load: bytes
+    standbys: tuple[str, ...]  # addresses
+
+
+class ShardReader(Protocol):
+    """Reader of all shards of a deployment at once."""
+
+    async def read_shards(self, longest_ms: int) -> Sequence[ShardReading]:
+        """Every shard, by number. Raises StoreUnavailableError, within a short time limit.
+
+        `longest_ms`: longest time for which a standby's announcement can count.
+        """
+
+    async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes]:
+        """Content that each of these shards published last of what is cached there; empty if nothing is.
+
+        Raises StoreUnavailableError, within a short time limit.
+        """
+
+    async def close(self) -> None:
+        """Close every connection."""

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from quire.redaction import has_password, without_passwords
-from scheduler_svc.journal.leases import Leases, ShardLeases
+from scheduler_svc.journal.leases import Leases, ShardLeases, ShardReader
 from scheduler_svc.journal.memory_leases import MemoryLeases
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.redis_leases import RedisLeases
+from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import Store, StoreConfigurationError, StoreError
@@ -62,6 +62,11 @@ def open_shard_leases(url: str, *, deployments: Sequence[str], lease_ms: int) ->
     if url == MEMORY_URL:
         raise StoreConfigurationError("several shards share a store; give --store redis://host:port")
     return [RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000) for deployment in deployments]
+
+
+def open_shard_reader(url: str, *, deployments: Sequence[str], lease_ms: int) -> ShardReader:
+    """Reader of the shards that `open_shard_leases` has opened."""
+    return RedisShardReader(url, deployments=deployments, timeout_s=lease_ms / 3000)
 
 
 def open_tail(url: str, *, deployment: str) -> RedisTail:

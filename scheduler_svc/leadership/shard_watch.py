@@ -1,7 +1,7 @@
 """Watch of all shards of a deployment, for each of its schedulers: who leads each of them, with which load and cache.
 
-Each shard is read by a task of its own, so that a node of the store that does not answer delays no other shard. Knows
-leases; nothing of requests.
+All shards are read at once, the less often the more there are: each scheduler reads each shard, so the store's work would
+grow with the square of their number. Knows leases; nothing of requests.
 """
 
 import asyncio
@@ -10,32 +10,38 @@ from collections.abc import Sequence
 import structlog
 from google.protobuf.message import DecodeError
 
-from common.waits import end_tasks
 from quire.v1 import cluster_pb2 as pb
-from scheduler_svc.journal.leases import Lease, ShardLeases
+from scheduler_svc.journal.leases import ShardLeases, ShardReader, ShardReading
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.shard_choice import ShardView
 
 log = structlog.get_logger()
 
 _LOOK_S = 0.25
+_SHARDS_A_LOOK = 16  # more of them are looked at less often
 _LOAD_MS = 3000  # how long a published load counts
 _FREE_LEASES = 0.5  # lives of a lease without leader and standby, after which a scheduler of another shard comes
+
+
+def look_every_s(num_shards: int) -> float:
+    """Seconds between two looks at so many shards."""
+    return _LOOK_S * max(1.0, num_shards / _SHARDS_A_LOOK)
 
 
 class ShardWatch:
     """One per process. `shards` and `cached` have what is known, by number; `changed` is replaced when it is set."""
 
-    def __init__(self, leases: Sequence[ShardLeases], *, lease_ms: int) -> None:
-        """`leases`: of each shard, by number."""
+    def __init__(self, leases: Sequence[ShardLeases], reader: ShardReader, *, lease_ms: int) -> None:
+        """`leases`: of each shard, by number; `reader` reads all of them."""
         self.shards = [pb.Shard(number=number) for number in range(len(leases))]
         self.cached = [pb.CachedBeginnings(shard=number) for number in range(len(leases))]
         self.changed = asyncio.Event()
         self._leases = leases
+        self._reader = reader
         self._lease_ms = lease_ms
         self._free_since_s: list[float | None] = [None] * len(leases)  # on the loop's clock; None: led, or not known
         self._standbys: list[tuple[str, ...]] = [()] * len(leases)
-        self._was_read = [asyncio.Event() for _ in leases]
+        self._was_read = asyncio.Event()
 
     def leader_of(self, shard: int) -> str | None:
         """Address of a shard's leader; None: none is known."""
@@ -43,11 +49,19 @@ class ShardWatch:
 
     async def run(self) -> None:
         """Look at every shard again and again, until cancelled."""
-        looking = [asyncio.create_task(self._look_at(shard)) for shard in range(len(self._leases))]
-        try:
-            await asyncio.gather(*looking)
-        finally:
-            await end_tasks(*looking)
+        is_told = False
+        while True:
+            try:
+                await self._look()
+            except StoreUnavailableError as error:
+                if not is_told:
+                    log.warning("shards not seen", reason=error.message)
+                is_told = True
+                self._free_since_s = [None] * len(self.shards)
+            else:
+                is_told = False
+            self._was_read.set()
+            await asyncio.sleep(look_every_s(len(self.shards)))
 
     async def publish(self, shard: pb.Shard, cached: pb.CachedBeginnings) -> None:
         """Publish what the leader says of its shard and of what is cached there."""
@@ -58,10 +72,13 @@ class ShardWatch:
             return  # others take it for unloaded, then; it is published again soon
         self._set(shard, cached)
 
+    async def close(self) -> None:
+        """Close the connection that it reads by."""
+        await self._reader.close()
+
     async def until_seen(self) -> None:
         """Return when every shard was looked at, or could not be."""
-        for was_read in self._was_read:
-            await was_read.wait()
+        await self._was_read.wait()
 
     def views(self) -> list[ShardView]:
         """View each shard as it is known, for the choice of what to lead."""
@@ -77,53 +94,18 @@ class ShardWatch:
             for shard, since_s in zip(self.shards, self._free_since_s, strict=True)
         ]
 
-    async def _look_at(self, number: int) -> None:
-        is_told = False
-        while True:
-            try:
-                held, load = await self._leases[number].read_shard()
-                self._standbys[number] = tuple(await self._leases[number].standbys(4 * self._lease_ms))
-                seen = self._seen(number, held.lease if held is not None else None, load)
-                cached = await self._seen_cached(seen)
-            except StoreUnavailableError as error:
-                if not is_told:
-                    log.warning("shard not seen", shard=number, reason=error.message)
-                is_told = True
-                self._free_since_s[number] = None
-            else:
-                is_told = False
-                self._record_freedom(number, is_free=held is None)
-                self._set(seen, cached)
-            self._was_read[number].set()
-            await asyncio.sleep(_LOOK_S)
-
-    def _seen(self, number: int, lease: Lease | None, load: bytes) -> pb.Shard:
-        """Shard with this lease and load. What another leader than that of the lease said does not count."""
-        seen = pb.Shard()
-        if lease is not None and lease.epoch:  # else it does not serve yet
-            try:
-                seen.ParseFromString(load)
-            except DecodeError:
-                seen.Clear()
-            if seen.epoch != lease.epoch:  # of an earlier leader
-                seen.Clear()
-            seen.leader = lease.address
-        seen.number = number
-        return seen
-
-    async def _seen_cached(self, seen: pb.Shard) -> pb.CachedBeginnings:
-        """Summary of what a shard has cached, read only if it is another one than before."""
-        known = self.cached[seen.number]
-        if seen.cache_version == known.version:
-            return known
-        cached = pb.CachedBeginnings()
-        if seen.cache_version:
-            try:
-                cached.ParseFromString(await self._leases[seen.number].read_cached())
-            except DecodeError:
-                cached.Clear()
-        cached.shard = seen.number
-        return cached
+    async def _look(self) -> None:
+        """Look at every shard once. Raises StoreUnavailableError, and then has recorded nothing."""
+        readings = await self._reader.read_shards(4 * self._lease_ms)
+        seen = [_shard_of(number, each) for number, each in enumerate(readings)]
+        changed = [each for each in seen if each.cache_version != self.cached[each.number].version]
+        with_content = [each.number for each in changed if each.cache_version]
+        content = await self._reader.read_cached(with_content) if with_content else []
+        cached = _cached_of(changed, content)
+        for shard, reading in zip(seen, readings, strict=True):
+            self._standbys[shard.number] = reading.standbys
+            self._record_freedom(shard.number, is_free=reading.held is None)
+            self._set(shard, cached.get(shard.number, self.cached[shard.number]))
 
     def _record_freedom(self, number: int, *, is_free: bool) -> None:
         if not is_free:
@@ -137,3 +119,33 @@ class ShardWatch:
         self.shards[shard.number], self.cached[shard.number] = shard, cached
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+def _shard_of(number: int, reading: ShardReading) -> pb.Shard:
+    """Shard with this lease and load. What another leader than that of the lease said does not count."""
+    seen = pb.Shard()
+    lease = reading.held.lease if reading.held is not None else None
+    if lease is not None and lease.epoch:  # else it does not serve yet
+        try:
+            seen.ParseFromString(reading.load)
+        except DecodeError:
+            seen.Clear()
+        if seen.epoch != lease.epoch:  # of an earlier leader
+            seen.Clear()
+        seen.leader = lease.address
+    seen.number = number
+    return seen
+
+
+def _cached_of(shards: Sequence[pb.Shard], content: Sequence[bytes]) -> dict[int, pb.CachedBeginnings]:
+    """Summary of each of these shards; `content` of those that have something cached, in their order."""
+    contents = iter(content)
+    cached = {shard.number: pb.CachedBeginnings() for shard in shards}
+    for shard in shards:
+        if shard.cache_version:
+            try:
+                cached[shard.number].ParseFromString(next(contents))
+            except DecodeError:
+                cached[shard.number].Clear()
+        cached[shard.number].shard = shard.number
+    return cached

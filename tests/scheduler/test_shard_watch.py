@@ -1,78 +1,88 @@
-"""Watch of shards in a real store: what leaders publish is seen by the other schedulers, and by their clients once."""
+"""The watch of all shards, on a real store: who leads each, with which load, over one connection in one round trip."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
 
-from quire.prompt_beginnings import pack_hashes
+import pytest
+from structlog.testing import capture_logs
+
 from quire.v1 import cluster_pb2 as pb
-from scheduler_svc.api.topology import topology
 from scheduler_svc.journal.keys import deployment_of
 from scheduler_svc.journal.leases import Lease
-from scheduler_svc.journal.redis_leases import RedisLeases
-from scheduler_svc.leadership.shard_watch import ShardWatch
+from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
+from scheduler_svc.leadership.shard_watch import ShardWatch, look_every_s
 from tests.patience import patient
 from tests.valkey import ValkeyProcess
 
-NUM_SHARDS = 3
-LEASE_MS = 60_000
-LEADER = Lease("them", "10.0.0.1:7847", 4)
+LONG_MS = 60_000
+LEASE_MS = 1500
+NUM_SHARDS = 40
+NAMES = [deployment_of("default", number) for number in range(NUM_SHARDS)]
 
 
-@asynccontextmanager
-async def watching(store: ValkeyProcess) -> AsyncIterator[tuple[ShardWatch, Sequence[RedisLeases]]]:
-    leases = [RedisLeases(store.url, deployment=deployment_of("default", shard)) for shard in range(NUM_SHARDS)]
-    watch = ShardWatch(leases, lease_ms=LEASE_MS)
+@pytest.fixture
+async def leases(valkey: ValkeyProcess) -> AsyncIterator[list[RedisLeases]]:
+    opened = [RedisLeases(valkey.url, deployment=name) for name in NAMES]
+    yield opened
+    for each in opened:
+        await each.close()
+
+
+@pytest.fixture
+async def watch(valkey: ValkeyProcess, leases: list[RedisLeases]) -> AsyncIterator[ShardWatch]:
+    watch = ShardWatch(leases, RedisShardReader(valkey.url, deployments=NAMES), lease_ms=LEASE_MS)
     running = asyncio.create_task(watch.run())
-    try:
-        yield watch, leases
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
-        for each in leases:
-            await each.close()
+    await watch.until_seen()
+    yield watch
+    running.cancel()
+    await asyncio.wait({running})
+    await watch.close()
 
 
-def shard(epoch: int, version: int) -> pb.Shard:
-    return pb.Shard(number=1, leader=LEADER.address, epoch=epoch, num_workers=2, cache_version=version)
-
-
-def cached(version: int, *hashes: int) -> pb.CachedBeginnings:
-    return pb.CachedBeginnings(shard=1, version=version, hashes=pack_hashes(hashes))
-
-
-async def until_cached(watch: ShardWatch, wanted: pb.CachedBeginnings) -> None:
+async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(patient(20)):
-        while watch.cached[1] != wanted:
-            await watch.changed.wait()
+        while not is_so():  # noqa: ASYNC110 - the watch is what looks
+            await asyncio.sleep(0.01)
 
 
-async def test_a_leaders_summary_is_seen_until_it_or_the_leader_is_another(valkey: ValkeyProcess) -> None:
-    async with watching(valkey) as (leading, leases), watching(valkey) as (other, _):
-        await leases[1].hold(LEADER, LEASE_MS)
-        for content in (cached(7, 1, 2, 3), cached(8, 2, 3), cached(0)):
-            await leading.publish(shard(4, content.version), content)
-            await until_cached(other, content)
-            assert other.shards[1] == shard(4, content.version)
-        await leading.publish(shard(4, 9), cached(9, 5))
-        await until_cached(other, cached(9, 5))
-        await leases[1].hold(Lease("next", "10.0.0.2:7847", 5), LEASE_MS)  # its workers have nothing cached
-        await until_cached(other, cached(0))
-        assert other.shards[1].leader == "10.0.0.2:7847"
+async def test_it_sees_leaders_loads_and_standbys_of_every_shard(leases: list[RedisLeases], watch: ShardWatch) -> None:
+    for number in (0, 7, 39):
+        await leases[number].take_lease(Lease("us", f"10.0.0.{number}:7847", 3), LONG_MS)
+        load = pb.Shard(number=number, epoch=3, num_workers=number)
+        await leases[number].publish_shard(load.SerializeToString(), b"", LONG_MS)
+    await until(lambda: watch.leader_of(39) is not None)
+    assert [shard.number for shard in watch.shards] == list(range(NUM_SHARDS))
+    assert {s.number: (s.leader, s.num_workers) for s in watch.shards if s.leader} == {
+        number: (f"10.0.0.{number}:7847", number) for number in (0, 7, 39)
+    }
+    await leases[7].announce("10.0.1.1:7847", 4 * LEASE_MS)
+    await until(lambda: watch.views()[7].standbys == ("10.0.1.1:7847",))
+    await until(lambda: watch.views()[1].is_in_need)  # nobody leads it for half a lease
+    assert not watch.views()[7].is_in_need
 
 
-async def test_a_client_is_told_each_summary_once_and_from_the_first_message_on(valkey: ValkeyProcess) -> None:
-    async with watching(valkey) as (watch, leases):
-        await leases[1].hold(LEADER, LEASE_MS)
-        await watch.publish(shard(4, 7), cached(7, 1, 2, 3))
-        told: list[list[pb.CachedBeginnings]] = []
-        async for message in topology(watch):
-            assert len(message.shards) == NUM_SHARDS
-            told.append(list(message.cached))
-            if len(told) == 1:
-                await watch.publish(pb.Shard(number=1, epoch=4, num_running=1, cache_version=7), cached(7, 1, 2, 3))
-            elif len(told) == 2:
-                await watch.publish(shard(4, 0), cached(0))
-            else:
-                break
-        assert told == [[cached(7, 1, 2, 3)], [], [cached(0)]]
+async def test_what_an_earlier_leader_published_does_not_count(leases: list[RedisLeases], watch: ShardWatch) -> None:
+    await leases[2].publish_shard(
+        pb.Shard(number=2, epoch=3, num_workers=9).SerializeToString(), b"", LONG_MS
+    )
+    await leases[2].take_lease(Lease("us", "10.0.0.1:7847", 4), LONG_MS)
+    await until(lambda: watch.leader_of(2) is not None)
+    assert watch.shards[2].num_workers == 0
+
+
+async def test_a_store_that_was_away_is_looked_at_again(
+    valkey: ValkeyProcess, leases: list[RedisLeases], watch: ShardWatch
+) -> None:
+    valkey.freeze()
+    with capture_logs() as logs:
+        await until(lambda: any(each["event"] == "shards not seen" for each in logs))
+    valkey.thaw()
+    await leases[5].take_lease(Lease("us", "10.0.0.1:7847", 1), LONG_MS)
+    await until(lambda: watch.leader_of(5) == "10.0.0.1:7847")
+
+
+def test_the_store_is_asked_in_proportion_to_the_shards_and_not_to_their_square() -> None:
+    """As many schedulers as shards, each of which reads all of them."""
+    assert look_every_s(1) == look_every_s(16) == 0.25
+    asked = [shards * shards / look_every_s(shards) / shards for shards in (16, 64, 256)]
+    assert asked == [asked[0]] * 3
