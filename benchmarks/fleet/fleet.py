@@ -1,8 +1,9 @@
-"""A fleet in virtual time: schedulers that share out the shards, workers that register, clients, and the loss of a rack.
+"""A fleet in virtual time: schedulers that share out shards, workers that register, clients, the loss of a rack.
 
 Who leads, where workers serve and which move is decided by the product's own code, from what processes would see.
 """
 
+from collections.abc import Iterator
 from random import Random
 
 from benchmarks.fleet.fleet_config import (
@@ -26,46 +27,42 @@ from benchmarks.fleet.virtual_worker import VirtualWorker
 from quire.shards import Shard
 from quire.v1 import cluster_pb2 as pb
 from scheduler_svc.leadership.shard_choice import ShardView, next_roles
+from scheduler_svc.leadership.shard_watch import look_every_s
 
 SCHEDULERS_COME_S = 2.0  # within which schedulers begin at a cold start
 WORKERS_COME_S = 15.0  # after which workers do: they load a model first
+NUM_VIEWS = 8  # processes that look at the store at the same moments see the same
 FREE_LEASES = 0.5  # lives of a lease without leader and standby, after which a scheduler of another shard comes
 
 
 class SeenFleet:
-    """Shards as all processes see them: what their leaders published last, while the lease lasts."""
+    """Shards as some processes see them: what leaders had published when the store was looked at last."""
 
-    def __init__(self, num_shards: int) -> None:
-        self.shards = [pb.Shard(number=number) for number in range(num_shards)]
-        self.version = 0  # of what clients see
-        self._version_of_clients = -1
-        self._for_clients: list[Shard] = []
+    def __init__(self, latest: list[pb.Shard]) -> None:
+        self._latest = latest
+        self.shards = list(latest)
+
+    def look(self) -> None:
+        """Look at the store."""
+        self.shards = list(self._latest)
 
     def leader_of(self, shard: int) -> str | None:
         """Address of a shard's leader; None: none is known."""
         return self.shards[shard].leader or None
 
-    def record(self, shard: pb.Shard) -> None:
-        """Record the latest description of a shard."""
-        self.shards[shard.number] = shard
-        self.version += 1
-
     def for_clients(self) -> list[Shard]:
         """Shards as the SDK describes them."""
-        if self._version_of_clients != self.version:
-            self._version_of_clients = self.version
-            self._for_clients = [
-                Shard(
-                    number=each.number,
-                    leader=each.leader,
-                    epoch=each.epoch,
-                    num_workers=each.num_workers,
-                    num_running=each.num_running,
-                    num_waiting=each.num_waiting,
-                )
-                for each in self.shards
-            ]
-        return self._for_clients
+        return [
+            Shard(
+                number=each.number,
+                leader=each.leader,
+                epoch=each.epoch,
+                num_workers=each.num_workers,
+                num_running=each.num_running,
+                num_waiting=each.num_waiting,
+            )
+            for each in self.shards
+        ]
 
 
 class Fleet:
@@ -75,11 +72,17 @@ class Fleet:
         self.config = config
         self.timeline = Timeline()
         self.outcome = FleetOutcome(warm_s=config.warm_s, end_s=config.seconds)
-        self.seen = SeenFleet(config.num_shards)
+        self.published = [pb.Shard(number=number) for number in range(config.num_shards)]
+        self.seen = [SeenFleet(self.published) for _ in range(min(NUM_VIEWS, config.num_processes))]
         self.gateways = Gateways(config, self.timeline, self.outcome)
         self._random = Random(config.seed + 1)
-        around = Surroundings(config, self.timeline, self.outcome, self.gateways, self.seen)
-        self.shards = [VirtualShard(number, around) for number in range(config.num_shards)]
+        self.shards = [
+            VirtualShard(
+                number,
+                Surroundings(config, self.timeline, self.outcome, self.gateways, self.seen[number % len(self.seen)]),
+            )
+            for number in range(config.num_shards)
+        ]
         self.processes = [
             SchedulerProcess(f"s{number}", self._random.randrange(config.num_racks), self.timeline)
             for number in range(config.num_processes)
@@ -88,13 +91,15 @@ class Fleet:
             VirtualWorker(f"w{number}", self._random.randrange(config.num_racks), config.worker)
             for number in range(config.num_workers)
         ]
+        self._notice_s = FREE_LEASES * LEASE_S + look_every_s(config.num_shards)  # until a free shard is in need
         self._views: tuple[float, list[ShardView]] = (-1.0, [])
 
     def run(self) -> FleetOutcome:
         """Run to the end. Returns what came of it, with every invariant of every core checked."""
         self._start()
         config, timeline = self.config, self.timeline
-        self.gateways.start(self.seen.for_clients, lambda request: self.shards[request.shard].submit(request))
+        views = [each.for_clients for each in self.seen]
+        self.gateways.start(views, lambda request: self.shards[request.shard].submit(request))
         if config.rack_fails_s is not None:
             timeline.at(config.rack_fails_s, self._fail_rack)
         timeline.run_until(config.warm_s)
@@ -104,6 +109,14 @@ class Fleet:
         self.outcome.scheduler_busy_s, self.outcome.worker_busy_s = after_s[0] - busy_s[0], after_s[1] - busy_s[1]
         self.check()
         return self.outcome
+
+    def moments(self, every_s: float) -> Iterator[float]:
+        """Run to the end without clients, and stop at moments so far apart, for a look."""
+        self._start()
+        for number in range(1, round(self.config.seconds / every_s) + 1):
+            self.timeline.run_until(number * every_s)
+            yield self.timeline.now_s
+        self.check()
 
     def check(self) -> None:
         """Assert that no request is lost: each that was submitted has ended, or is live in one shard or on its way."""
@@ -115,6 +128,11 @@ class Fleet:
         assert 0 <= on_way <= self.config.num_clients - num_live, f"{on_way} requests are on their way"
 
     @property
+    def num_stalled(self) -> int:
+        """Number of requests that the failure hit, and that got no token since."""
+        return sum(shard.num_stalled for shard in self.shards)
+
+    @property
     def is_settled(self) -> bool:
         """True if every shard has a leader, and no two shards differ by more than one worker."""
         counts = [len(shard.led.members) for shard in self.shards if shard.led is not None]
@@ -124,6 +142,9 @@ class Fleet:
         config, timeline, random = self.config, self.timeline, self._random
         if not config.is_cold:
             self._share_out()
+        look_s = look_every_s(config.num_shards)
+        for index, seen in enumerate(self.seen):
+            timeline.every(look_s, look_s * (index + 1) / len(self.seen), seen.look)
         for process in self.processes:
             begin_s = random.uniform(0, SCHEDULERS_COME_S if config.is_cold else ROLES_S)
             timeline.every(ROLES_S, begin_s, lambda process=process: self._change_roles(process))  # type: ignore[misc]
@@ -143,15 +164,17 @@ class Fleet:
             self.shards[worker.shard].join(worker)
         for shard in self.shards:
             self._publish(shard)
+        for seen in self.seen:
+            seen.look()
 
     def _busy_s(self) -> tuple[float, float]:
         return sum(each.busy_s for each in self.processes), sum(each.busy_s for each in self.workers)
 
     def _publish(self, shard: VirtualShard) -> None:
         if shard.led is not None:
-            self.seen.record(shard.description())
-        elif self.seen.shards[shard.number].leader and shard.free_since_s <= self.timeline.now_s:
-            self.seen.record(pb.Shard(number=shard.number))
+            self.published[shard.number] = shard.description()
+        elif self.published[shard.number].leader and shard.free_since_s <= self.timeline.now_s:
+            self.published[shard.number] = pb.Shard(number=shard.number)
 
     def _lead(self, shard: VirtualShard, process: SchedulerProcess) -> None:
         process.standing.discard(shard.number)
@@ -159,7 +182,7 @@ class Fleet:
         if process in shard.standbys:
             shard.standbys.remove(process)
         shard.lead(process)
-        self.seen.record(shard.description())
+        self.published[shard.number] = shard.description()
         for worker in self.workers:
             if worker.shard == shard.number and worker.is_alive:
                 self._return(worker)
@@ -185,7 +208,7 @@ class Fleet:
                     number=shard.number,
                     leader=self._holder(shard),
                     standbys=tuple(process.address for process in shard.standbys),
-                    is_in_need=shard.led is None and now_s > shard.free_since_s + FREE_LEASES * LEASE_S,
+                    is_in_need=shard.led is None and now_s > shard.free_since_s + self._notice_s,
                 )
                 for shard in self.shards
             ]
@@ -195,7 +218,7 @@ class Fleet:
     def _holder(self, shard: VirtualShard) -> str:
         if shard.led is not None:
             return shard.led.process.address
-        return self.seen.shards[shard.number].leader if self.timeline.now_s < shard.free_since_s else ""
+        return self.published[shard.number].leader if self.timeline.now_s < shard.free_since_s else ""
 
     def _change_roles(self, process: SchedulerProcess) -> None:
         if not process.is_alive:
@@ -267,6 +290,7 @@ class Fleet:
         if shard.num_on(worker):
             self.timeline.after(DRAIN_POLL_S, lambda: self._leave_when_empty(worker))
             return
+        worker.died_s = self.timeline.now_s
         shard.lose(worker)
         worker.life += 1
         self.outcome.num_moves += 1
@@ -285,10 +309,9 @@ class Fleet:
         now_s = self.timeline.now_s
         for worker in self.workers:
             if worker.rack == 0:
-                worker.is_alive = False
+                worker.is_alive, worker.died_s = False, now_s
                 if worker.shard is not None:
                     shard = self.shards[worker.shard]
-                    shard.mark_stalled(worker)
                     self.timeline.after(DETECT_S, lambda shard=shard, worker=worker: shard.lose(worker))  # type: ignore[misc]
         for process in self.processes:
             if process.rack == 0:
@@ -296,7 +319,8 @@ class Fleet:
                     self.shards[number].end_leadership()
                     self.shards[number].free_since_s = now_s + LEASE_S * self._random.uniform(0.75, 1.0)
                     self.timeline.at(
-                        self.shards[number].free_since_s, lambda number=number: self._take_over(self.shards[number])  # type: ignore[misc]
+                        self.shards[number].free_since_s,
+                        lambda number=number: self._take_over(self.shards[number]),  # type: ignore[misc]
                     )
                 for number in process.standing:
                     self.shards[number].standbys.remove(process)

@@ -48,6 +48,7 @@ class FleetConfig:
     rack_fails_s: float | None = None  # moment at which one rack is gone
     num_racks: int = 10  # that workers and schedulers are spread over, at random
     seed: int = 20
+    is_timed: bool = False  # measure the CPU time that the real core takes here; virtual time is the same
 
     @property
     def num_processes(self) -> int:

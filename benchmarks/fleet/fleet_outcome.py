@@ -22,11 +22,13 @@ class FleetOutcome:
     num_ended: int = 0
     num_steps: int = 0  # executed, after the warm-up
     num_rows: int = 0  # of those steps
+    num_answered_rows: int = 0  # from the start
     num_lost_tokens: int = 0  # KV that was lost with workers and leaders, of live requests
     scheduler_busy_s: float = 0.0  # of all schedulers, after the warm-up
     worker_busy_s: float = 0.0  # likewise
     num_moves: int = 0  # of workers to other shards
     last_move_s: float = 0.0  # when the last one served again
+    core_cpu_s: float = 0.0  # really taken by the core and what surrounds it here, for all steps; 0: not measured
     num_killed: int = 0  # requests that ended with an error
 
     def count_tokens(self, moment_s: float, number: int) -> None:

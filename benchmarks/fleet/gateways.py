@@ -3,7 +3,7 @@
 A gateway may be charged for the tokens that pass it: its process has one core.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from benchmarks.fleet.fleet_config import NETWORK_S, TOPOLOGY_S, FleetConfig
@@ -28,13 +28,12 @@ class Gateways:
         self._routers = [ShardRouter() for _ in range(config.num_gateways)]
         self._free_s = [0.0] * config.num_gateways
 
-    def start(self, read_shards: Callable[[], list[Shard]], submit: Submit) -> None:
-        """Let gateways follow the shards, and clients begin; each gateway reads them at moments of its own."""
+    def start(self, views: Sequence[Callable[[], list[Shard]]], submit: Submit) -> None:
+        """Let gateways follow the shards, each by one of the views and at moments of its own, and clients begin."""
         self._submit = submit
         for number, router in enumerate(self._routers):
-            router.record_shards(read_shards())
             first_s = TOPOLOGY_S * (number + 1) / len(self._routers)
-            self._timeline.every(TOPOLOGY_S, first_s, lambda router=router: router.record_shards(read_shards()))  # type: ignore[misc]
+            self._follow(router, views[number % len(views)], first_s)
         random = Random(self._config.seed)
         for client in range(self._config.num_clients):
             begin_s = random.uniform(0.0, self._config.ramp_s)
@@ -62,6 +61,10 @@ class Gateways:
         if request.num_output > 1 and moment_s >= self._config.warm_s:
             self._outcome.token_s.append((moment_s - request.first_s) / (request.num_output - 1))
         self._timeline.at(moment_s, lambda: self._send(request.client, is_first=False))
+
+    def _follow(self, router: ShardRouter, view: Callable[[], list[Shard]], first_s: float) -> None:
+        router.record_shards(view())
+        self._timeline.every(TOPOLOGY_S, first_s, lambda: router.record_shards(view()))
 
     def _send(self, client: int, *, is_first: bool) -> None:
         now_s = self._timeline.now_s

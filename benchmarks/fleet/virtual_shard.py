@@ -1,8 +1,9 @@
-"""A shard in virtual time: the real core schedules its requests, its leader's process pays for that, workers are simulated.
+"""A shard in virtual time: the real core schedules its requests, and its leader's process pays for that.
 
 Requests outlive the leader, as the journal has them; its core, and all KV, do not.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -69,6 +70,16 @@ class VirtualShard:
         self._without_token: set[Sequence] = set()
         self._stalled: dict[FleetRequest, float] = {}  # since when
 
+    @property
+    def num_members(self) -> int:
+        """Number of workers that the leader drives; 0 without a leader."""
+        return len(self.led.members) if self.led is not None else 0
+
+    @property
+    def num_stalled(self) -> int:
+        """Number of requests that a failure hit, and that got no token since."""
+        return len(self._stalled)
+
     def submit(self, request: FleetRequest) -> None:
         """Take a request that arrives. Without a leader it waits for the next one, as its client tries again."""
         self.live[request] = None
@@ -98,7 +109,7 @@ class VirtualShard:
         self._around.outcome.num_lost_tokens += sum(
             request.sequence.num_computed_tokens for request in self.live if request.sequence is not None
         )
-        self._stall(self.live)
+        self._stall(self.live, self._around.timeline.now_s)
         self.led = None
 
     def join(self, worker: VirtualWorker) -> None:
@@ -140,17 +151,11 @@ class VirtualShard:
             lost = led.core.workers.remove_worker(worker.worker_id)
             self._around.outcome.num_killed += len(killed)
             self._around.outcome.num_lost_tokens += sum(sequence.num_lost_tokens for sequence in lost)
+            self._stall([self._request_of[sequence.group] for sequence in lost], worker.died_s)
             self._plan_idle(led, 0.0)
             return 0.0
 
         led.process.post(remove)
-
-    def mark_stalled(self, worker: VirtualWorker) -> None:
-        """Note that what runs on a worker gets no token from now on."""
-        if self.led is not None:
-            self._stall(
-                request for group, request in self._request_of.items() if group.worker_id == worker.worker_id
-            )
 
     def drain(self, worker: VirtualWorker) -> None:
         """Move what runs on a worker to the others."""
@@ -231,9 +236,11 @@ class VirtualShard:
         now_s, num_rows = self._around.timeline.now_s, len(plan.sequences)
         cost_s = config.scheduler.of_step(num_rows)
         led.in_flight[worker] -= 1
+        began_ns = time.thread_time_ns() if config.is_timed else 0
         got = led.core.apply(worker.worker_id, plan.step_id, [0] * len(plan.sampled_sequences))
         led.core.record_executed_step(plan)
         delivered_s = now_s + cost_s + JOURNAL_S + NETWORK_S
+        outcome.num_answered_rows += num_rows
         if now_s >= config.warm_s:
             outcome.num_steps += 1
             outcome.num_rows += num_rows
@@ -241,6 +248,8 @@ class VirtualShard:
         self._plan(led, worker, cost_s * config.scheduler.turn_part)
         if led.idle:
             self._plan_idle(led, cost_s * config.scheduler.turn_part)
+        if config.is_timed:
+            outcome.core_cpu_s += (time.thread_time_ns() - began_ns) / 1e9
         return cost_s
 
     def _deliver(self, led: Leadership, sequences: list[Sequence], delivered_s: float) -> None:
@@ -269,8 +278,8 @@ class VirtualShard:
                 del self.live[request]
                 gateways.note_end(request, come_s)
 
-    def _stall(self, requests: Iterable[FleetRequest]) -> None:
-        now_s = self._around.timeline.now_s
+    def _stall(self, requests: Iterable[FleetRequest], since_s: float) -> None:
+        """Note that these requests get no token since a moment."""
         for request in requests:
             if request.first_s is not None:
-                self._stalled.setdefault(request, now_s)
+                self._stalled.setdefault(request, since_s)

@@ -1,4 +1,4 @@
-"""A worker in virtual time: executes the steps that it is sent, one after another, each as long as its cost model says."""
+"""A worker in virtual time: executes its steps one after another, each as long as its cost model says."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ class VirtualWorker:
     led_s: float = 0.0  # when its shard was last seen to have a leader
     free_s: float = 0.0  # end of the last step that it has
     busy_s: float = 0.0  # in all
+    died_s: float = 0.0  # moment of its death
 
     @property
     def incarnation(self) -> str:
