@@ -84,12 +84,12 @@ class Fleet:
             for number in range(config.num_shards)
         ]
         self.processes = [
-            SchedulerProcess(f"s{number}", self._random.randrange(config.num_racks), self.timeline)
-            for number in range(config.num_processes)
+            SchedulerProcess(f"s{number}", rack, self.timeline)
+            for number, rack in enumerate(self._racks(config.num_processes))
         ]
         self.workers = [
-            VirtualWorker(f"w{number}", self._random.randrange(config.num_racks), config.worker)
-            for number in range(config.num_workers)
+            VirtualWorker(f"w{number}", rack, config.worker)
+            for number, rack in enumerate(self._racks(config.num_workers))
         ]
         self._notice_s = FREE_LEASES * LEASE_S + look_every_s(config.num_shards)  # until a free shard is in need
         self._views: tuple[float, list[ShardView]] = (-1.0, [])
@@ -137,6 +137,10 @@ class Fleet:
         """True if every shard has a leader, and no two shards differ by more than one worker."""
         counts = [len(shard.led.members) for shard in self.shards if shard.led is not None]
         return len(counts) == len(self.shards) and max(counts) - min(counts) <= 1
+
+    def _racks(self, number: int) -> list[int]:
+        """Rack of each of so many processes: as many in every rack, whatever they serve."""
+        return [index % self.config.num_racks for index in self._random.sample(range(number), number)]
 
     def _start(self) -> None:
         config, timeline, random = self.config, self.timeline, self._random

@@ -1,18 +1,22 @@
 """Questions about a fleet, each answered by some simulations: one row of figures for each."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
+import structlog
+
 from benchmarks.fleet.costs import FIXED_8_MS, GPU_8B, WorkerCosts, measured_gateway_token_s, measured_scheduler
+from benchmarks.fleet.decision_cost import decisions_row
 from benchmarks.fleet.fleet import WORKERS_COME_S, Fleet
 from benchmarks.fleet.fleet_config import FleetConfig
 from benchmarks.fleet.fleet_outcome import BUCKET_S, FleetOutcome
 from benchmarks.paper.jobs import Job, Row
 from benchmarks.report import percentile
 
-QUESTIONS = ("three_shards", "saturation", "shards", "moves", "gateways", "start", "rack")
+QUESTIONS = ("three_shards", "saturation", "shards", "moves", "gateways", "start", "rack", "decisions")
 ROWS = 100  # live requests a worker, where nothing else is said
 ENOUGH = 0.95  # of what workers give alone: a scheduler with more of them is full
 SMALLER = 10  # of a quick look: all numbers divided by it
@@ -20,7 +24,14 @@ SMALLER = 10  # of a quick look: all numbers divided by it
 
 def jobs_of(question: str, *, is_quick: bool) -> list[Job]:
     """Jobs that answer a question, in a fixed order; those of a quick look take seconds."""
-    return list(_JOBS[question](SMALLER if is_quick else 1))
+    jobs = _JOBS[question](SMALLER if is_quick else 1)
+    return [Job(figure=job.figure, run=partial(_run_quietly, job.run), is_long=job.is_long) for job in jobs]
+
+
+def _run_quietly(run: Callable[[], Row]) -> Row:
+    """Run a job without what the product's code logs."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    return run()
 
 
 def _three_shards(smaller: int) -> Iterator[Job]:
@@ -87,18 +98,18 @@ def shard_row(worker: WorkerCosts, rows: int, num_workers: int, factor: float = 
 
 
 def _shards(smaller: int) -> Iterator[Job]:
-    for num_shards in (4, 8, 10, 12, 16, 20, 25, 33, 50):
+    for num_shards in (4, 8, 12, 16, 20, 25, 33, 50):
         config = FleetConfig(
             num_workers=100 // smaller,
             num_shards=max(1, num_shards // smaller),
             num_clients=100 * ROWS // smaller,
             worker=GPU_8B,
             scheduler=measured_scheduler(),
-            ramp_s=1.0,
-            warm_s=3.0,
-            seconds=5.0,
+            ramp_s=0.75,
+            warm_s=2.5,
+            seconds=4.0,
         )
-        yield Job(figure="shards", run=partial(fleet_row, config), is_long=True)
+        yield Job(figure="shards", run=partial(fleet_row, config))
     big = FleetConfig(
         num_workers=1000 // smaller,
         num_shards=300 // smaller,
@@ -204,13 +215,17 @@ def _rack(smaller: int) -> Iterator[Job]:
             worker=GPU_8B,
             scheduler=measured_scheduler(),
             num_gateways=64 // smaller,
-            ramp_s=1.0,
-            warm_s=3.0,
-            rack_fails_s=5.0,
-            seconds=16.0,
+            warm_s=1.25,
+            rack_fails_s=2.0,
+            seconds=11.0,
             is_timed=True,
         )
         yield Job(figure="rack", run=partial(rack_row, config), is_long=True)
+
+
+def _decisions(smaller: int) -> Iterator[Job]:
+    for num_shards in (3, 100, 300):
+        yield Job(figure="decisions", run=partial(decisions_row, num_shards))
 
 
 def rack_row(config: FleetConfig) -> Row:
@@ -287,4 +302,5 @@ _JOBS = {
     "gateways": _gateways,
     "start": _start,
     "rack": _rack,
+    "decisions": _decisions,
 }
