@@ -39,7 +39,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -114,6 +114,11 @@ bench: $(VENV)/.dev
 # Figures of the paper's evaluation in virtual time: docs/paper.md and its plots. Some minutes.
 bench-paper: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.paper
+	$(BIN)/python -m benchmarks.results_page
+
+# Fleets of up to 1,000 workers in virtual time: docs/scaling.md and its plots. Some four minutes.
+bench-fleet: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.results_page
 
 # Comparison with other engines on this CPU, each in an environment of its own: gigabytes, and about an hour.

@@ -104,7 +104,13 @@ def _commit() -> str | None:
     Outside a repository what the caller says it is.
     """
     head = _git("rev-parse", "HEAD") or os.environ.get("COMMIT")
-    results = (":!benchmarks/results", ":!docs/results.md", ":!docs/fault_matrix.md", ":!docs/paper*")
+    results = (
+        ":!benchmarks/results",
+        ":!docs/results.md",
+        ":!docs/fault_matrix.md",
+        ":!docs/paper*",
+        ":!docs/scaling*",
+    )
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *results)
     return f"{head}-dirty" if head and changed else head
 

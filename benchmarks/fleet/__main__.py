@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.fleet.costs import FIXED_8_MS, GPU_8B, measured_gateway_token_s, measured_scheduler
 from benchmarks.fleet.fleet_jobs import QUESTIONS, jobs_of
+from benchmarks.fleet.page import write_page
 from benchmarks.paper.jobs import run_jobs
 from benchmarks.report import RESULTS, ROOT, write_result
 
@@ -26,13 +27,14 @@ def main() -> None:
     options = parse_arguments()
     if not options.render:
         measure(options.only, options.output, is_quick=options.quick, num_processes=options.processes)
+    result: dict[str, Any] = json.loads(options.output.read_text())
+    if set(result["figures"]) == set(QUESTIONS):
+        write_page(result, options.docs)
 
 
 def measure(only: Sequence[str], output: Path, *, is_quick: bool, num_processes: int) -> None:
     """Answer the questions, and replace the file once all rows are there. Rows of other questions stay."""
     before: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
-    if before.get("is_quick") != is_quick:
-        before = {}
     jobs = [job for question in only for job in jobs_of(question, is_quick=is_quick)]
     rows = run_jobs(jobs, num_processes)
     figures = before.get("figures", {}) | {
@@ -40,7 +42,7 @@ def measure(only: Sequence[str], output: Path, *, is_quick: bool, num_processes:
     }
     result = {
         "unit": "virtual seconds; below `host` CPU time on this machine",
-        "is_quick": is_quick,
+        "quick": sorted({*before.get("quick", ())} - {*only} | ({*only} if is_quick else set())),
         "costs": {
             "workers": [asdict(FIXED_8_MS), asdict(GPU_8B)],
             "scheduler": asdict(measured_scheduler()),

@@ -21,10 +21,10 @@ from benchmarks.fleet.fleet_config import (
 from benchmarks.fleet.fleet_outcome import FleetOutcome
 from benchmarks.fleet.gateways import Gateways
 from benchmarks.fleet.scheduler_process import SchedulerProcess
+from benchmarks.fleet.seen_fleet import SeenFleet
 from benchmarks.fleet.timeline import Timeline
 from benchmarks.fleet.virtual_shard import Surroundings, VirtualShard
 from benchmarks.fleet.virtual_worker import VirtualWorker
-from quire.shards import Shard
 from quire.v1 import cluster_pb2 as pb
 from scheduler_svc.leadership.shard_choice import ShardView, next_roles
 from scheduler_svc.leadership.shard_watch import look_every_s
@@ -33,36 +33,6 @@ SCHEDULERS_COME_S = 2.0  # within which schedulers begin at a cold start
 WORKERS_COME_S = 15.0  # after which workers do: they load a model first
 NUM_VIEWS = 8  # processes that look at the store at the same moments see the same
 FREE_LEASES = 0.5  # lives of a lease without leader and standby, after which a scheduler of another shard comes
-
-
-class SeenFleet:
-    """Shards as some processes see them: what leaders had published when the store was looked at last."""
-
-    def __init__(self, latest: list[pb.Shard]) -> None:
-        self._latest = latest
-        self.shards = list(latest)
-
-    def look(self) -> None:
-        """Look at the store."""
-        self.shards = list(self._latest)
-
-    def leader_of(self, shard: int) -> str | None:
-        """Address of a shard's leader; None: none is known."""
-        return self.shards[shard].leader or None
-
-    def for_clients(self) -> list[Shard]:
-        """Shards as the SDK describes them."""
-        return [
-            Shard(
-                number=each.number,
-                leader=each.leader,
-                epoch=each.epoch,
-                num_workers=each.num_workers,
-                num_running=each.num_running,
-                num_waiting=each.num_waiting,
-            )
-            for each in self.shards
-        ]
 
 
 class Fleet:

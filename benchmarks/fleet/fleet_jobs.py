@@ -1,7 +1,7 @@
 """Questions about a fleet, each answered by some simulations: one row of figures for each."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -16,9 +16,9 @@ from benchmarks.fleet.fleet_outcome import BUCKET_S, FleetOutcome
 from benchmarks.paper.jobs import Job, Row
 from benchmarks.report import percentile
 
-QUESTIONS = ("three_shards", "saturation", "shards", "moves", "gateways", "start", "rack", "decisions")
+QUESTIONS = ("three_shards", "saturation", "shards", "largest", "moves", "gateways", "start", "rack", "decisions")
 ROWS = 100  # live requests a worker, where nothing else is said
-ENOUGH = 0.95  # of what workers give alone: a scheduler with more of them is full
+RACK_FAILS_S = 2.0
 SMALLER = 10  # of a quick look: all numbers divided by it
 
 
@@ -98,10 +98,11 @@ def shard_row(worker: WorkerCosts, rows: int, num_workers: int, factor: float = 
 
 
 def _shards(smaller: int) -> Iterator[Job]:
-    for num_shards in (4, 8, 12, 16, 20, 25, 33, 50):
+    numbers = (4, 8, 12, 16, 20, 25, 33, 50)
+    for num_shards in numbers if smaller == 1 else (1, 2, 3, 5):
         config = FleetConfig(
             num_workers=100 // smaller,
-            num_shards=max(1, num_shards // smaller),
+            num_shards=num_shards,
             num_clients=100 * ROWS // smaller,
             worker=GPU_8B,
             scheduler=measured_scheduler(),
@@ -110,7 +111,10 @@ def _shards(smaller: int) -> Iterator[Job]:
             seconds=4.0,
         )
         yield Job(figure="shards", run=partial(fleet_row, config))
-    big = FleetConfig(
+
+
+def _largest(smaller: int) -> Iterator[Job]:
+    config = FleetConfig(
         num_workers=1000 // smaller,
         num_shards=300 // smaller,
         num_clients=1000 * ROWS // smaller,
@@ -121,7 +125,7 @@ def _shards(smaller: int) -> Iterator[Job]:
         seconds=1.5,
         is_timed=True,
     )
-    yield Job(figure="shards", run=partial(fleet_row, big), is_long=True)
+    yield Job(figure="largest", run=partial(fleet_row, config), is_long=True)
 
 
 def fleet_row(config: FleetConfig) -> Row:
@@ -216,7 +220,7 @@ def _rack(smaller: int) -> Iterator[Job]:
             scheduler=measured_scheduler(),
             num_gateways=64 // smaller,
             warm_s=1.25,
-            rack_fails_s=2.0,
+            rack_fails_s=RACK_FAILS_S,
             seconds=11.0,
             is_timed=True,
         )
@@ -287,17 +291,11 @@ def _rounded(value: float | None, digits: int = 4) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def most_workers(rows: Sequence[Row]) -> int:
-    """Most workers of one shard that give at least `ENOUGH` of what as many give alone. Rows of one kind."""
-    (alone,) = [row["tokens_per_s"] for row in rows if row["num_workers"] == 1]
-    full = [row["num_workers"] for row in rows if row["tokens_per_s"] >= ENOUGH * alone * row["num_workers"]]
-    return int(max(full))
-
-
 _JOBS = {
     "three_shards": _three_shards,
     "saturation": _saturation,
     "shards": _shards,
+    "largest": _largest,
     "moves": _moves,
     "gateways": _gateways,
     "start": _start,

@@ -6,6 +6,7 @@ A kind of result that is not here has no section, and the page is not made.
 from benchmarks import containers
 from benchmarks.cpu import accuracy, cpu_attention, cpu_step, int8_speed, request_kinds, tensor_parallel
 from benchmarks.durability import durability_cost, failover_time, journal_cost, recovery_time
+from benchmarks.fleet import section as fleet
 from benchmarks.gpu import (
     against_transformers,
     block_moves,
@@ -43,6 +44,7 @@ SECTIONS: tuple[PageSection, ...] = (
     routing_hits.SECTION,
     routing_speed.SECTION,
     summary_forms.SECTION,
+    fleet.SECTION,
     journal_cost.SECTION,
     durability_cost.SECTION,
     recovery_time.SECTION,
