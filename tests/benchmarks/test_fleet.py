@@ -27,7 +27,7 @@ FREE = SchedulerCosts(points=((1, 0.0),), turn_part=0.0, request_s=0.0, rebuild_
 RACKS = FleetConfig(
     num_workers=12,
     num_shards=4,
-    num_clients=60,
+    num_clients=36,
     worker=GPU_8B,
     scheduler=measured_scheduler(),
     num_racks=4,
@@ -37,7 +37,7 @@ RACKS = FleetConfig(
 )
 
 
-@pytest.mark.parametrize(("seed", "shards", "racks"), [(0, 2, 2), (1, 3, 3), (2, 4, 4), (3, 5, 2), (4, 5, 8)])
+@pytest.mark.parametrize(("seed", "shards", "racks"), [(0, 2, 2), (1, 3, 3), (2, 5, 2), (3, 5, 8)])
 def test_no_request_is_lost_with_a_rack_and_every_shard_is_led_again(seed: int, shards: int, racks: int) -> None:
     """`run` itself asserts the invariants of every core, and that each request has ended or is live."""
     fleet = Fleet(replace(RACKS, seed=seed, num_shards=shards, num_racks=racks))
@@ -49,8 +49,9 @@ def test_no_request_is_lost_with_a_rack_and_every_shard_is_led_again(seed: int, 
 
 
 def test_two_runs_are_the_same_and_another_seed_is_another_run() -> None:
-    assert Fleet(RACKS).run() == Fleet(RACKS).run()
-    assert Fleet(RACKS).run() != Fleet(replace(RACKS, seed=21)).run()
+    short = replace(RACKS, seconds=6.0)
+    first = Fleet(short).run()
+    assert Fleet(short).run() == first != Fleet(replace(short, seed=21)).run()
 
 
 def test_what_ran_on_lost_workers_goes_on_when_they_are_missed() -> None:
@@ -78,8 +79,8 @@ def test_a_worker_alone_gives_what_its_steps_allow() -> None:
 
 
 def test_a_full_scheduler_gives_what_its_cpu_time_allows() -> None:
-    """Each step of ten rows costs 2 ms: 500 steps a second, however many workers there are."""
-    costs = replace(FREE, points=((10, 2e-3),))
+    """Each step costs 2 ms: 500 steps a second, of ten rows on average, however many workers there are."""
+    costs = replace(FREE, points=((1, 2e-3), (80, 2e-3)))
     config = FleetConfig(
         num_workers=8, num_shards=1, num_clients=80, worker=FIXED_8_MS, scheduler=costs, fixed_lengths=(16, 1000)
     )
