@@ -17,7 +17,7 @@ Submit = Callable[[FleetRequest], None]
 
 
 class Gateways:
-    """All gateways. A client has one, and keeps it."""
+    """Gateways of a fleet. A client has one, and keeps it."""
 
     def __init__(self, config: FleetConfig, timeline: Timeline, outcome: FleetOutcome) -> None:
         self.are_charged = config.gateway_token_s > 0

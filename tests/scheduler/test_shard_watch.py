@@ -82,7 +82,7 @@ async def test_a_store_that_was_away_is_looked_at_again(
 
 
 def test_the_store_is_asked_in_proportion_to_the_shards_and_not_to_their_square() -> None:
-    """As many schedulers as shards, each of which reads all of them."""
+    """Schedulers are as many as shards, and each reads all of them."""
     assert look_every_s(1) == look_every_s(16) == 0.25
     asked = [shards * shards / look_every_s(shards) / shards for shards in (16, 64, 256)]
     assert asked == [asked[0]] * 3
