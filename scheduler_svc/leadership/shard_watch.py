@@ -1,7 +1,7 @@
 """Watch of all shards of a deployment, for each of its schedulers: who leads each of them, with which load and cache.
 
-All shards are read at once, the less often the more there are: each scheduler reads each shard, so the store's work would
-grow with the square of their number. Knows leases; nothing of requests.
+All shards are read at once, the less often the more there are: each scheduler reads each shard, so the store's work
+would grow with the square of their number. Knows leases; nothing of requests.
 """
 
 import asyncio
