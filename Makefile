@@ -116,7 +116,7 @@ bench-paper: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.paper
 	$(BIN)/python -m benchmarks.results_page
 
-# Fleets of up to 1,000 workers in virtual time: docs/scaling.md and its plots. Some four minutes.
+# Fleets of up to 1,000 workers in virtual time: docs/scaling.md and its plots. Some minutes.
 bench-fleet: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.results_page

@@ -1,7 +1,7 @@
 """Fleets of up to 1,000 workers in virtual time, from one command: figures to JSON, and `docs/scaling.md` made of that.
 
 Time is virtual and everything random has a seed, so the figures do not depend on the machine; only those below `host`
-are measured where it runs. Takes some four minutes on two free cores.
+are measured where it runs. Takes some minutes on two free cores.
 
     python -m benchmarks.fleet [--only rack,shards] [--quick] [--processes N] [--output FILE] [--docs FOLDER]
     python -m benchmarks.fleet --render    # the page and the plots again, from the file alone

@@ -65,11 +65,8 @@ def _sizing(figures: Figures, costs: dict[str, Any]) -> Iterator[str]:
     yield (
         "*workers a scheduler*: the most of which one scheduler gets at least "
         f"{ENOUGH:.0%} of what they give alone, found by simulation; it is near step ÷ scheduler's time a step. "
-        f"*plan with*: {FREE:.0%} of it, for bursts, prefills and adoption. For other workers: measure a step "
-        f"(`quire top` "
-        "or `vllm:iteration` metrics), take the scheduler's time for your rows from this table, and divide. "
-        f"*schedulers*: 1,000 ÷ plan with. Live requests a worker beyond its seats wait, and cost the scheduler "
-        f"nothing."
+        f"*plan with*: {FREE:.0%} of it, for bursts, prefills and adoption. For other workers: measure the time of a step, "
+        "take the scheduler's time for your rows from this table, and divide. *schedulers*: 1,000 ÷ plan with."
     )
     token_us = 1e6 * costs["gateway_token_s"]
     yield grid(
@@ -103,8 +100,7 @@ def _shards(figures: Figures) -> Iterator[str]:
     enough = min(row["num_shards"] for row in rows if row["tokens_per_s"] >= ENOUGH * best["tokens_per_s"])
     yield (
         f"{rows[0]['num_workers']} workers need {enough} shards for {ENOUGH:.0%} of what they give with "
-        f"{best['num_shards']}; with fewer, tokens/s fall in proportion, and tokens come later, while requests "
-        f"start as soon."
+        f"{best['num_shards']}; with fewer, tokens/s fall in proportion."
     )
 
 
