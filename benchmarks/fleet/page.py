@@ -65,8 +65,8 @@ def _sizing(figures: Figures, costs: dict[str, Any]) -> Iterator[str]:
     yield (
         "*workers a scheduler*: the most of which one scheduler gets at least "
         f"{ENOUGH:.0%} of what they give alone, found by simulation; it is near step ÷ scheduler's time a step. "
-        f"*plan with*: {FREE:.0%} of it, for bursts, prefills and adoption. For other workers: measure the time of a step, "
-        "take the scheduler's time for your rows from this table, and divide. *schedulers*: 1,000 ÷ plan with."
+        f"*plan with*: {FREE:.0%} of it, for bursts, prefills and adoption. For other workers: measure the time of a "
+        "step, take the scheduler's time for your rows from this table, and divide. *schedulers*: 1,000 ÷ plan with."
     )
     token_us = 1e6 * costs["gateway_token_s"]
     yield grid(
