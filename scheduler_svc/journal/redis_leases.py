@@ -89,7 +89,8 @@ class RedisLeases:
         await self._link.call(pack("EVAL", _ANNOUNCE, 1, self._keys.standbys, address, ttl_ms))
 
     async def standbys(self, longest_ms: int) -> Sequence[str]:
-        return _addresses(await self._link.call(pack("EVAL", _STANDBYS, 1, self._keys.standbys, longest_ms)))
+        found = await self._link.call(pack("EVAL", _STANDBYS, 1, self._keys.standbys, longest_ms))
+        return list(_addresses(found))
 
     async def publish_shard(self, load: bytes, cached: bytes, ttl_ms: int) -> None:
         keys = self._keys
