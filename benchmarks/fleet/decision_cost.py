@@ -29,7 +29,7 @@ def decisions_row(num_shards: int) -> Row:
     return {
         "num_shards": num_shards,
         "host": {
-            "choose_shard_us": _median_us(lambda: router.choose_shard(_PROMPT, None)),
+            "choose_shard_us": _median_us(lambda: router.choose_shard(_PROMPT, salt=None, tenant=None)),
             "next_roles_us": _median_us(lambda: next_roles(views, "s0", (), (0,))),
             "shard_in_need_us": _median_us(lambda: shard_in_need(shards, 0)),
         },

@@ -69,6 +69,6 @@ class Gateways:
     def _send(self, client: int, *, is_first: bool) -> None:
         now_s = self._timeline.now_s
         request = self._source.make(client, now_s, is_first=is_first)
-        request.shard = self._routers[client % len(self._routers)].choose_shard(request.prompt, None)
+        request.shard = self._routers[client % len(self._routers)].choose_shard(request.prompt, salt=None, tenant=None)
         self._outcome.num_submitted += 1
         self._timeline.at(now_s + NETWORK_S, lambda: self._submit(request))

@@ -1,6 +1,5 @@
 """Choices among shards, by any numbers: new workers, workers that move, schedulers that stand by."""
 
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -62,9 +62,7 @@ async def test_it_sees_leaders_loads_and_standbys_of_every_shard(leases: list[Re
 
 
 async def test_what_an_earlier_leader_published_does_not_count(leases: list[RedisLeases], watch: ShardWatch) -> None:
-    await leases[2].publish_shard(
-        pb.Shard(number=2, epoch=3, num_workers=9).SerializeToString(), b"", LONG_MS
-    )
+    await leases[2].publish_shard(pb.Shard(number=2, epoch=3, num_workers=9).SerializeToString(), b"", LONG_MS)
     await leases[2].take_lease(Lease("us", "10.0.0.1:7847", 4), LONG_MS)
     await until(lambda: watch.leader_of(2) is not None)
     assert watch.shards[2].num_workers == 0
