@@ -28,15 +28,15 @@ class BlockFrame(NamedTuple):
     blocks: memoryview
 
 
-def read_key(step_key: str, epoch: int, incarnation: str, after_step: int, block_ids: bytes) -> str:
+def read_key(step_key: str, epoch: int, incarnation: str, block_ids: bytes) -> str:
     """The `read_key` of a request: only who knows the source's step key can make it, for these blocks alone."""
-    text = f"read:{epoch}:{incarnation}:{after_step}:".encode() + block_ids
+    text = f"read:{epoch}:{incarnation}:".encode() + block_ids
     return hmac.new(step_key.encode(), text, hashlib.sha256).hexdigest()
 
 
 def has_read_key(request: pb.ReadBlocksRequest, step_key: str) -> bool:
     """True if a request has the right key; how long the answer takes says nothing of the right one."""
-    right = read_key(step_key, request.epoch, request.incarnation, request.after_step, request.block_ids)
+    right = read_key(step_key, request.epoch, request.incarnation, request.block_ids)
     return hmac.compare_digest(request.read_key.encode(), right.encode())
 
 

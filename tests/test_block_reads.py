@@ -10,7 +10,7 @@ from quire.errors import DataLossError
 from quire.v1 import worker_pb2 as pb
 
 TAG = tag_of(pb.ReadBlocksResponse.DESCRIPTOR)
-REQUEST = pb.ReadBlocksRequest(epoch=3, incarnation="life", after_step=7, block_ids=b"\1\0\0\0")
+REQUEST = pb.ReadBlocksRequest(epoch=3, incarnation="life", block_ids=b"\1\0\0\0")
 
 firsts = st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2**21, 2**32 - 1])
 contents = st.binary(min_size=0, max_size=300)
@@ -63,10 +63,10 @@ def test_what_has_no_blocks_is_no_frame(data: bytes) -> None:
 def test_a_key_is_for_one_read_of_one_worker_alone() -> None:
     request = pb.ReadBlocksRequest()
     request.CopyFrom(REQUEST)
-    request.read_key = read_key("secret", 3, "life", 7, b"\1\0\0\0")
+    request.read_key = read_key("secret", 3, "life", b"\1\0\0\0")
     assert has_read_key(request, "secret")
     assert not has_read_key(request, "another")
-    for name, value in {"epoch": 4, "incarnation": "lif", "after_step": 0, "block_ids": b"\2\0\0\0"}.items():
+    for name, value in {"epoch": 4, "incarnation": "lif", "block_ids": b"\2\0\0\0"}.items():
         other = pb.ReadBlocksRequest()
         other.CopyFrom(request)
         setattr(other, name, value)

@@ -159,7 +159,6 @@ class ReadBlocksRequest(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    AFTER_STEP_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     BLOCK_FORMAT_FIELD_NUMBER: _builtins.int
     READ_KEY_FIELD_NUMBER: _builtins.int
@@ -167,33 +166,27 @@ class ReadBlocksRequest(_message.Message):
     """epoch of the scheduler whose steps have filled the blocks."""
     incarnation: _builtins.str
     """incarnation of the worker. At most 128 characters."""
-    after_step: _builtins.int
-    """after_step: the content is read when this step of the epoch, and so all before it, has been executed. 0: at once.
-    Where a snapshot has begun a new count within the epoch, a caller waits for the answer to one of its steps before it
-    names any: until then the worker would take the number for one of the count before.
-    """
     block_ids: _builtins.bytes
     """block_ids, int32[n], at least 1. At most 1,048,576 bytes."""
     block_format: _builtins.str
     """block_format of the reader, which must be that of the source. At most 256 characters."""
     read_key: _builtins.str
     """read_key is the HMAC-SHA256, in hexadecimal, with the source's step_key as key, of the UTF-8 text
-    "read:EPOCH:INCARNATION:AFTER_STEP:" followed by block_ids. So a worker can read what the scheduler has named, and
-    cannot send steps. Not checked by a worker without a step_key. At most 128 characters.
+    "read:EPOCH:INCARNATION:" followed by block_ids. So a worker can read what the scheduler has named, and cannot send
+    steps. Not checked by a worker without a step_key. At most 128 characters.
     """
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         incarnation: _builtins.str = ...,
-        after_step: _builtins.int = ...,
         block_ids: _builtins.bytes = ...,
         block_format: _builtins.str = ...,
         read_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "block_format", b"block_format", "block_ids", b"block_ids", "epoch", b"epoch", "incarnation", b"incarnation", "read_key", b"read_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_format", b"block_format", "block_ids", b"block_ids", "epoch", b"epoch", "incarnation", b"incarnation", "read_key", b"read_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

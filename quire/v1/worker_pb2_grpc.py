@@ -110,10 +110,10 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadBlocks(self, request, context):
-        """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
-        executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
-        does, also while it runs and if a snapshot begins a new count of steps meanwhile, with PERMISSION_DENIED for another
-        read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
+        """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, at once. The scheduler names those
+        alone whose steps have been answered, and sees to it that nothing writes them meanwhile. Ends with
+        FAILED_PRECONDITION as FetchBlocks does, also while it runs and if a snapshot begins a new count of steps meanwhile,
+        with PERMISSION_DENIED for another read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -64,10 +64,10 @@ class WorkerStub:
     What has come by then can be placed until the call ends.
     """
     ReadBlocks: _grpc.UnaryStreamMultiCallable[_worker_pb2.ReadBlocksRequest, _worker_pb2.ReadBlocksResponse]
-    """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
-    executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
-    does, also while it runs and if a snapshot begins a new count of steps meanwhile, with PERMISSION_DENIED for another
-    read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
+    """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, at once. The scheduler names those
+    alone whose steps have been answered, and sees to it that nothing writes them meanwhile. Ends with
+    FAILED_PRECONDITION as FetchBlocks does, also while it runs and if a snapshot begins a new count of steps meanwhile,
+    with PERMISSION_DENIED for another read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
     """
 
 @_typing.type_check_only
@@ -101,10 +101,10 @@ class WorkerAsyncStub(WorkerStub):
     What has come by then can be placed until the call ends.
     """
     ReadBlocks: _aio.UnaryStreamMultiCallable[_worker_pb2.ReadBlocksRequest, _worker_pb2.ReadBlocksResponse]  # type: ignore[assignment]
-    """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
-    executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
-    does, also while it runs and if a snapshot begins a new count of steps meanwhile, with PERMISSION_DENIED for another
-    read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
+    """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, at once. The scheduler names those
+    alone whose steps have been answered, and sees to it that nothing writes them meanwhile. Ends with
+    FAILED_PRECONDITION as FetchBlocks does, also while it runs and if a snapshot begins a new count of steps meanwhile,
+    with PERMISSION_DENIED for another read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -165,10 +165,10 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ReadBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.ReadBlocksResponse], _abc.AsyncIterator[_worker_pb2.ReadBlocksResponse]]:
-        """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, as soon as the named step has been
-        executed. The scheduler sees to it that nothing writes them meanwhile. Ends with FAILED_PRECONDITION as FetchBlocks
-        does, also while it runs and if a snapshot begins a new count of steps meanwhile, with PERMISSION_DENIED for another
-        read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
+        """ReadBlocks returns the content of blocks, for the FetchBlocks of another worker, at once. The scheduler names those
+        alone whose steps have been answered, and sees to it that nothing writes them meanwhile. Ends with
+        FAILED_PRECONDITION as FetchBlocks does, also while it runs and if a snapshot begins a new count of steps meanwhile,
+        with PERMISSION_DENIED for another read_key, and with INVALID_ARGUMENT for a block that the pool does not have.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

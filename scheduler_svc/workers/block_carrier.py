@@ -116,7 +116,7 @@ class BlockCarrier:
                 epoch=epoch,
                 incarnation=source.incarnation,
                 block_ids=block_ids,
-                read_key=read_key(source.step_key, epoch, source.incarnation, 0, block_ids),
+                read_key=read_key(source.step_key, epoch, source.incarnation, block_ids),
             ),
         )
         return destination.link.fetch_blocks(request, destination.step_key)

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import grpc
@@ -38,7 +38,7 @@ Code = grpc.StatusCode
 
 
 class BytesPool:
-    """Pool of bytes: a runner whose steps only place blocks, and a reader whose copies a test can hold up."""
+    """Pool of bytes: a runner whose steps only place blocks, and a reader; a test can hold up both."""
 
     def __init__(self, seed: int) -> None:
         self.most_blocks = FRAME_BLOCKS
@@ -46,6 +46,7 @@ class BytesPool:
         self.blocks = np.random.default_rng(seed).integers(0, 256, (NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
         self.memory = np.zeros((NUM_FETCHED, BLOCK_BYTES), dtype=np.uint8)
         self.fetched = FetchedBlocks(self.memory)
+        self.before_launch: Callable[[], None] = lambda: None
         self.before_read: Callable[[], None] = lambda: None
         self._seats = SeatTable(DESCRIPTION.limits)
 
@@ -54,6 +55,7 @@ class BytesPool:
         return self.blocks[list(block_ids)].reshape(-1).data
 
     def launch(self, step: Step) -> StepResult:
+        self.before_launch()
         checked = self._seats.check(step)
         placed = self.fetched.take(step.epoch, checked.placed)
         self._seats.take_over(step, checked)
@@ -61,6 +63,34 @@ class BytesPool:
             self.blocks[block] = self.memory[place]
         self.fetched.release(placed)
         return StepResult(epoch=step.epoch, step_id=step.step_id)
+
+
+class HeldReads:
+    """Holds up the reads of a pool behind the first ones."""
+
+    def __init__(self, pool: BytesPool, num_first: int = 1) -> None:
+        self.go_on = threading.Event()
+        self._num_left = num_first
+        pool.before_read = self.hold
+
+    def hold(self) -> None:
+        assert self._num_left > 0 or self.go_on.wait(patient(60))  # longer than anything here waits for
+        self._num_left -= 1
+
+
+class CountedReads(BlockReads):
+    """Reads of which those that go on are counted."""
+
+    num_open = 0
+
+    async def frames(self, request: pb.ReadBlocksRequest) -> AsyncGenerator[bytes]:
+        self.num_open += 1
+        try:
+            async with aclosing(super().frames(request)) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            self.num_open -= 1
 
 
 class Site:
@@ -75,8 +105,9 @@ class Site:
         travel = TravellingBlocks(block_format, self.pool, self.pool.fetched)
         progress = self.executor.progress
         progress.on_epoch = self.pool.fetched.follow_epoch
+        self.reads = CountedReads(travel, progress, self.copies)
         served = ServedBlocks(
-            reads=BlockReads(travel, progress, self.copies),
+            reads=self.reads,
             fetches=FetchCalls(travel, progress, self.copies, GrpcBlockSource()),
             format=block_format,
             fetched=self.pool.fetched,
@@ -99,12 +130,19 @@ class Site:
         step = Step(epoch=epoch, step_id=step_id, snapshot=snapshot, **fields)
         return await self.executor.answer(step)
 
-    def read_request(self, block_ids: Sequence[int], after_step: int = 1, **fields: Any) -> pb.ReadBlocksRequest:
+    async def follow_epoch(self, epoch: int) -> None:
+        self.executor.follow_epoch(epoch)
+        await self.thread.call(lambda: None)
+
+    def read_request(self, block_ids: Sequence[int], **fields: Any) -> pb.ReadBlocksRequest:
         """A request with the right key, unless `fields` say otherwise."""
+        incarnation, packed = self.servicer.incarnation, pack_int32(block_ids)
         request = pb.ReadBlocksRequest(
-            epoch=EPOCH, incarnation=self.servicer.incarnation, after_step=after_step, block_ids=pack_int32(block_ids)
+            epoch=EPOCH,
+            incarnation=incarnation,
+            block_ids=packed,
+            read_key=read_key(self.key, EPOCH, incarnation, packed),
         )
-        request.read_key = read_key(self.key, request.epoch, request.incarnation, request.after_step, request.block_ids)
         for name, value in fields.items():
             setattr(request, name, value)
         return request
@@ -118,9 +156,14 @@ class Site:
         return self.stub.FetchBlocks(request, metadata=((STEP_KEY, key),))
 
     async def until_free(self, num_blocks: int) -> None:
-        async with asyncio.timeout(patient(30)):
-            while self.pool.fetched.num_free != num_blocks:  # noqa: ASYNC110 - it changes on any thread
-                await asyncio.sleep(0.002)
+        await until(lambda: self.pool.fetched.num_free == num_blocks)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until this holds."""
+    async with asyncio.timeout(patient(30)):
+        while not holds():  # noqa: ASYNC110 - it changes on any thread
+            await asyncio.sleep(0.002)
 
 
 @pytest.fixture
@@ -149,31 +192,36 @@ async def test_what_was_fetched_is_where_the_step_places_it(sites: tuple[Site, S
     assert (await destination.step(3, placed=[1, 2, 7])).status is NEED_SNAPSHOT, "a fetch is placed once"
 
 
-async def test_blocks_are_read_when_their_step_has_been_executed(sites: tuple[Site, Site]) -> None:
+async def test_blocks_are_read_while_a_step_is_executed(sites: tuple[Site, Site]) -> None:
     source, destination = sites
-    call = destination.fetch(source, [3], after_step=3)
-    other = destination.fetch(source, [3], fetch_id=2)
-    await until_come(other, 1)
-    assert (await source.step(2)).status is OK
-    source.pool.blocks[3] = 77
-    assert (await source.step(3)).status is OK
-    await until_come(call, 1)
-    assert (await destination.step(2, placed=[1, 0, 5, 2, 0, 6])).status is OK
-    assert set(destination.pool.blocks[5]) == {77} != set(destination.pool.blocks[6])
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    source.pool.before_launch = hold
+    step = asyncio.create_task(source.step(2))
+    assert await asyncio.to_thread(begun.wait, 30)
+    await until_come(destination.fetch(source, [3]), 1)
+    assert not step.done()
+    go_on.set()
+    assert (await step).status is OK
 
 
 async def test_a_step_that_places_what_has_not_come_changes_nothing_and_needs_a_snapshot(
     sites: tuple[Site, Site],
 ) -> None:
     source, destination = sites
-    call = destination.fetch(source, [3, 4], after_step=2)
+    held = HeldReads(source.pool, num_first=0)
+    call = destination.fetch(source, [3, 4])
     before = destination.pool.blocks.copy()
     answer = await destination.step(2, placed=[1, 0, 5])
     assert (answer.status, answer.error) == (NEED_SNAPSHOT, "block 0 of fetch 1 has not come, or is kept no longer")
     assert (await destination.step(3)).status is NEED_SNAPSHOT
     assert (await destination.step(3, snapshot=True, placed=[2, 0, 5])).status is NEED_SNAPSHOT
     assert np.array_equal(destination.pool.blocks, before)
-    await source.step(2)
+    held.go_on.set()
     await until_come(call, 2)
     assert (await destination.step(4, snapshot=True, placed=[1, 0, 5])).status is OK
 
@@ -183,7 +231,7 @@ async def test_a_step_that_places_what_has_not_come_changes_nothing_and_needs_a_
     [
         ({"read_key": "0" * 64}, Code.PERMISSION_DENIED),
         ({"read_key": ""}, Code.PERMISSION_DENIED),
-        ({"after_step": 0}, Code.OK),
+        ({}, Code.OK),
         ({"step_key": "of nobody"}, Code.PERMISSION_DENIED),
         ({"own_epoch": EPOCH - 1}, Code.FAILED_PRECONDITION),
         ({"source_address": "127.0.0.1:1"}, Code.UNAVAILABLE),
@@ -226,8 +274,7 @@ async def test_a_read_that_may_not_be_ends_with_its_reason(
     source, _ = sites
     request = source.read_request([3, 4], block_format="bytes")
     change(request)
-    keyed = (source.key, request.epoch, request.incarnation, request.after_step, request.block_ids)
-    request.read_key = read_key(*keyed)
+    request.read_key = read_key(source.key, request.epoch, request.incarnation, request.block_ids)
     assert await code_of(source.stub.ReadBlocks(request)) is code
 
 
@@ -245,29 +292,18 @@ async def test_more_than_the_memory_holds_is_refused_until_something_is_placed(s
 
 async def test_a_call_that_its_caller_drops_leaves_nothing_behind(sites: tuple[Site, Site]) -> None:
     source, destination = sites
-    whole, waiting = destination.fetch(source, [1, 2]), destination.fetch(source, [3, 4], fetch_id=2, after_step=9)
+    held = HeldReads(source.pool)
+    whole = destination.fetch(source, [1, 2])
     await until_come(whole, 2)
-    await destination.until_free(NUM_FETCHED - 4)
+    await until(lambda: source.reads.num_open == 0)
+    coming = destination.fetch(source, [3, 4], fetch_id=2)
+    await until(lambda: source.reads.num_open == 1)
     whole.cancel()
-    waiting.cancel()
+    coming.cancel()
     await destination.until_free(NUM_FETCHED)
     assert (await destination.step(2, placed=[1, 0, 0])).status is NEED_SNAPSHOT
-    async with asyncio.timeout(patient(30)):
-        while source.executor.progress.num_waiting:  # noqa: ASYNC110 - the source learns of it over the wire
-            await asyncio.sleep(0.002)
-
-
-class HeldReads:
-    """Holds up the reads of a pool behind the first one."""
-
-    def __init__(self, pool: BytesPool) -> None:
-        self.is_first = True
-        self.go_on = threading.Event()
-        pool.before_read = self.hold
-
-    def hold(self) -> None:
-        assert self.is_first or self.go_on.wait(30)
-        self.is_first = False
+    await until(lambda: source.reads.num_open == 0)
+    held.go_on.set()
 
 
 async def test_a_source_that_ends_midway_is_unavailable_and_what_came_is_dropped(sites: tuple[Site, Site]) -> None:
@@ -304,17 +340,17 @@ async def test_what_has_come_can_be_placed_while_the_rest_is_on_its_way(sites: t
     await destination.until_free(NUM_FETCHED)
 
 
-async def test_steps_of_another_epoch_end_fetches_and_reads(sites: tuple[Site, Site]) -> None:
+async def test_steps_of_another_epoch_end_fetches(sites: tuple[Site, Site]) -> None:
     source, destination = sites
-    kept, waiting = destination.fetch(source, [1, 2]), destination.fetch(source, [3], fetch_id=2, after_step=9)
+    held = HeldReads(source.pool)
+    kept = destination.fetch(source, [1, 2])
     await until_come(kept, 2)
+    coming = destination.fetch(source, [3], fetch_id=2)
+    await destination.until_free(NUM_FETCHED - 3)
     await destination.step(1, epoch=EPOCH + 1, snapshot=True)
     assert await code_of(kept) is Code.FAILED_PRECONDITION
-    assert await code_of(waiting) is Code.FAILED_PRECONDITION
-    waiting = destination.fetch(source, [3], after_step=9, own_epoch=EPOCH + 1)
-    await destination.until_free(NUM_FETCHED - 1)
-    source.executor.follow_epoch(EPOCH + 1)
-    assert await code_of(waiting) is Code.FAILED_PRECONDITION
+    assert await code_of(coming) is Code.FAILED_PRECONDITION
+    held.go_on.set()
 
 
 async def test_a_fetch_of_the_next_epoch_waits_for_its_first_step(sites: tuple[Site, Site]) -> None:
@@ -326,20 +362,36 @@ async def test_a_fetch_of_the_next_epoch_waits_for_its_first_step(sites: tuple[S
     assert np.array_equal(destination.pool.blocks[0], source.pool.blocks[1])
 
 
-@pytest.mark.parametrize("epoch", [EPOCH, EPOCH + 1])
-async def test_what_is_copied_while_other_steps_begin_is_not_sent(sites: tuple[Site, Site], epoch: int) -> None:
-    """The steps are of another epoch, or counted anew within it: they may write the blocks that are read."""
+@pytest.mark.parametrize(
+    ("begin", "code"),
+    [
+        (lambda source: source.step(1, snapshot=True), Code.FAILED_PRECONDITION),
+        (lambda source: source.step(2, snapshot=True), Code.FAILED_PRECONDITION),
+        (lambda source: source.step(1, epoch=EPOCH + 1, snapshot=True), Code.FAILED_PRECONDITION),
+        (lambda source: source.follow_epoch(EPOCH + 1), Code.FAILED_PRECONDITION),
+        (lambda source: source.step(3), Code.OK),
+        (lambda source: source.step(3, snapshot=True), Code.OK),
+    ],
+)
+async def test_what_is_copied_while_steps_of_another_count_begin_is_not_sent(
+    sites: tuple[Site, Site], begin: Callable[[Site], Awaitable[StepResult | None]], code: grpc.StatusCode
+) -> None:
+    """Steps of another epoch, or counted anew within it, may write the blocks that are read; others may not."""
     source, _ = sites
     loop = asyncio.get_running_loop()
     await source.step(2)
 
-    def begin_other_steps() -> None:
-        source.pool.before_read = lambda: None
-        asyncio.run_coroutine_threadsafe(source.step(1, epoch=epoch, snapshot=True), loop).result(30)
+    async def begun() -> StepResult | None:
+        return await begin(source)
 
-    source.pool.before_read = begin_other_steps
+    def begin_steps() -> None:
+        source.pool.before_read = lambda: None
+        answer = asyncio.run_coroutine_threadsafe(begun(), loop).result(30)
+        assert answer is None or answer.status is OK
+
+    source.pool.before_read = begin_steps
     call = source.stub.ReadBlocks(source.read_request([3], block_format="bytes"))
-    assert await code_of(call) is Code.FAILED_PRECONDITION
+    assert await code_of(call) is code
 
 
 async def test_another_life_of_a_worker_forgets_fetches_and_is_not_read(sites: tuple[Site, Site]) -> None:
@@ -353,7 +405,7 @@ async def test_another_life_of_a_worker_forgets_fetches_and_is_not_read(sites: t
     assert await code_of(destination.fetch(source, [1])) is Code.PERMISSION_DENIED
     request.block_format, request.read_key = (
         "bytes",
-        read_key("another key", EPOCH, request.incarnation, 1, request.block_ids),
+        read_key("another key", EPOCH, request.incarnation, request.block_ids),
     )
     assert await code_of(source.stub.ReadBlocks(request)) is Code.FAILED_PRECONDITION
 

@@ -126,7 +126,6 @@ async def test_a_damaged_frame_is_data_loss_and_nothing_of_it_can_be_placed(
     async with Proxy(source.address) as proxy:
         proxy.edit("down", damage)
         far = WorkerClient(grpc.aio.insecure_channel(proxy.address), proxy.address, source.incarnation)
-        far.step_id = source.step_id
         call = destination.fetch(far, SOURCE_BLOCKS[:NUM_FULL])
         assert await code_of(call) is grpc.StatusCode.DATA_LOSS
         assert proxy.num_edited == 1
@@ -145,11 +144,20 @@ async def test_a_source_that_is_killed_or_not_there_is_unavailable(
             worker_client(services[1].wait_for("listening")["address"]) as destination,
         ):
             await prefill(source)
-            call = destination.fetch(source, SOURCE_BLOCKS[:NUM_FULL], after_step=source.step_id + 1)
-            waiting = destination.fetch(source, [1], fetch_id=2)
-            await until_come(waiting, 1)  # so the source has this destination's calls
-            dying.kill()
-            assert await code_of(call) is grpc.StatusCode.UNAVAILABLE
+            come = destination.fetch(source, [1], fetch_id=2)
+            await until_come(come, 1)
+
+            def kill_source(data: bytes) -> bytes:
+                if source.incarnation.encode() in data:  # the read is on its way
+                    dying.kill()
+                return data
+
+            async with Proxy(source.address) as proxy:
+                proxy.edit("up", kill_source)
+                far = WorkerClient(grpc.aio.insecure_channel(proxy.address), proxy.address, source.incarnation)
+                call = destination.fetch(far, SOURCE_BLOCKS[:NUM_FULL])
+                assert await code_of(call) is grpc.StatusCode.UNAVAILABLE
+            assert dying.process.poll() is not None
             assert await code_of(destination.fetch(source, [1], fetch_id=3)) is grpc.StatusCode.UNAVAILABLE
             kept = await destination.step(snapshot=True, placed=[2, 0, 5])
             assert kept.status is StepStatus.OK, "what has come needs its source no longer"

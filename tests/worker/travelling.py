@@ -40,7 +40,7 @@ class WorkerClient:
 
     def fetch(self, source: "WorkerClient", block_ids: list[int], fetch_id: int = 1, **fields: Any) -> Any:
         """Begin to fetch blocks of another worker. Fields are those of the read."""
-        read = {"epoch": EPOCH, "incarnation": source.incarnation, "after_step": source.step_id, **fields}
+        read = {"epoch": EPOCH, "incarnation": source.incarnation, **fields}
         request = pb.FetchBlocksRequest(
             fetch_id=fetch_id,
             source_address=source.address,
@@ -51,7 +51,7 @@ class WorkerClient:
 
     def read(self, block_ids: list[int], block_format: str, **fields: Any) -> Any:
         """Begin to read blocks of this worker."""
-        read = {"epoch": EPOCH, "incarnation": self.incarnation, "after_step": self.step_id, **fields}
+        read = {"epoch": EPOCH, "incarnation": self.incarnation, **fields}
         request = pb.ReadBlocksRequest(block_ids=pack_int32(block_ids), block_format=block_format, **read)
         return self.stub.ReadBlocks(request)
 

@@ -1,4 +1,4 @@
-"""Blocks of this worker for others: waits for the step that has filled them, copies and sends them frame by frame.
+"""Blocks of this worker for others: copies and sends them frame by frame, beside the steps.
 
 Whoever holds the read key may read. Knows nothing of incarnations, which are the servicer's.
 """
@@ -11,7 +11,7 @@ from common.block_reads import make_frame
 from quire.errors import FailedPreconditionError, InvalidRequestError
 from quire.v1 import worker_pb2 as pb
 from worker_svc.loaded_model import TravellingBlocks
-from worker_svc.steps.step_progress import StepProgress, StepsReplacedError
+from worker_svc.steps.step_progress import StepCount, StepProgress
 from worker_svc.steps.task_thread import TaskThread
 
 
@@ -32,18 +32,18 @@ class BlockReads:
         if request.block_format != self._format:
             raise FailedPreconditionError(f"this worker stores blocks as {self._format}, not {request.block_format}")
         block_ids = parse_block_ids(request.block_ids, self._reader.num_blocks)
-        try:
-            count = await self._progress.wait_executed(request.epoch, request.after_step)
-            for first in range(0, len(block_ids), self._reader.most_blocks):
-                some = block_ids[first : first + self._reader.most_blocks]
-                frame = await self._thread.call(partial(self._frame, first, some))
-                if not self._progress.is_current(count):
-                    raise StepsReplacedError
-                yield frame
-        except StepsReplacedError:
-            raise FailedPreconditionError(
-                f"this worker does not execute the steps of epoch {request.epoch} that were meant"
-            ) from None
+        count = self._progress.count
+        self._check_count(count, request.epoch)
+        for first in range(0, len(block_ids), self._reader.most_blocks):
+            some = block_ids[first : first + self._reader.most_blocks]
+            frame = await self._thread.call(partial(self._frame, first, some))
+            self._check_count(count, request.epoch)
+            yield frame
+
+    def _check_count(self, count: StepCount, epoch: int) -> None:
+        """Raises FailedPreconditionError."""
+        if count.epoch != epoch or not self._progress.is_current(count):
+            raise FailedPreconditionError(f"this worker does not execute the steps of epoch {epoch} that were meant")
 
     def _frame(self, first: int, block_ids: Sequence[int]) -> bytes:
         return make_frame(first, self._reader.read(block_ids))

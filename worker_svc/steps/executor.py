@@ -71,7 +71,6 @@ class StepExecutor:
         def delivered(result: StepResult) -> None:
             self._room.release()
             result.total_ns = time.perf_counter_ns() - received_ns
-            self.progress.record_answer(result)
             self._on_answer(result)
             deliver(result)
 
