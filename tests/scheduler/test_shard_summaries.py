@@ -1,4 +1,4 @@
-"""What leaders publish of their caches, in a real store: other schedulers see it, and their clients are told once."""
+"""Summaries of caches in a real store: other schedulers see what leaders publish, and their clients are told once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
