@@ -97,7 +97,7 @@ def prefill_kernel(
     query_start_ptr: tl.tensor,  # [R + 1] int32
     context_lens_ptr: tl.tensor,  # [R] int32
     table_ptr: tl.tensor,  # [R, max_blocks] int32
-    tiles_ptr: tl.tensor,  # [num_tiles, 2] int32
+    tiles_ptr: tl.tensor,  # [num_tiles, 2] int32, a row below 0 where a tile is padding
     out_ptr: tl.tensor,  # [T, num_heads, head_dim], contiguous
     lse_ptr: tl.tensor,  # [T, num_heads] float32
     stride_qt: tl.tensor,
@@ -137,6 +137,8 @@ def prefill_kernel(
     i_kv_head, i_part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     p_tile = tiles_ptr + tl.program_id(1) * TILE_FIELDS
     i_row, i_query = tl.load(p_tile).to(tl.int64), tl.load(p_tile + 1)
+    if i_row < 0:
+        return
     i_start = tl.load(query_start_ptr + i_row)
     query_len = tl.load(query_start_ptr + i_row + 1) - i_start
     num_before = tl.load(context_lens_ptr + i_row) - query_len  # keys that all queries of the row see
@@ -264,7 +266,7 @@ def prefill_attention(
 
     query:                  [T, num_heads, head_dim], head_dim contiguous
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], any strides with head_dim contiguous
-    plan:                   of these rows and this shape; results of tokens in no tile are undefined
+    plan:                   of these rows and this shape; tokens in no tile are not written
     rule:                   its scale is positive
     out:                    output, contiguous, else like query; allocated if None
     """

@@ -6,12 +6,12 @@ tokens of its context, all of it or a chunk; a slot outside the context is never
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from kernels.attention.prefill_config import PrefillConfig
+from kernels.attention.prefill_plan import NO_ROW
 from kernels.attention.shape import Attended, AttentionShape, ScoreRule
 
 
@@ -19,10 +19,11 @@ from kernels.attention.shape import Attended, AttentionShape, ScoreRule
 class PrefillRows:
     """Query rows of different lengths, concatenated, each with its own context.
 
-    The queries of row r are tokens query_start[r] up to query_start[r + 1]; they are the last ones of its context.
+    The queries of row r are tokens query_start[r] up to query_start[r + 1]; they are the last ones of its context. Rows
+    without tiles are not read.
     """
 
-    query_start: Tensor  # [R + 1] int32, cumulative
+    query_start: Tensor  # [R + 1] int32, cumulative; the first need not be 0
     context_lens: Tensor  # [R] int32, keys of each row, the queries' own included
     block_tables: Tensor  # [R, max_blocks] int32; entries that no query of the row sees are never read
 
@@ -36,7 +37,7 @@ class PrefillPlan:
     config: PrefillConfig
     block_size: int
     sliding_window: int | None  # a query at position p sees keys p - sliding_window + 1 to p
-    tiles: Tensor  # [num_tiles, 2] int32 on the device: row, first query of the tile within its row
+    tiles: Tensor  # [num_tiles, 2] int32 on the device: row or NO_ROW, first query of the tile within its row
 
 
 def prefill_attention(
@@ -54,18 +55,17 @@ def prefill_attention(
 
     query:                  [T, num_heads, head_dim]
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]
-    out:                    output, contiguous, else like query; allocated if None. Tokens of no row get zeros here,
-                            and are undefined in general
+    out:                    output, contiguous, else like query; tokens of rows without tiles keep what they have.
+                            Allocated if None; such tokens then get zeros here, and are undefined in general
     """
     rows = plan.rows
     dtype = torch.promote_types(query.dtype, torch.float32)
-    out = torch.zeros_like(query, memory_format=torch.contiguous_format) if out is None else out.zero_()
+    out = torch.zeros_like(query, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.full(query.shape[:2], -math.inf, dtype=dtype, device=query.device)
     starts: list[int] = rows.query_start.tolist()
     contexts: list[int] = rows.context_lens.tolist()
-    for row, ((start, end), context) in enumerate(zip(pairwise(starts), contexts, strict=True)):
-        if start == end:
-            continue
+    for row in sorted(set(plan.tiles[:, 0].tolist()) - {NO_ROW}):
+        start, end, context = starts[row], starts[row + 1], contexts[row]
         positions = torch.arange(context - (end - start), context, device=query.device)
         first = 0 if plan.sliding_window is None else max(0, context - (end - start) - plan.sliding_window + 1)
         keys_at = torch.arange(first, context, device=query.device)

@@ -1,4 +1,7 @@
-"""Runners with a real decoder and a small poisoned pool, for the worker's tests: the CPU's and the accelerator's."""
+"""Runners with a real decoder and a small poisoned pool, for the worker's tests: the CPU's and the accelerator's.
+
+The latter computes without graphs, or with recorded ones.
+"""
 
 from typing import Protocol
 
@@ -6,6 +9,7 @@ from torch import Tensor
 
 from common.step import Step, StepResult
 from kernels.native.torch_kernels import TorchKernels
+from tests.worker.device.recorded_graphs import RecordedGraphs
 from tests.worker.paged_runner import PagedSequence, forward_batch, reference_logits
 from tests.worker.tiny_models import MAX_POSITIONS
 from worker_svc.cpu.host_decoder import HostDecoder
@@ -56,7 +60,23 @@ def make_device_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) ->
     ), pool
 
 
-MAKE_RUNNERS = {"cpu": make_cpu_runner, "device": make_device_runner}
+def make_graph_runner(decoder: Decoder, *, max_prompt_logits: int = 1 << 20) -> tuple[SteppedRunner, KVPool]:
+    """Make a runner like the device's, whose passes are captured and replayed."""
+    pool, limits, graphs = poisoned_pool(decoder), limits_for(decoder), RecordedGraphs()
+    runner = DeviceRunner(
+        decoder,
+        pool,
+        limits,
+        graphs.operations(OPERATIONS),
+        graph_sizes(limits.num_seats),
+        max_prompt_logits=max_prompt_logits,
+        graphs=graphs,
+    )
+    runner.capture_graphs()
+    return SteppedRunner(runner), pool
+
+
+MAKE_RUNNERS = {"cpu": make_cpu_runner, "device": make_device_runner, "graphs": make_graph_runner}
 
 
 def poisoned_pool(decoder: Decoder) -> KVPool:

@@ -23,7 +23,7 @@ from kernels.attention.cascade_reference import (
 from kernels.attention.decode_config import decode_config, num_processors
 from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan, part_of_decode_plan
 from kernels.attention.prefill_config import prefill_config
-from kernels.attention.prefill_plan import prefill_tiles
+from kernels.attention.prefill_plan import most_tiles, prefill_tiles, tile_room
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
 from kernels.attention.shape import AttentionShape
 from kernels.layers.step_inputs_reference import SeatTables, StepInputs
@@ -39,11 +39,14 @@ PrefillPlans = Mapping[Window, PrefillPlan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAttention:
-    """Attention plans for the tokens of a forward pass: rows of one token first, then those of several."""
+    """Attention plans for the tokens of a forward pass: rows of one token first, then those of several.
 
-    num_decode_tokens: int
+    Decode attention writes the first tokens; then prefill attention writes those of its tiles.
+    """
+
+    num_decode_tokens: int  # with padding, which may reach into rows of several tokens
     decode: DecodePlans  # not read without decode tokens
-    prefill: PrefillPlans  # not read without other tokens
+    prefill: PrefillPlans  # empty without other tokens
 
 
 class AttentionPlans:
@@ -111,9 +114,17 @@ class AttentionPlans:
             else:
                 self._operations.fill_decode_plan(plan)
 
-    def prefill_tiles(self, query_lens: IntArray, context_lens: IntArray) -> npt.NDArray[np.int32]:
+    def prefill_tiles(self, query_lens: IntArray, context_lens: IntArray, first_row: int = 0) -> npt.NDArray[np.int32]:
         """Tiles that `prefill` needs on the device, for rows with these lengths [R]: int32 [num_tiles, 2]."""
-        return prefill_tiles(query_lens, context_lens, self.shape, self._prefill_config)
+        return prefill_tiles(query_lens, context_lens, self.shape, self._prefill_config, first_row)
+
+    def tile_room(self, num_tokens: int, max_rows: int) -> int:
+        """Tiles that a graph of so many tokens has room for."""
+        return tile_room(num_tokens, max_rows, self.shape, self._prefill_config)
+
+    def most_tiles(self, num_tokens: int, num_rows: int) -> int:
+        """The most tiles that so many tokens in so many rows can have."""
+        return most_tiles(num_tokens, num_rows, self.shape, self._prefill_config)
 
     def prefill(self, rows: PrefillRows, tiles: Tensor) -> PrefillPlans:
         """Plans for rows of any number of tokens; they need no filling."""

@@ -60,8 +60,9 @@ class DeviceForward:
         """
         rotary = self._rotary(inputs.positions)
         state = ForwardState(self._embed(inputs), None)
+        attended = self._attended(len(inputs.positions))
         for index, layer in enumerate(self._decoder.layers):
-            tokens = _LayerTokens(index, rotary, inputs.slot_mapping, attention)
+            tokens = _LayerTokens(index, rotary, inputs.slot_mapping, attention, attended)
             if layer.norm_place is NormPlace.BEFORE:
                 hidden, residual = self._add_and_norm(layer.attention_norm, state)
                 state = ForwardState(self._attend(layer.attention, hidden, tokens), residual)
@@ -112,6 +113,12 @@ class DeviceForward:
         cos, sin = self._angles.index_select(1, positions).unbind(0)
         return Rotary(cos, sin)
 
+    def _attended(self, num_tokens: int) -> Tensor:
+        """Memory for the output of attention in every layer; padding, which attention leaves out, is zero in all."""
+        config = self._decoder.config
+        size = (num_tokens, config.num_heads, config.head_dim)
+        return torch.zeros(size, dtype=self.dtype, device=self._decoder.device)
+
     def _attend(self, attention: Attention, x: Tensor, tokens: "_LayerTokens") -> Tensor:
         """One product, one launch that rotates and writes, and attention of decode and prefill rows into one output."""
         num_tokens, num_decode = len(x), tokens.attention.num_decode_tokens
@@ -123,18 +130,16 @@ class DeviceForward:
         if attention.q_norm is not None and attention.k_norm is not None:
             query, key = self._norm_heads(attention.q_norm, query), self._norm_heads(attention.k_norm, key)
         self._operations.rotate_and_write(query, key, value, tokens.rotary, key_cache, value_cache, tokens.slot_mapping)
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = tokens.attended
         if num_decode:
             plan, ones, ones_out = tokens.attention.decode[window], query[:num_decode], out[:num_decode]
             if isinstance(plan, CascadePlan):
                 self._operations.cascade_attention(ones, key_cache, value_cache, plan, self._rule, ones_out)
             else:
                 self._operations.decode_attention(ones, key_cache, value_cache, plan, self._rule, False, ones_out)
-        if num_decode < num_tokens:
+        if tokens.attention.prefill:
             rows = tokens.attention.prefill[window]
-            self._operations.prefill_attention(
-                query[num_decode:], key_cache, value_cache, rows, self._rule, False, out[num_decode:]
-            )
+            self._operations.prefill_attention(query, key_cache, value_cache, rows, self._rule, False, out)
         return attention.out(out.view(num_tokens, -1))
 
     def _norm_heads(self, norm: Norm, heads: Tensor) -> Tensor:
@@ -165,3 +170,4 @@ class _LayerTokens(NamedTuple):
     rotary: Rotary | None
     slot_mapping: Tensor
     attention: BatchAttention
+    attended: Tensor  # [T, num_heads, head_dim]

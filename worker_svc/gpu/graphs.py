@@ -1,17 +1,19 @@
-"""A pass captured as CUDA graphs, one for each of several batch sizes; a batch is padded to the next size.
+"""A pass captured as CUDA graphs, one for each of several sizes; a batch is padded to the next size.
 
-Launching the kernels of a decode step one by one takes longer than they run; a graph launches them all at once. The
-captured pass must use fixed addresses. On a CPU a replay is a call.
+Launching the kernels of a step one by one takes longer than they run; a graph launches them all at once. The captured
+pass must use fixed addresses. Without graphs, as on a CPU, a replay is a call.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
+from typing import Protocol
 
 import torch
 
 _FINEST = 16  # sizes below it are powers of two, those above multiples of it
 _PADDING = 8  # in large batches at most about one row in so many is padding
+_LEAST_TOKENS = 64  # of a pass with prompts: fewer take as long
 _NUM_WARM_UPS = 2  # before a capture, so that kernels are compiled and libraries have their workspaces
 
 
@@ -25,59 +27,95 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-class CapturedPass:
-    """Graphs of `run(size)`, which computes a batch padded to `size` rows. For the execution thread alone."""
+def token_sizes(max_tokens: int) -> tuple[int, ...]:
+    """Multiples of 64, farther apart from 1,024 on, up to the first multiple that holds `max_tokens`."""
+    last = -(-max_tokens // _LEAST_TOKENS) * _LEAST_TOKENS
+    sizes = [_LEAST_TOKENS]
+    while sizes[-1] < last:
+        coarse = sizes[-1] // _PADDING // _LEAST_TOKENS * _LEAST_TOKENS
+        sizes.append(min(last, sizes[-1] + max(_LEAST_TOKENS, coarse)))
+    return tuple(sizes)
 
-    def __init__(self, run: Callable[[int], None], sizes: Sequence[int], device: torch.device) -> None:
+
+class PassGraph(Protocol):
+    """Work that was captured."""
+
+    def replay(self) -> None:
+        """Queue it on the current stream."""
+
+
+class GraphMaker(Protocol):
+    """Captures work. Of graphs that one maker captured, only one may be in use at a time: they share memory."""
+
+    def capture(self, run: Callable[[], None]) -> PassGraph:
+        """Capture what `run` queues; it may be called several times."""
+
+
+class CudaGraphs:
+    """Captures on a CUDA device. The largest should come first, so that the others find their memory in its pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = _capture_stream(device)
+
+    def capture(self, run: Callable[[], None]) -> PassGraph:
+        """See GraphMaker.capture."""
+        self._warm_up(run)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        captured: PassGraph = graph
+        return captured
+
+    def _warm_up(self, run: Callable[[], None]) -> None:
+        """Run on the stream of the capture: a library must not allocate its memory for that stream during a capture."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for _ in range(_NUM_WARM_UPS):
+                run()
+        torch.cuda.synchronize(self._device)
+
+
+class CapturedPass:
+    """Graphs of `run(size)`, which computes a batch padded to `size`. For the execution thread alone."""
+
+    def __init__(self, run: Callable[[int], None], sizes: Sequence[int]) -> None:
         self._run = run
         self._sizes = sorted(sizes)
-        self._device = device
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, PassGraph] = {}
 
     @property
-    def max_rows(self) -> int:
+    def largest(self) -> int:
         return self._sizes[-1]
 
-    def size_for(self, num_rows: int) -> int:
-        """The least size that holds the rows."""
-        return self._sizes[bisect_left(self._sizes, num_rows)]
+    @property
+    def captured_sizes(self) -> list[int]:
+        """Sizes that have a graph, ascending."""
+        return sorted(self._graphs)
 
-    def capture(self, sharing: "CapturedPass | None" = None) -> None:
-        """Capture all sizes, the largest first, so that the others find their memory in its pool. No-op on a CPU.
+    def size_for(self, number: int) -> int:
+        """The least size that holds so many."""
+        return self._sizes[bisect_left(self._sizes, number)]
 
-        sharing: a pass to share the pool with, since only one graph is replayed at a time.
-        """
-        if self._device.type != "cuda":
-            return
-        graphs = {} if sharing is None else dict(sharing._graphs)
-        stream = _capture_stream(self._device)
+    def capture(self, maker: GraphMaker, most: int | None = None) -> None:
+        """Capture all sizes, or those of at most `most`, the largest first."""
         for size in reversed(self._sizes):
-            self._warm_up(size, stream)
-            pool = next((graph.pool() for graph in graphs.values()), None)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self._run(size)
-            graphs[size] = self._graphs[size] = graph
+            if most is None or size <= most:
+                self._graphs[size] = maker.capture(partial(self._run, size))
 
     def release(self) -> None:
         """Frees the graphs' memory; replays are calls from now on."""
         self._graphs.clear()
 
-    def replay(self, size: int) -> None:
-        """Queues the pass at one of the sizes."""
+    def replay(self, size: int) -> bool:
+        """Queue the pass at one of the sizes; True if by a graph."""
         graph = self._graphs.get(size)
         if graph is None:
             self._run(size)
-        else:
-            graph.replay()
-
-    def _warm_up(self, size: int, stream: torch.cuda.Stream) -> None:
-        """Run on the stream of the capture: a library must not allocate its memory for that stream during a capture."""
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            for _ in range(_NUM_WARM_UPS):
-                self._run(size)
-        torch.cuda.synchronize(self._device)
+            return False
+        graph.replay()
+        return True
 
 
 @cache

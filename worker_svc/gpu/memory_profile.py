@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+GRAPH_PART = 8  # graphs take at most about 1 / 8 of the memory that steps leave
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProfile:
@@ -14,6 +16,7 @@ class MemoryProfile:
     buffers: int  # that the runner keeps
     activations: int  # at most, during the largest step
     graphs: int
+    max_mixed_tokens: int  # of the largest graph with prompts
 
     @property
     def others(self) -> int:
@@ -36,3 +39,14 @@ class MemoryProfile:
             "others": self.others,
             "available": self.available,
         }
+
+
+def graph_tokens(profile: MemoryProfile, max_batched_tokens: int) -> int:
+    """Tokens of the largest graph with prompts, so that graphs keep within their part of the memory.
+
+    A graph needs the memory of its step, which grows with its tokens, and all graphs share that of the largest.
+    """
+    room = profile.available // GRAPH_PART
+    if profile.activations <= room:
+        return max_batched_tokens
+    return max_batched_tokens * room // profile.activations

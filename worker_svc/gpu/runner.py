@@ -4,7 +4,7 @@ Sampled tokens stay on the device, where the next step finds them. Only the read
 the host; the launch of the next step does not. Knows nothing of epochs or gRPC streams.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from worker_svc.gpu.batch_pass import BatchPass, PackedBatch, fixed_arrays
 from worker_svc.gpu.block_moves import BlockMover, PendingSwaps
 from worker_svc.gpu.device_seats import DeviceSeats
 from worker_svc.gpu.forward import DeviceForward, ForwardState
+from worker_svc.gpu.graphs import CudaGraphs, GraphMaker, token_sizes
 from worker_svc.memory.kv_pool import KVPool, as_bytes
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
@@ -102,23 +103,25 @@ class DeviceRunner:
         *,
         max_prompt_logits: int = _MAX_PROMPT_LOGITS,
         cost: SharingCost | None = None,
+        graphs: GraphMaker | None = None,
         grammars: SeatGrammars | None = None,
     ) -> None:
         """`graph_sizes` are the batch sizes of decode steps; the last holds all seats.
 
-
         `grammars` are those of these seats; None if no step has a grammar.
+        `graphs` captures passes; None: the device's own way, if it is a CUDA device.
         `cost` is the cost of rows that attend to a common prefix together; None: estimated from the model's shape.
         """
         assert graph_sizes[-1] >= limits.num_seats, "every seat may decode at once"
         device, max_rows = kv_pool.device, graph_sizes[-1]
         self._table = SeatTable(limits)
         self._seats = DeviceSeats(limits, device)
-        max_tokens = max(limits.max_batched_tokens, max_rows)
-        self._upload = StepUpload(device, fixed_arrays(max_tokens, max_rows), _UPLOAD_BYTES)
+        max_tokens = token_sizes(max(limits.max_batched_tokens, max_rows))[-1]
+        plans = AttentionPlans(decoder, kv_pool, operations, max_rows=max_rows, max_blocks=limits.max_blocks)
+        arrays = fixed_arrays(max_tokens, max_rows, plans.most_tiles(max_tokens, max_rows))
+        self._upload = StepUpload(device, arrays, _UPLOAD_BYTES)
         self._mover = BlockMover(kv_pool, operations.copy_by_table, operations.swap_blocks)
         self._forward = DeviceForward(decoder, kv_pool, operations)
-        plans = AttentionPlans(decoder, kv_pool, operations, max_rows=max_rows, max_blocks=limits.max_blocks)
         self._batch = BatchPass(
             self._forward, plans, self._seats, self._upload, graph_sizes, cost or sharing_cost(plans.shape)
         )
@@ -128,6 +131,7 @@ class DeviceRunner:
         self._ranker = CandidateRanker(self._columns, operations.sampling)
         self._prompt_rows_at_once = max(1, max_prompt_logits // limits.vocab_size)
         self._device = device
+        self._graphs = CudaGraphs(device) if graphs is None and device.type == "cuda" else graphs
         self._grammars = grammars
         self.fetched = FetchedBlocks(as_bytes(kv_pool.fetched_blocks))
         self._unfollowed: _UnfollowedSamples | None = None  # of the last step
@@ -142,10 +146,24 @@ class DeviceRunner:
             self._sampler.warm_up(self._batch.logits, self._seats.tokens)
             self._mover.warm_up()
 
-    def capture_graphs(self) -> None:
-        """Capture the decode pass at all sizes; until then, and on a CPU, its kernels are launched one by one."""
-        with torch.inference_mode():
-            self._batch.capture()
+    @property
+    def graph_passes(self) -> Mapping[str, int]:
+        """See PassCountingRunner."""
+        return self._batch.counts.by_graph
+
+    @property
+    def kernel_passes(self) -> Mapping[str, int]:
+        """See PassCountingRunner."""
+        return self._batch.counts.by_kernels
+
+    def capture_graphs(self, max_mixed_tokens: int | None = None) -> None:
+        """Capture passes at all sizes, those with prompts of at most so many tokens.
+
+        Until then, and where nothing captures, as on a CPU, kernels are launched one by one.
+        """
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._batch.capture(self._graphs, max_mixed_tokens)
 
     def release_graphs(self) -> None:
         self._batch.release()

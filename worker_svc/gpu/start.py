@@ -15,7 +15,7 @@ import torch
 
 from common.step import Step
 from worker_svc.description import PhaseClock
-from worker_svc.gpu.memory_profile import MemoryProfile
+from worker_svc.gpu.memory_profile import MemoryProfile, graph_tokens
 from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.memory.pool_plan import PoolSizeError, gib
 from worker_svc.steps.step_limits import StepLimits
@@ -31,8 +31,8 @@ class GraphRunner(StepRunner, Protocol):
     def warm_up(self) -> None:
         """Compiles the kernels that only some steps without prompts need."""
 
-    def capture_graphs(self) -> None:
-        """Captures the graphs; until then each kernel is launched by itself."""
+    def capture_graphs(self, max_mixed_tokens: int | None = None) -> None:
+        """Captures the graphs, those with prompts of at most so many tokens; until then kernels are launched apart."""
 
     def release_graphs(self) -> None:
         """Frees the graphs' memory."""
@@ -44,14 +44,23 @@ CompileAhead = Callable[[KVPool, StepLimits], None]  # for the steps that fit th
 
 
 def start_runner(
-    make: Callable[[KVPool, StepLimits], R], pool: KVPool, limits: StepLimits, *, graphs: bool, clock: PhaseClock
+    make: Callable[[KVPool, StepLimits], R],
+    pool: KVPool,
+    limits: StepLimits,
+    *,
+    graphs: bool,
+    clock: PhaseClock,
+    max_mixed_tokens: int | None = None,
 ) -> R:
-    """A runner for this pool, warmed up. Raises PoolSizeError if the pool leaves too little memory for it."""
+    """A runner for this pool, warmed up. Raises PoolSizeError if the pool leaves too little memory for it.
+
+    max_mixed_tokens: of the largest graph with prompts; None: of the largest step.
+    """
     with _refuse_short_memory(f"beside a pool of {pool.num_blocks} blocks, {gib(pool.blocks.nbytes)},"):
         runner = make(pool, limits)
         if graphs:
             with clock.phase("graphs"):
-                runner.capture_graphs()
+                runner.capture_graphs(max_mixed_tokens)
         with clock.phase("warm_up"):
             _run(runner, warm_up_steps(limits))
     return runner
@@ -75,7 +84,7 @@ def measure_memory(
     with _refuse_short_memory("with the model loaded"):
         profile = _try(make, shape, limits, device, graphs=graphs, clock=clock, compile_ahead=compile_ahead)
     _settled_free_bytes(device)  # the trial's memory goes back
-    log.info("memory measured", bytes=profile.parts)
+    log.info("memory measured", bytes=profile.parts, max_mixed_tokens=profile.max_mixed_tokens)
     return profile
 
 
@@ -99,16 +108,20 @@ def _try(
         runner = make(pool, limits)
         compile_kernels(runner, limits)
     with clock.phase("profile"):
-        free = _settled_free_bytes(device)
-        return MemoryProfile(
+        profile = MemoryProfile(
             total=torch.cuda.mem_get_info(device)[1],
-            free=free,
+            free=_settled_free_bytes(device),
             weights=weights,
             trial_pool=pool.blocks.nbytes,
             buffers=_allocated_bytes(device) - weights - pool.blocks.nbytes,
             activations=_activation_bytes(runner, limits, device),
-            graphs=_graph_bytes(runner, device) if graphs else 0,
+            graphs=0,
+            max_mixed_tokens=limits.max_batched_tokens,
         )
+        if not graphs:
+            return profile
+        most = graph_tokens(profile, limits.max_batched_tokens)
+        return replace(profile, graphs=_graph_bytes(runner, device, most), max_mixed_tokens=most)
 
 
 def compile_kernels(runner: GraphRunner, limits: StepLimits) -> None:
@@ -125,10 +138,10 @@ def _activation_bytes(runner: GraphRunner, limits: StepLimits, device: torch.dev
     return torch.cuda.max_memory_reserved(device) - before
 
 
-def _graph_bytes(runner: GraphRunner, device: torch.device) -> int:
+def _graph_bytes(runner: GraphRunner, device: torch.device, max_mixed_tokens: int) -> int:
     """Memory of all graphs: their tensors and the driver's."""
     before = _settled_free_bytes(device)
-    runner.capture_graphs()
+    runner.capture_graphs(max_mixed_tokens)
     after = _settled_free_bytes(device)
     runner.release_graphs()
     return max(0, before - after)

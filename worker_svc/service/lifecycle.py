@@ -27,6 +27,7 @@ from worker_svc.service.registration import Registration, WorkerIdentity
 from worker_svc.service.servicer import SERVICE_NAME, LoadedWorker, ServedBlocks, WorkerServicer, add_to_server
 from worker_svc.service.worker_figures import WorkerFigures
 from worker_svc.steps.executor import StepExecutor
+from worker_svc.steps.step_runner import PassCountingRunner
 from worker_svc.steps.task_thread import TaskThread
 
 _STOP_GRACE_S = 1.0
@@ -77,6 +78,8 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
         executor = StepExecutor(engine.runner, thread, _exit_at_once, figures.record_step)
         copies = TaskThread("block copies")
         figures.description = engine.description
+        if isinstance(engine.runner, PassCountingRunner):
+            figures.passes = engine.runner
         servicer.serve(LoadedWorker(engine.description, executor, _served_blocks(engine, executor, copies)))
         await _set_serving(server, True)
         _log_ready(engine)

@@ -11,6 +11,7 @@ from common.metric_families import Labels, counters, gauges, histogram, process_
 from common.running_histogram import RunningHistogram, decades
 from common.step import StepResult, StepStatus
 from worker_svc.description import MemoryUse, WorkerDescription
+from worker_svc.steps.step_runner import PassCountingRunner
 
 _STEP_S = decades((1, 2.5, 5), -5, 1)
 
@@ -20,6 +21,7 @@ class WorkerFigures:
 
     def __init__(self) -> None:
         self.description: WorkerDescription | None = None  # None while the model is being loaded
+        self.passes: PassCountingRunner | None = None  # None also if the runner counts none
         self._num_steps = dict.fromkeys(StepStatus, 0)
         self._exec_s = RunningHistogram(_STEP_S)
         self._queue_s = RunningHistogram(_STEP_S)
@@ -41,10 +43,20 @@ class WorkerFigures:
         yield histogram("quire_worker_step_seconds", "Seconds that executed steps took.", {}, self._exec_s)
         about = "Seconds that executed steps waited for the one before them."
         yield histogram("quire_worker_step_queue_seconds", about, {}, self._queue_s)
+        if self.passes is not None:
+            yield from _pass_families(self.passes)
         yield gauges("quire_worker_ready", "1 once the model is loaded.", [({}, self.description is not None)])
         if self.description is not None:
             yield from _description_families(self.description)
         yield from process_families({})
+
+
+def _pass_families(runner: PassCountingRunner) -> Iterator[Metric]:
+    by_graph = [({"kind": kind}, number) for kind, number in runner.graph_passes.items()]
+    yield counters("quire_worker_graph_passes", "Passes launched as one CUDA graph, by kind.", by_graph)
+    by_kernels = [({"reason": reason}, number) for reason, number in runner.kernel_passes.items()]
+    about = "Passes launched kernel by kernel, by the reason for which there was no graph."
+    yield counters("quire_worker_kernel_passes", about, by_kernels)
 
 
 def _description_families(description: WorkerDescription) -> Iterator[Metric]:

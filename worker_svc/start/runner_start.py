@@ -175,18 +175,20 @@ def start_device_runner(
 
     step_bytes = _step_bytes(settings, decoder)
     room = _pool_room(settings, choice.device, step_bytes)
+    max_mixed_tokens = None
     if choice.device.type == "cuda":
         trial = PoolPlan(num_blocks=0, max_model_len=longest_sequence(_sequences(settings, decoder)))
         limits = _limits(settings, decoder, trial)
         ahead = compilation_for(choice, make_with, on_compiled)
         profile = measure_memory(make, shape, limits, choice.device, graphs=graphs, clock=clock, compile_ahead=ahead)
+        max_mixed_tokens = profile.max_mixed_tokens
         step_bytes = profile.buffers + profile.activations + profile.graphs
         room = _PoolRoom(profile.available, _MEASURED_FRACTION)
     with clock.phase("kv_pool"):
         plan = _plan(settings, decoder, shape, room)
         pool = _make_pool(settings, shape, plan.num_blocks, choice.device)
     limits = _limits(settings, decoder, plan)
-    runner = start_runner(make, pool, limits, graphs=graphs, clock=clock)
+    runner = start_runner(make, pool, limits, graphs=graphs, clock=clock, max_mixed_tokens=max_mixed_tokens)
     return StartedRunner(runner, limits, pool, runner.fetched, _memory_use(decoder, pool, step_bytes))
 
 

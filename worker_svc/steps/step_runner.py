@@ -3,7 +3,7 @@
 A runner without a device of its own has finished a step when `launch` returns; one with a device has only queued it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from common.step import Step, StepResult
@@ -43,6 +43,19 @@ class AnnouncingRunner(Protocol):
     """
 
     before_pass: Callable[[], None]
+
+
+@runtime_checkable
+class PassCountingRunner(Protocol):
+    """A runner that counts its passes by how they were launched. Any thread may read the counts."""
+
+    @property
+    def graph_passes(self) -> Mapping[str, int]:
+        """Passes that were one graph, by kind."""
+
+    @property
+    def kernel_passes(self) -> Mapping[str, int]:
+        """Passes that were launched kernel by kernel, by reason."""
 
 
 def result_of(launched: StepResult | PendingStep) -> StepResult:

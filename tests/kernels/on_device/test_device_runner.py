@@ -1,6 +1,6 @@
 """Whole steps with the kernels: the accelerator's runner, against the same runner with the torch references.
 
-On a GPU its decode steps are replayed from graphs.
+Steps are replayed from graphs: a GPU's, and recorded ones elsewhere.
 """
 
 from dataclasses import replace
@@ -13,6 +13,7 @@ from common.sampling_params import SequenceSampling
 from common.step import Step, StepResult
 from kernels.attention.cascade_groups import SharingCost
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
+from tests.worker.device.recorded_graphs import RecordedGraphs
 from tests.worker.device.sample_steps import DRAWN, PROMPT, comparable, decode_steps
 from tests.worker.runners import NUM_SEATS, limits_for, poisoned_pool
 from tests.worker.steps import seat_state
@@ -36,8 +37,12 @@ def decoder_on(device: torch.device, folder: Path) -> Decoder:
 def run_kernels(decoder: Decoder, steps: list[Step], cost: SharingCost | None) -> tuple[list[StepResult], KVPool]:
     """Two steps on the way at once."""
     pool, limits = poisoned_pool(decoder), limits_for(decoder)
-    runner = DeviceRunner(decoder, pool, limits, triton_operations.OPERATIONS, graph_sizes(NUM_SEATS), cost=cost)
-    runner.capture_graphs()
+    operations, sizes = triton_operations.OPERATIONS, graph_sizes(NUM_SEATS)
+    recorded = None if HAS_GPU else RecordedGraphs()
+    if recorded is not None:  # in the interpreter, which is slow
+        operations, sizes = recorded.operations(operations), (NUM_SEATS,)
+    runner = DeviceRunner(decoder, pool, limits, operations, sizes, cost=cost, graphs=recorded)
+    runner.capture_graphs(None if HAS_GPU else 64)
     results, before = [], None
     for step in steps:
         pending = runner.launch(step)
@@ -45,6 +50,7 @@ def run_kernels(decoder: Decoder, steps: list[Step], cost: SharingCost | None) -
             results.append(before.wait())
         before = pending
     assert before is not None
+    assert not any(runner.kernel_passes.values())
     return [*results, before.wait()], pool
 
 

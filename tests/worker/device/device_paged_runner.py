@@ -79,7 +79,7 @@ class DevicePagedRunner(PagedRunner):
         inputs = empty_step_inputs(len(seats), num_decode, self.pool.num_blocks, self.decoder.device)
         self.plans.gather(self._tables(sequences), self._tensor(seats), self._tensor(positions), inputs)
         decode = self._decode_plans(inputs, num_decode, prefixes)
-        prefill = self._prefill_plans(sequences[num_ones:], counts[num_ones:])
+        prefill = self._prefill_plans(sequences[num_ones:], counts[num_ones:], num_decode)
         attention = BatchAttention(num_decode_tokens=num_decode, decode=decode, prefill=prefill)
         ends = torch.tensor(counts[num_ones:], dtype=torch.int64).cumsum(0) + num_decode
         last_tokens = torch.cat((torch.arange(num_ones), ends - 1)).to(self.decoder.device)
@@ -97,14 +97,16 @@ class DevicePagedRunner(PagedRunner):
         self.plans.fill(plans)
         return plans
 
-    def _prefill_plans(self, sequences: Sequence[PagedSequence], counts: Sequence[int]) -> PrefillPlans:
+    def _prefill_plans(
+        self, sequences: Sequence[PagedSequence], counts: Sequence[int], num_before: int
+    ) -> PrefillPlans:
         if not counts:
             return {}
         query_lens = torch.tensor(counts)
         contexts = query_lens + torch.tensor([sequence.num_computed_tokens for sequence in sequences])
         tiles = self.plans.prefill_tiles(query_lens.numpy(), contexts.numpy())
         rows = PrefillRows(
-            query_start=self._tensor([0, *query_lens.cumsum(0).tolist()]),
+            query_start=self._tensor([num_before, *(num_before + query_lens.cumsum(0)).tolist()]),
             context_lens=self._tensor(contexts.tolist()),
             block_tables=self._tables(sequences).block_tables,
         )

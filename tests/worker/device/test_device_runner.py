@@ -17,6 +17,7 @@ from common.step import Step, StepResult
 from kernels.attention.cascade_groups import SharingCost
 from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.shape import Attended, ScoreRule
+from tests.worker.device.recorded_graphs import RecordedGraphs
 from tests.worker.device.sample_steps import comparable, decode_steps
 from tests.worker.runners import NUM_SEATS, limits_for, make_cpu_runner, make_device_runner, poisoned_pool
 from tests.worker.steps import seat_state
@@ -38,10 +39,17 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_steps_launched_before_earlier_ones_are_answered_give_the_same(decoder: Decoder, depth: int) -> None:
+@pytest.mark.parametrize("captured", [False, True], ids=["launches", "graphs"])
+def test_steps_launched_before_earlier_ones_are_answered_give_the_same(
+    decoder: Decoder, depth: int, captured: bool
+) -> None:
     plain, _ = make_cpu_runner(decoder)
     pool, limits = poisoned_pool(decoder), limits_for(decoder)
-    runner = DeviceRunner(decoder, pool, limits, OPERATIONS, graph_sizes(limits.num_seats))
+    graphs = RecordedGraphs()
+    operations = graphs.operations(OPERATIONS)
+    runner = DeviceRunner(decoder, pool, limits, operations, graph_sizes(limits.num_seats), graphs=graphs)
+    if captured:
+        runner.capture_graphs()
     steps = decode_steps(8)
     launched: deque[PendingDeviceStep] = deque()
     results: list[StepResult] = []

@@ -14,7 +14,8 @@ import triton
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from benchmarks.gpu.gate.launch_table import LAUNCHES
 from kernels.launches.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
-from tests.worker.device.launched_steps import CASES, LIMITS, LaunchCase, RandomSteps
+from tests.worker.device.launched_steps import CASES, LIMITS, LaunchCase
+from tests.worker.device.random_steps import RandomSteps
 from worker_svc.gpu.runner import PendingDeviceStep
 from worker_svc.model.decoder import Decoder
 

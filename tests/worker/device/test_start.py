@@ -23,6 +23,7 @@ PROFILE = MemoryProfile(
     buffers=2 * GIB,
     activations=3 * GIB,
     graphs=4 * GIB,
+    max_mixed_tokens=8192,
 )
 
 
@@ -40,7 +41,8 @@ class FakeRunner:
     def warm_up(self) -> None:
         self._note("warm_up")
 
-    def capture_graphs(self) -> None:
+    def capture_graphs(self, max_mixed_tokens: int | None = None) -> None:
+        self.max_mixed_tokens = max_mixed_tokens
         self._note("capture")
 
     def release_graphs(self) -> None:
@@ -79,7 +81,9 @@ def test_all_of_the_memory_is_accounted_for() -> None:
 
 
 def test_no_memory_left_is_none_and_not_less() -> None:
-    scarce = MemoryProfile(total=100, free=10, weights=80, trial_pool=5, buffers=5, activations=20, graphs=0)
+    scarce = MemoryProfile(
+        total=100, free=10, weights=80, trial_pool=5, buffers=5, activations=20, graphs=0, max_mixed_tokens=9
+    )
     assert scarce.available == 0
 
 

@@ -1,0 +1,99 @@
+"""Graphs of passes with chunks of prompts, at padded numbers of tokens, and the memory of their results.
+
+Decides whether a batch is padded to a graph, and says why not. Attention looks only at real rows, so padding costs
+products alone.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from worker_svc.gpu.forward import ForwardState
+from worker_svc.gpu.graphs import CapturedPass, GraphMaker, token_sizes
+from worker_svc.gpu.mixed_batch import MixedSize
+from worker_svc.gpu.pass_counts import GraphKind, NoGraph
+
+_MOST_PADDED = 2  # times its tokens: a batch is not padded to more
+
+
+class MixedGraphs:
+    """Graphs of `run`, which queues a pass of some size. For the execution thread alone."""
+
+    def __init__(
+        self,
+        run: Callable[[MixedSize], ForwardState],
+        tile_room: Callable[[int], int],
+        *,
+        max_rows: int,
+        max_tokens: int,
+    ) -> None:
+        """`tile_room` gives the tiles of prefill attention that a graph of so many tokens has room for."""
+        self._run = run
+        self._sizes = {
+            num_tokens: MixedSize(
+                num_tokens=num_tokens,
+                num_rows=min(num_tokens, max_rows),
+                num_decode=min(num_tokens, max_rows),
+                num_tiles=tile_room(num_tokens),
+            )
+            for num_tokens in token_sizes(max_tokens)
+        }
+        self._captured = CapturedPass(self._run_and_keep, list(self._sizes))
+        self._tokens: list[int] = []  # of the graphs, ascending
+        self._kept: ForwardState | None = None  # [most tokens, hidden_size] each: results of all graphs
+
+    @property
+    def smallest(self) -> MixedSize:
+        return next(iter(self._sizes.values()))
+
+    def capture(self, maker: GraphMaker, most: int | None) -> None:
+        """Captures the sizes of at most `most` tokens, the largest first."""
+        chosen = [num_tokens for num_tokens in self._sizes if most is None or num_tokens <= most]
+        if not chosen:
+            return
+        self._kept = _like(self._run(self._sizes[chosen[-1]]))
+        self._captured.capture(maker, chosen[-1])
+        self._tokens = self._captured.captured_sizes
+
+    def release(self) -> None:
+        """Drops the graphs and the memory of their results."""
+        self._captured.release()
+        self._tokens, self._kept = [], None
+
+    def choose(self, exact: MixedSize) -> tuple[MixedSize, GraphKind | NoGraph]:
+        """The size of the least graph that holds a batch; without one the batch's own size, and the reason."""
+        if not self._tokens:
+            return exact, NoGraph.NO_GRAPHS
+        first = bisect_left(self._tokens, exact.num_tokens)
+        if first == len(self._tokens):
+            return exact, NoGraph.TOO_MANY_TOKENS
+        for num_tokens in self._tokens[first:]:
+            if num_tokens > max(self._tokens[first], _MOST_PADDED * exact.num_tokens):
+                break
+            if self._sizes[num_tokens].num_tiles >= exact.num_tiles:
+                return self._sizes[num_tokens], GraphKind.MIXED
+        return exact, NoGraph.MANY_SHORT_CHUNKS
+
+    def replay(self, size: MixedSize) -> ForwardState:
+        """Queues the graph of a size; the results are valid until the next replay."""
+        assert self._kept is not None, "no graph was captured"
+        self._captured.replay(size.num_tokens)
+        return _part(self._kept, size.num_tokens)
+
+    def _run_and_keep(self, num_tokens: int) -> None:
+        assert self._kept is not None
+        state, kept = self._run(self._sizes[num_tokens]), _part(self._kept, num_tokens)
+        kept.hidden.copy_(state.hidden)
+        if state.residual is not None and kept.residual is not None:
+            kept.residual.copy_(state.residual)
+
+
+def _like(state: ForwardState) -> ForwardState:
+    residual = None if state.residual is None else torch.empty_like(state.residual)
+    return ForwardState(torch.empty_like(state.hidden), residual)
+
+
+def _part(state: ForwardState, num_tokens: int) -> ForwardState:
+    residual = None if state.residual is None else state.residual[:num_tokens]
+    return ForwardState(state.hidden[:num_tokens], residual)
