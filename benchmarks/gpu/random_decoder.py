@@ -20,7 +20,9 @@ _STD = 0.02
 
 def random_decoder(shape: ModelShape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Decoder:
     """A LLaMA."""
-    return make_decoder(_RandomReader(dtype, device, seed, tied=shape.tied), _config(shape, dtype), dtype, device)
+    return make_decoder(
+        _RandomReader(dtype, device, seed, tied=shape.tied), decoder_config(shape, dtype), dtype, device
+    )
 
 
 class _RandomReader(WeightReader):
@@ -45,7 +47,8 @@ class _RandomReader(WeightReader):
         )
 
 
-def _config(shape: ModelShape, dtype: torch.dtype) -> ModelConfig:
+def decoder_config(shape: ModelShape, dtype: torch.dtype) -> ModelConfig:
+    """The configuration of a LLaMA of this shape."""
     return ModelConfig(
         architecture="LlamaForCausalLM",
         family=Family.LLAMA,

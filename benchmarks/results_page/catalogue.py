@@ -17,6 +17,7 @@ from benchmarks.gpu import (
     start_compilation,
     swap_or_recompute,
 )
+from benchmarks.gpu.host import section as gpu_host
 from benchmarks.memory import kv_utilisation, memory_saving, prefix_reuse
 from benchmarks.overhead import section as overhead
 from benchmarks.page_section import PageSection
@@ -64,6 +65,7 @@ SECTIONS: tuple[PageSection, ...] = (
     start_compilation.SECTION,
     roofline.SECTION,
     kernels.SECTION,
+    gpu_host.SECTION,
     decode_step.SECTION,
     against_transformers.SECTION,
     block_moves.SECTION,

@@ -53,10 +53,11 @@ class RecordedLaunch:
 
 
 class LaunchRecorder:
-    """The distinct launches so far."""
+    """The launches so far: the distinct ones, and how many there were."""
 
     def __init__(self) -> None:
         self._launches: dict[LaunchKey, RecordedLaunch] = {}
+        self.num_launches = 0
 
     @property
     def launches(self) -> dict[LaunchKey, RecordedLaunch]:
@@ -65,6 +66,7 @@ class LaunchRecorder:
 
     def record_launch(self, *, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
         """Triton's hook before it compiles; returns True, which stops the compilation."""
+        self.num_launches += 1
         self._launches[fn.name, key] = RecordedLaunch(
             kernel=fn.jit_function,
             signature=compile["signature"],
