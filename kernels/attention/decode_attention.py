@@ -24,6 +24,7 @@ LN_2 = tl.constexpr(math.log(2.0))
 MERGE_ELEMENTS = 4096
 MERGE_COLUMNS = 512  # of heads by their dimension
 MERGE_SPLITS = 16
+MOST_PROGRAMS = 65_535  # in the second and third dimension of a grid
 
 
 @triton.jit
@@ -171,7 +172,7 @@ def decode_kernel(
     partial_out  | splits of row 0 | prefix of row 0 | splits of row 1 | prefix of row 1 | ...
     """
     i_head = tl.program_id(0)
-    i_work = tl.program_id(1)
+    i_work = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     if i_work >= tl.load(num_work_ptr):
         return
     p_work = work_ptr + i_work * WORK_FIELDS
@@ -277,7 +278,7 @@ def decode_attention(
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     assert out.shape == query.shape and out.is_contiguous()
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device) if with_lse else None
-    decode_kernel[(shape.num_kv_heads, len(plan.work))](
+    decode_kernel[launch_grid(plan)](
         query,
         key_cache,
         value_cache,
@@ -299,6 +300,12 @@ def decode_attention(
         enable_fp_fusion=True,
     )
     return Attended(out, lse)
+
+
+def launch_grid(plan: DecodePlan) -> tuple[int, int, int]:
+    """Heads of a piece of work beside each other; then the pieces, in two dimensions if they are too many for one."""
+    rounds = triton.cdiv(len(plan.work), MOST_PROGRAMS)
+    return plan.shape.num_kv_heads, triton.cdiv(len(plan.work), rounds), rounds
 
 
 def score_factors(rule: ScoreRule) -> tuple[float, float]:

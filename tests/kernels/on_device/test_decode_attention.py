@@ -267,6 +267,25 @@ if HAS_GPU:
             check(case, plan, ScoreRule(128**-0.5))
 
 
+def test_pieces_in_two_dimensions_of_a_grid_are_all_attended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a dimension hold two programs: the last round has one piece too few for its width."""
+    monkeypatch.setattr(decode_attention, "MOST_PROGRAMS", 2)
+    case = decode_case(FEWER_LENGTHS).to(DEVICE)
+    plan = filled_plan(case, num_programs=4)
+    assert decode_attention.launch_grid(plan)[2] > 1
+    check(case, plan)
+
+
+def test_more_pieces_than_one_dimension_of_a_grid_holds_take_two() -> None:
+    shape = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=64, dtype=torch.float16, kv_dtype=torch.float16)
+    table = torch.zeros((1, 1), dtype=torch.int32, device="meta").expand(70_000, 4)
+    rows = DecodeRows(torch.zeros(70_000, dtype=torch.int32, device="meta"), table)
+    plan = empty_plan(rows, shape, decode_config(shape), 16, 132)
+    heads, width, rounds = decode_attention.launch_grid(plan)
+    assert heads == 2 and rounds == 2 and width <= 65_535
+    assert len(plan.work) > 65_535 and len(plan.work) <= width * rounds < len(plan.work) + rounds
+
+
 def test_layers_around_the_one_attended_are_poisoned() -> None:
     case = decode_case((20,))
     assert NUM_LAYERS > 1
