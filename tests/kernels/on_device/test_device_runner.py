@@ -3,6 +3,7 @@
 Steps are replayed from graphs: a GPU's, and recorded ones elsewhere.
 """
 
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.worker.steps import seat_state
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
-from worker_svc.gpu.runner import DeviceRunner
+from worker_svc.gpu.runner import DeviceRunner, PendingDeviceStep
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 
@@ -30,12 +31,14 @@ MODELS = list(TINY_MODELS) if HAS_GPU else ["llama_gqa"]
 COSTS = {"apart": None, "sharing prefixes": FREE} if HAS_GPU else {"sharing prefixes": FREE}
 
 
-def decoder_on(device: torch.device, folder: Path) -> Decoder:
-    return load_decoder(folder, torch.float32, device)
+def decoder_on(device: torch.device, folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    return load_decoder(folder, dtype, device)
 
 
-def run_kernels(decoder: Decoder, steps: list[Step], cost: SharingCost | None) -> tuple[list[StepResult], KVPool]:
-    """Two steps on the way at once."""
+def run_kernels(
+    decoder: Decoder, steps: list[Step], cost: SharingCost | None, depth: int = 2
+) -> tuple[list[StepResult], KVPool]:
+    """Launch `depth` steps before the first of them is answered."""
     pool, limits = poisoned_pool(decoder), limits_for(decoder)
     operations, sizes = triton_operations.OPERATIONS, graph_sizes(NUM_SEATS)
     recorded = None if HAS_GPU else RecordedGraphs()
@@ -43,15 +46,14 @@ def run_kernels(decoder: Decoder, steps: list[Step], cost: SharingCost | None) -
         operations, sizes = recorded.operations(operations), (NUM_SEATS,)
     runner = DeviceRunner(decoder, pool, limits, operations, sizes, cost=cost, graphs=recorded)
     runner.capture_graphs(None if HAS_GPU else 64)
-    results, before = [], None
+    launched: deque[PendingDeviceStep] = deque()
+    results: list[StepResult] = []
     for step in steps:
-        pending = runner.launch(step)
-        if before is not None:
-            results.append(before.wait())
-        before = pending
-    assert before is not None
+        launched.append(runner.launch(step))
+        if len(launched) == depth:
+            results.append(launched.popleft().wait())
     assert not any(runner.kernel_passes.values())
-    return [*results, before.wait()], pool
+    return [*results, *(pending.wait() for pending in launched)], pool
 
 
 def run_references(decoder: Decoder, steps: list[Step]) -> list[StepResult]:
@@ -63,31 +65,36 @@ def run_references(decoder: Decoder, steps: list[Step]) -> list[StepResult]:
 
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
 @pytest.mark.parametrize("name", MODELS)
-def test_kernels_and_references_sample_the_same_tokens(name: str, cost: SharingCost | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "depth"), [(torch.float32, 2), (torch.float16, 3)], ids=str)
+def test_kernels_and_references_sample_the_same_tokens(
+    dtype: torch.dtype, depth: int, name: str, cost: SharingCost | None, tmp_path: Path
+) -> None:
     folder = write_tiny_model(name, tmp_path)
     steps = decode_steps(12 if HAS_GPU else 2)
-    ours, _ = run_kernels(decoder_on(DEVICE, folder), steps, cost)
-    expected = run_references(decoder_on(torch.device("cpu"), folder), steps)
+    ours, _ = run_kernels(decoder_on(DEVICE, folder, dtype), steps, cost, depth)
+    expected = run_references(decoder_on(torch.device("cpu"), folder, dtype), steps)
     assert [comparable(result) for result in ours] == [comparable(result) for result in expected]
+    tolerance = 1e-3 if dtype == torch.float32 else 2e-2
     for result, reference in zip(ours, expected, strict=True):
         for index, row in reference.logprobs.items():
-            assert list(result.logprobs[index].logprobs) == pytest.approx(list(row.logprobs), abs=1e-3)
+            assert list(result.logprobs[index].logprobs) == pytest.approx(list(row.logprobs), abs=tolerance)
 
 
 def test_blocks_swapped_out_and_in_again_and_copied_go_on_as_before(tmp_path: Path) -> None:
-    """A sequence leaves for the host while another computes, and comes back into other blocks; beams are ranked."""
+    """A sequence leaves for the host while another computes, and comes back beside a prompt; rows are ranked."""
     folder = write_tiny_model("llama_gqa", tmp_path)
     first = seat_state(0, PROMPT, [5, 6, 7], sampling=replace(DRAWN, num_prompt_logprobs=1))
     other = seat_state(1, PROMPT[::-1], [6, 7, 5], sampling=SequenceSampling(seed=1, top_k=5, top_p=0.9))
     back = seat_state(2, PROMPT[-1:], [40, 41, 42], position=8, num_prompt_tokens=9, history=PROMPT[:8])
     back.sampling = DRAWN
+    third = seat_state(3, PROMPT[:5], [20, 21])
     steps = [
         Step(epoch=1, step_id=1, snapshot=True, whole=[first], rows=[0], num_tokens=[9]),
         Step(epoch=1, step_id=2, freed_seats=[0], swap_out=[5, 2, 6, 0, 7, 3], whole=[other], rows=[1]),
-        Step(epoch=1, step_id=3, swap_in=[2, 40, 0, 41, 3, 42], whole=[back], rows=[2, 1]),
+        Step(epoch=1, step_id=3, swap_in=[2, 40, 0, 41, 3, 42], whole=[back, third], rows=[2, 3, 1]),
         Step(epoch=1, step_id=4, copies=[42, 50], rows=[1], samples=[], candidates=[0, 4]),
     ]
-    steps[1].num_tokens = [9]
+    steps[1].num_tokens, steps[2].num_tokens = [9], [1, 5, 1]
     ours, _ = run_kernels(decoder_on(DEVICE, folder), steps, None)
     expected = run_references(decoder_on(torch.device("cpu"), folder), steps)
     assert [comparable(result) for result in ours] == [comparable(result) for result in expected]
