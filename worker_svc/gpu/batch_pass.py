@@ -25,7 +25,7 @@ from kernels.layers.step_inputs_reference import SeatTables, StepInputs, empty_s
 from worker_svc.gpu.attention_plans import AttentionPlans, BatchAttention, DecodePlans
 from worker_svc.gpu.batch_layout import BatchLayout
 from worker_svc.gpu.device_seats import DeviceSeats
-from worker_svc.gpu.forward import DeviceForward, ForwardState
+from worker_svc.gpu.forward import DeviceForward
 from worker_svc.gpu.graphs import CapturedPass, GraphMaker
 from worker_svc.gpu.mixed_batch import PADDING, MixedSize, mixed_arrays, mixed_rows, put_mixed, put_padded
 from worker_svc.gpu.mixed_graphs import MixedGraphs
@@ -61,7 +61,7 @@ class Computed:
     """Results of a pass, valid until the next one."""
 
     logits: Tensor | None  # [at least L, vocab_size]; None if no row needs any
-    state: ForwardState | None  # of all tokens, in the layout's order; None after a decode pass
+    hidden: Tensor | None  # of all tokens, in the layout's order, from which logits are; None after a decode pass
 
 
 class BatchPass:
@@ -129,12 +129,12 @@ class BatchPass:
         self._decode.release()
         self._mixed.release()
 
-    def pack(self, table: SeatTable, rows: StepRows, layout: BatchLayout, *, keep_state: bool) -> PackedBatch:
+    def pack(self, table: SeatTable, rows: StepRows, layout: BatchLayout, *, keep_hidden: bool) -> PackedBatch:
         """Adds a batch to the step's upload, between its `begin` and `send`.
 
-        keep_state: True if more is needed than logits of sampled and ranked rows, which a decode pass does not keep.
+        keep_hidden: True if more is needed than logits of sampled and ranked rows, which a decode pass does not keep.
         """
-        if not layout.is_decode or keep_state:
+        if not layout.is_decode or keep_hidden:
             return self._pack_mixed(rows, layout)
         num_tokens = len(layout.positions)
         size = self._decode.size_for(num_tokens)
@@ -154,11 +154,11 @@ class BatchPass:
         assert packed.mixed is not None
         self.counts.record(packed.how)
         if isinstance(packed.how, GraphKind):
-            state = self._mixed.replay(packed.mixed)
+            hidden = self._mixed.replay(packed.mixed)
         else:
-            state = self._mixed_pass(packed.mixed)
-        logits = None if packed.logit_tokens is None else self._forward.logits(state, packed.logit_tokens)
-        return Computed(logits, state)
+            hidden = self._mixed_pass(packed.mixed)
+        logits = None if packed.logit_tokens is None else self._forward.logits(hidden, packed.logit_tokens)
+        return Computed(logits, hidden)
 
     def _pack_mixed(self, rows: StepRows, layout: BatchLayout) -> PackedBatch:
         num_tokens, which = len(layout.positions), layout.prefill_rows
@@ -211,10 +211,10 @@ class BatchPass:
         fixed = self._upload.fixed
         self._plans.gather(self._tables, fixed["seats"][:size], fixed["positions"][:size], inputs)
         self._plans.fill(plans)
-        state = self._forward.forward(inputs, BatchAttention(num_decode_tokens=size, decode=plans, prefill={}))
-        self._logits[:size].copy_(self._forward.logits(state, None))
+        hidden = self._forward.forward(inputs, BatchAttention(num_decode_tokens=size, decode=plans, prefill={}))
+        self._logits[:size].copy_(self._forward.logits(hidden, None))
 
-    def _mixed_pass(self, size: MixedSize) -> ForwardState:
+    def _mixed_pass(self, size: MixedSize) -> Tensor:
         """One pass with prompts as it is captured; of the same batch it also reads only its fixed arrays."""
         fixed = self._upload.fixed
         inputs = self._inputs.first(size.num_tokens, 0)

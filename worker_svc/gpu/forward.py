@@ -22,13 +22,6 @@ from worker_svc.model.layers import Attention, Mlp, Norm
 from worker_svc.operations import Operations
 
 
-class ForwardState(NamedTuple):
-    """Input of the head."""
-
-    hidden: Tensor  # [T, hidden_size]: output of the last layer
-    residual: Tensor | None  # [T, hidden_size]: the sum of all earlier outputs, still to be added
-
-
 class DeviceForward:
     """A decoder's weights and the pool that it writes, on one device."""
 
@@ -53,49 +46,51 @@ class DeviceForward:
         return self._decoder.dtype
 
     @torch.inference_mode()
-    def forward(self, inputs: StepInputs, attention: BatchAttention) -> ForwardState:
+    def forward(self, inputs: StepInputs, attention: BatchAttention) -> Tensor:
         """Compute the tokens, and write their keys and values into the pool.
+
+        Returns the hidden states [T, hidden_size], normalised for the head, in memory of their own.
 
         Writes of earlier tokens, copies and swap-ins must be queued before, and the plans of the decode tokens filled.
         """
         rotary = self._rotary(inputs.positions)
-        state = ForwardState(self._embed(inputs), None)
+        state = _LayerState(self._embed(inputs), None)
         attended = self._attended(len(inputs.positions))
         for index, layer in enumerate(self._decoder.layers):
             tokens = _LayerTokens(index, rotary, inputs.slot_mapping, attention, attended)
             if layer.norm_place is NormPlace.BEFORE:
                 hidden, residual = self._add_and_norm(layer.attention_norm, state)
-                state = ForwardState(self._attend(layer.attention, hidden, tokens), residual)
+                state = _LayerState(self._attend(layer.attention, hidden, tokens), residual)
                 hidden, residual = self._add_and_norm(layer.mlp_norm, state)
-                state = ForwardState(self._mlp(layer.mlp, hidden), residual)
+                state = _LayerState(self._mlp(layer.mlp, hidden), residual)
             elif layer.norm_place is NormPlace.ON_OUTPUT:
                 hidden = self._attend(layer.attention, state.hidden, tokens)
                 hidden = state.hidden + self._norm(layer.attention_norm, hidden, None)
-                state = ForwardState(hidden + self._norm(layer.mlp_norm, self._mlp(layer.mlp, hidden), None), None)
+                state = _LayerState(hidden + self._norm(layer.mlp_norm, self._mlp(layer.mlp, hidden), None), None)
             else:
                 hidden = self._attend(layer.attention, state.hidden, tokens)
                 hidden = self._norm(layer.attention_norm, hidden, state.hidden)
-                state = ForwardState(self._norm(layer.mlp_norm, self._mlp(layer.mlp, hidden), hidden), None)
-        return state
+                state = _LayerState(self._norm(layer.mlp_norm, self._mlp(layer.mlp, hidden), hidden), None)
+        return self._final(state)
 
     @torch.inference_mode()
-    def logits(self, state: ForwardState, logit_rows: Tensor | None) -> Tensor:
-        """Logits [L, vocab_size] of the tokens `logit_rows` [L], in the model's dtype.
+    def logits(self, hidden: Tensor, logit_rows: Tensor | None) -> Tensor:
+        """Logits [L, vocab_size] of the tokens `logit_rows` [L], in the model's dtype; with None, of all tokens.
 
-        With None, of all tokens; the state is then consumed, since its residual becomes the sum.
+        hidden: [T, hidden_size], as `forward` returns them
         """
         decoder = self._decoder
-        hidden, residual = state
         if logit_rows is not None:
             hidden = hidden.index_select(0, logit_rows)
-            residual = None if residual is None else residual.index_select(0, logit_rows)
-        if decoder.final_norm is not None:
-            hidden = self._norm(decoder.final_norm, hidden, residual)
-        elif residual is not None:
-            hidden = hidden + residual
         if decoder.project_out is not None:
             hidden = decoder.project_out(hidden)
         return decoder.head(hidden)
+
+    def _final(self, state: "_LayerState") -> Tensor:
+        norm, (hidden, residual) = self._decoder.final_norm, state
+        if norm is not None:
+            return self._norm(norm, hidden, residual)
+        return hidden if residual is None else hidden + residual
 
     def _embed(self, inputs: StepInputs) -> Tensor:
         decoder = self._decoder
@@ -150,7 +145,7 @@ class DeviceForward:
         activation = self._operations.gated_activation if mlp.gated else activate
         return mlp.down(activation(mlp.up(x), self._activation))
 
-    def _add_and_norm(self, norm: Norm, state: ForwardState) -> tuple[Tensor, Tensor]:
+    def _add_and_norm(self, norm: Norm, state: "_LayerState") -> tuple[Tensor, Tensor]:
         """The normalised sum of a state, and the sum itself, which becomes the residual."""
         if state.residual is None:
             return self._norm(norm, state.hidden, None), state.hidden
@@ -161,6 +156,13 @@ class DeviceForward:
         if norm.rms:
             return self._operations.rms_norm(x, norm.weight, norm.eps, residual)
         return self._operations.layer_norm(x, norm.weight, norm.bias, norm.eps, residual)
+
+
+class _LayerState(NamedTuple):
+    """Input of a layer."""
+
+    hidden: Tensor  # [T, hidden_size]: output of the layer before
+    residual: Tensor | None  # [T, hidden_size]: the sum of all earlier outputs, still to be added
 
 
 class _LayerTokens(NamedTuple):

@@ -8,8 +8,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-from worker_svc.gpu.forward import ForwardState
 from worker_svc.gpu.graphs import CapturedPass, GraphMaker, token_sizes
 from worker_svc.gpu.mixed_batch import MixedSize
 from worker_svc.gpu.pass_counts import GraphKind, NoGraph
@@ -18,11 +18,11 @@ _MOST_PADDED = 2  # times its tokens: a batch is not padded to more
 
 
 class MixedGraphs:
-    """Graphs of `run`, which queues a pass of some size. For the execution thread alone."""
+    """Graphs of `run`, which queues a pass of some size and returns hidden states. For the execution thread alone."""
 
     def __init__(
         self,
-        run: Callable[[MixedSize], ForwardState],
+        run: Callable[[MixedSize], Tensor],
         tile_room: Callable[[int], int],
         *,
         max_rows: int,
@@ -41,7 +41,7 @@ class MixedGraphs:
         }
         self._captured = CapturedPass(self._run_and_keep, list(self._sizes))
         self._tokens: list[int] = []  # of the graphs, ascending
-        self._kept: ForwardState | None = None  # [most tokens, hidden_size] each: results of all graphs
+        self._kept: Tensor | None = None  # [most tokens, hidden_size]: results of all graphs
 
     @property
     def smallest(self) -> MixedSize:
@@ -52,7 +52,7 @@ class MixedGraphs:
         chosen = [num_tokens for num_tokens in self._sizes if most is None or num_tokens <= most]
         if not chosen:
             return
-        self._kept = _like(self._run(self._sizes[chosen[-1]]))
+        self._kept = torch.empty_like(self._run(self._sizes[chosen[-1]]))
         self._captured.capture(maker, chosen[-1])
         self._tokens = self._captured.captured_sizes
 
@@ -75,25 +75,12 @@ class MixedGraphs:
                 return self._sizes[num_tokens], GraphKind.MIXED
         return exact, NoGraph.MANY_SHORT_CHUNKS
 
-    def replay(self, size: MixedSize) -> ForwardState:
+    def replay(self, size: MixedSize) -> Tensor:
         """Queues the graph of a size; the results are valid until the next replay."""
         assert self._kept is not None, "no graph was captured"
         self._captured.replay(size.num_tokens)
-        return _part(self._kept, size.num_tokens)
+        return self._kept[: size.num_tokens]
 
     def _run_and_keep(self, num_tokens: int) -> None:
         assert self._kept is not None
-        state, kept = self._run(self._sizes[num_tokens]), _part(self._kept, num_tokens)
-        kept.hidden.copy_(state.hidden)
-        if state.residual is not None and kept.residual is not None:
-            kept.residual.copy_(state.residual)
-
-
-def _like(state: ForwardState) -> ForwardState:
-    residual = None if state.residual is None else torch.empty_like(state.residual)
-    return ForwardState(torch.empty_like(state.hidden), residual)
-
-
-def _part(state: ForwardState, num_tokens: int) -> ForwardState:
-    residual = None if state.residual is None else state.residual[:num_tokens]
-    return ForwardState(state.hidden[:num_tokens], residual)
+        self._kept[:num_tokens].copy_(self._run(self._sizes[num_tokens]))

@@ -21,7 +21,7 @@ from worker_svc.gpu.batch_layout import lay_out
 from worker_svc.gpu.batch_pass import BatchPass, PackedBatch, fixed_arrays
 from worker_svc.gpu.block_moves import BlockMover, PendingSwaps
 from worker_svc.gpu.device_seats import DeviceSeats
-from worker_svc.gpu.forward import DeviceForward, ForwardState
+from worker_svc.gpu.forward import DeviceForward
 from worker_svc.gpu.graphs import CudaGraphs, GraphMaker, token_sizes
 from worker_svc.memory.kv_pool import KVPool, as_bytes
 from worker_svc.model.decoder import Decoder
@@ -206,7 +206,7 @@ class DeviceRunner:
     def _pack(self, rows: StepRows) -> "_PackedRows":
         upload, layout = self._upload, lay_out(rows)
         spans = find_prompt_spans(self._table, rows, layout.first_tokens)
-        batch = self._batch.pack(self._table, rows, layout, keep_state=bool(spans))
+        batch = self._batch.pack(self._table, rows, layout, keep_hidden=bool(spans))
         sample_positions, candidate_seats = rows.sample_positions, rows.seats[rows.candidate_rows]
         return _PackedRows(
             batch=batch,
@@ -235,8 +235,8 @@ class DeviceRunner:
         finish: list[Finish] = []
         self._follow_last_samples()
         sample_masks, ranked_masks = self._masks(packed.matched_samples), self._masks(packed.matched_candidates)
-        if packed.prompts is not None and packed.prompt_tokens is not None and computed.state is not None:
-            finish.append(self._prompt_logprobs(computed.state, packed.prompts, packed.prompt_tokens))
+        if packed.prompts is not None and packed.prompt_tokens is not None and computed.hidden is not None:
+            finish.append(self._prompt_logprobs(computed.hidden, packed.prompts, packed.prompt_tokens))
         if computed.logits is not None:
             if packed.samples is not None:
                 samples = self._sampler.launch(computed.logits, packed.samples, self._seats.tokens, sample_masks)
@@ -273,9 +273,9 @@ class DeviceRunner:
             last.done.synchronize()
             self._grammars.follow(last.matched, last.fetched.chosen.token_ids.tolist())
 
-    def _prompt_logprobs(self, state: ForwardState, packed: PackedPrompts, tokens: Tensor) -> Finish:
+    def _prompt_logprobs(self, hidden: Tensor, packed: PackedPrompts, tokens: Tensor) -> Finish:
         def logits_of(some_tokens: Tensor) -> Tensor:
-            return self._forward.logits(state, some_tokens)
+            return self._forward.logits(hidden, some_tokens)
 
         return launch_prompts(logits_of, tokens, packed, self._prompt_rows_at_once, self._sampling).fill_result
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from worker_svc.gpu.forward import ForwardState
 from worker_svc.gpu.graphs import PassGraph, token_sizes
 from worker_svc.gpu.mixed_batch import MixedSize
 from worker_svc.gpu.mixed_graphs import MixedGraphs
@@ -31,8 +31,8 @@ def room(num_tokens: int) -> int:
 
 @pytest.fixture(scope="module")
 def captured() -> MixedGraphs:
-    def run(size: MixedSize) -> ForwardState:
-        return ForwardState(torch.zeros((size.num_tokens, 2)), None)
+    def run(size: MixedSize) -> Tensor:
+        return torch.zeros((size.num_tokens, 2))
 
     graphs = MixedGraphs(run, room, max_rows=MAX_ROWS, max_tokens=MAX_TOKENS)
     graphs.capture(CallingGraphs(), None)
@@ -70,7 +70,7 @@ def test_a_batch_gets_the_least_graph_that_holds_it(captured: MixedGraphs, num_t
 
 
 def test_without_a_capture_there_is_no_graph() -> None:
-    graphs = MixedGraphs(lambda size: ForwardState(torch.zeros(1), None), room, max_rows=4, max_tokens=64)
+    graphs = MixedGraphs(lambda size: torch.zeros(1), room, max_rows=4, max_tokens=64)
     exact = MixedSize(num_tokens=3, num_rows=1, num_decode=0, num_tiles=1)
     assert graphs.choose(exact) == (exact, NoGraph.NO_GRAPHS)
     graphs.capture(CallingGraphs(), 0)
