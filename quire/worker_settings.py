@@ -75,9 +75,7 @@ class WorkerSettings(Settings):
         description="kernels of a CPU for all but matrix products: native code, compiled at first use, or torch; "
         "auto: native, or torch with a warning where there is no compiler",
     )
-    graphs: bool = Field(
-        True, description="capture decode steps as CUDA graphs; without: quicker starts and slower steps"
-    )
+    graphs: bool = Field(True, description="capture steps as CUDA graphs; without: quicker starts and slower steps")
     block_size: int = Field(16, ge=1, le=256, description="tokens in a block")
     num_blocks: int | None = Field(None, ge=1, le=MOST_BLOCKS, description="blocks of the KV pool")
     kv_memory_fraction: float | None = Field(

@@ -14,7 +14,6 @@ import torch
 _FINEST = 16  # sizes below it are powers of two, those above multiples of it
 _PADDING = 8  # in large batches at most about one row in so many is padding
 _LEAST_TOKENS = 64  # of a pass with prompts: fewer take as long
-_NUM_WARM_UPS = 2  # before a capture, so that kernels are compiled and libraries have their workspaces
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
@@ -58,6 +57,7 @@ class CudaGraphs:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _capture_stream(device)
+        self._num_warm_ups = 2  # before the first capture, which gives libraries their workspaces; later 1, for kernels
 
     def capture(self, run: Callable[[], None]) -> PassGraph:
         """See GraphMaker.capture."""
@@ -72,9 +72,10 @@ class CudaGraphs:
         """Run on the stream of the capture: a library must not allocate its memory for that stream during a capture."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            for _ in range(_NUM_WARM_UPS):
+            for _ in range(self._num_warm_ups):
                 run()
         torch.cuda.synchronize(self._device)
+        self._num_warm_ups = 1
 
 
 class CapturedPass:

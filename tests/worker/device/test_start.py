@@ -1,6 +1,7 @@
 """Start of a runner, and the KV pool's share of a device's memory."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from common.step import Step, StepResult
 from tests.worker.steps import LIMITS
 from worker_svc.description import PhaseClock
-from worker_svc.gpu.memory_profile import MemoryProfile
+from worker_svc.gpu.memory_profile import MemoryProfile, graph_tokens
 from worker_svc.gpu.start import start_runner
 from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.memory.pool_plan import PoolSizeError
@@ -32,6 +33,7 @@ class FakeRunner:
 
     def __init__(self, runs_out_at: str = "") -> None:
         self.told: list[str] = []
+        self.max_mixed_tokens: int | None = None
         self._runs_out_at = runs_out_at
 
     def launch(self, step: Step) -> StepResult:
@@ -54,7 +56,7 @@ class FakeRunner:
         self.told.append(what)
 
 
-def start(runner: FakeRunner, *, graphs: bool) -> Sequence[str]:
+def start(runner: FakeRunner, *, graphs: bool, max_mixed_tokens: int | None = None) -> Sequence[str]:
     """Returns the phases."""
     shape = BlockShape(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=torch.float32)
     pool = KVPool(shape, LIMITS.num_blocks, torch.device("cpu"))
@@ -64,7 +66,8 @@ def start(runner: FakeRunner, *, graphs: bool) -> Sequence[str]:
         assert (made_for, limits) == (pool, LIMITS)
         return runner
 
-    assert start_runner(make, pool, LIMITS, graphs=graphs, clock=clock) is runner
+    started = start_runner(make, pool, LIMITS, graphs=graphs, clock=clock, max_mixed_tokens=max_mixed_tokens)
+    assert started is runner
     return [each.phase for each in clock.phases]
 
 
@@ -85,6 +88,27 @@ def test_no_memory_left_is_none_and_not_less() -> None:
         total=100, free=10, weights=80, trial_pool=5, buffers=5, activations=20, graphs=0, max_mixed_tokens=9
     )
     assert scarce.available == 0
+
+
+@pytest.mark.parametrize(
+    ("activations", "tokens"),
+    [
+        (6 * GIB, 8192),  # 55 GiB are left, an eighth of which holds the largest step
+        (7 * GIB, 7899),  # 54 GiB: 8192 * 6.75 / 7
+        (21 * GIB, 1950),  # 40 GiB: 8192 * 5 / 21
+        (70 * GIB, 0),  # nothing is left
+    ],
+)
+def test_graphs_with_prompts_keep_within_an_eighth_of_the_memory(activations: int, tokens: int) -> None:
+    profile = replace(PROFILE, activations=activations, graphs=0)
+    assert profile.available == max(0, 61 * GIB - activations)
+    assert graph_tokens(profile, 8192) == tokens
+
+
+def test_the_runner_captures_what_the_trial_measured() -> None:
+    runner = FakeRunner()
+    start(runner, graphs=True, max_mixed_tokens=4096)
+    assert runner.max_mixed_tokens == 4096
 
 
 def test_graphs_are_captured_before_the_first_steps_if_they_are_wanted() -> None:
