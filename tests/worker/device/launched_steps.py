@@ -19,7 +19,7 @@ from transformers import (
 
 from kernels.attention.cascade_groups import SharingCost
 from kernels.launches.launch_recorder import LaunchKey, RecordedLaunch
-from worker_svc.gpu.graphs import graph_sizes
+from worker_svc.gpu.graphs import GraphMaker, graph_sizes
 from worker_svc.gpu.launch_compilation import record_start, recording_operations
 from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.memory.kv_pool import KVPool
@@ -63,15 +63,18 @@ class LaunchCase:
         MODELS[self.model]().save_pretrained(folder)
         return load_decoder(folder, self.dtype, torch.device("cpu"))
 
-    def runner(self, decoder: Decoder, limits: StepLimits) -> DeviceRunner:
-        return self._runner(decoder, self._pool(decoder, limits), limits)
+    def runner(self, decoder: Decoder, limits: StepLimits, graphs: GraphMaker | None = None) -> DeviceRunner:
+        return self._runner(decoder, self._pool(decoder, limits), limits, graphs)
 
     def _pool(self, decoder: Decoder, limits: StepLimits) -> KVPool:
         shape = decoder.block_shape(limits.block_size, self.kv_dtype)
         return KVPool(shape, limits.num_blocks, decoder.device, limits.num_host_blocks)
 
-    def _runner(self, decoder: Decoder, pool: KVPool, limits: StepLimits) -> DeviceRunner:
-        return DeviceRunner(decoder, pool, limits, recording_operations(), graph_sizes(limits.num_seats), cost=FREE)
+    def _runner(
+        self, decoder: Decoder, pool: KVPool, limits: StepLimits, graphs: GraphMaker | None = None
+    ) -> DeviceRunner:
+        operations, sizes = recording_operations(), graph_sizes(limits.num_seats)
+        return DeviceRunner(decoder, pool, limits, operations, sizes, cost=FREE, graphs=graphs)
 
     def launches_of_start(self, decoder: Decoder) -> Mapping[LaunchKey, RecordedLaunch]:
         """Record the launches that a start on a GPU compiles, with a trial pool; the real one may shorten sequences."""

@@ -13,9 +13,11 @@ import triton
 
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from benchmarks.gpu.gate.launch_table import LAUNCHES
+from benchmarks.gpu.host.stub_graphs import StubGraphs
 from kernels.launches.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
-from tests.worker.device.launched_steps import CASES, LIMITS, LaunchCase
+from tests.worker.device.launched_steps import CASES, LIMITS, NUM_SEATS, LaunchCase
 from tests.worker.device.random_steps import RandomSteps
+from worker_svc.gpu.graphs import graph_sizes, token_sizes
 from worker_svc.gpu.runner import PendingDeviceStep
 from worker_svc.model.decoder import Decoder
 
@@ -56,6 +58,18 @@ def test_no_step_launches_a_kernel_that_was_not_compiled_at_the_start(started: S
     assert not late
     kernels = {launch.name for launch in recorder.launches.values()}
     assert kernels == {launch.name for launch in started.compiled.values()}, "the steps do not launch all kernels"
+
+
+@pytest.mark.parametrize("started", ["bf16", "cache of e4m3"], indirect=True)
+def test_no_graph_captures_a_kernel_that_was_not_compiled_ahead(started: Started) -> None:
+    """Graphs are captured at padded sizes, whose numbers of rows and tiles may be of other kinds to the compiler."""
+    graphs = StubGraphs()
+    runner = started.case.runner(started.decoder, LIMITS, graphs)
+    with recorded_launches() as recorder:
+        runner.capture_graphs()
+    assert graphs.num_captured == 2 * len(graph_sizes(NUM_SEATS)) + len(token_sizes(LIMITS.max_batched_tokens))
+    late = [str(launch) for key, launch in recorder.launches.items() if key not in started.compiled]
+    assert recorder.launches and not late
 
 
 def test_the_compile_gate_knows_the_types_of_all_launches(started: Started) -> None:
