@@ -4,8 +4,7 @@ Sampled tokens stay on the device, where the next step finds them. Only the read
 the host; the launch of the next step does not. Knows nothing of epochs or gRPC streams.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +19,7 @@ from worker_svc.gpu.attention_plans import AttentionPlans
 from worker_svc.gpu.batch_layout import lay_out
 from worker_svc.gpu.batch_pass import BatchPass, PackedBatch, fixed_arrays
 from worker_svc.gpu.block_moves import BlockMover, PendingSwaps
+from worker_svc.gpu.device_loss import device_lost_if_it_says_so
 from worker_svc.gpu.device_seats import DeviceSeats
 from worker_svc.gpu.forward import DeviceForward
 from worker_svc.gpu.graphs import CudaGraphs, GraphMaker, token_sizes
@@ -35,33 +35,11 @@ from worker_svc.steps.fetched_blocks import FetchedBlocks
 from worker_svc.steps.seat_table import SeatTable
 from worker_svc.steps.step_check import BlockPairs, CheckedStep, IntArray, StepRows
 from worker_svc.steps.step_limits import StepLimits
-from worker_svc.steps.step_runner import DeviceLostError
 from worker_svc.steps.step_upload import StepUpload
 from worker_svc.steps.streams import DeviceEvent
 
 _MAX_PROMPT_LOGITS = 1 << 26  # per slice: 256 MiB in float32
 _UPLOAD_BYTES = 1 << 20  # beside seats and positions; larger steps, such as long prompts, send the rest separately
-
-
-@contextmanager
-def _device_lost_if_it_says_so(device: torch.device | None = None) -> Iterator[None]:
-    """Raise DeviceLostError for a device error, which leaves this process without the device; not if memory is short.
-
-    Triton and torch's libraries raise any RuntimeError in both cases. So on a RuntimeError `device`, if given,
-    is synchronized: that fails if the device is lost.
-    """
-    try:
-        yield
-    except torch.AcceleratorError as error:
-        raise DeviceLostError(str(error)) from error
-    except RuntimeError as error:
-        if device is not None and device.type == "cuda":
-            try:
-                torch.cuda.synchronize(device)
-            except torch.AcceleratorError as lost:
-                raise DeviceLostError(f"{error}: {lost}") from error
-        raise
-
 
 Finish = Callable[[StepResult], None]  # called once the copies to the host are done
 Release = Callable[[], None]
@@ -80,7 +58,7 @@ class PendingDeviceStep:
     def wait(self) -> StepResult:
         """Wait for the device and fill the result."""
         try:
-            with _device_lost_if_it_says_so():
+            with device_lost_if_it_says_so():
                 self.done.synchronize()
                 for finish in self.finish:
                     finish(self.result)
@@ -141,7 +119,7 @@ class DeviceRunner:
 
         Prompt kernels have one variant each, which the first prompt compiles. The computed rows are padding.
         """
-        with torch.inference_mode(), _device_lost_if_it_says_so():
+        with torch.inference_mode(), device_lost_if_it_says_so():
             self._batch.warm_up()
             self._sampler.warm_up(self._batch.logits, self._seats.tokens)
             self._mover.warm_up()
@@ -174,7 +152,7 @@ class DeviceRunner:
         Raises InvalidStepError or MissingBlocksError before anything has changed. After any other exception the seats
         are in an unknown state until the next snapshot; DeviceLostError is final.
         """
-        with torch.inference_mode(), _device_lost_if_it_says_so(self._device):
+        with torch.inference_mode(), device_lost_if_it_says_so(self._device):
             checked = self._table.check(step)
             placed = self.fetched.take(step.epoch, checked.placed)
             try:
