@@ -73,7 +73,7 @@ def test_closing_ends_what_runs_and_begins_nothing_more(tmp_path: Path) -> None:
     while not (log.is_file() and log.read_text()):
         time.sleep(0.01)
     runner.close()
-    thread.join(20)
+    thread.join()
     assert (results["long"].status, results["never"].status) == ("failed", "skipped")
 
 
