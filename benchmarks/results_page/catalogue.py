@@ -24,7 +24,7 @@ from benchmarks.page_section import PageSection
 from benchmarks.paper import section as paper
 from benchmarks.peers import section as peers
 from benchmarks.results_page import conformance, faults, interfaces
-from benchmarks.scale import routing_hits, routing_speed, schedule_cost, shard_throughput, summary_forms
+from benchmarks.scale import routing_hits, routing_speed, schedule_cost, shard_throughput, summary_forms, travel_section
 from benchmarks.scale import section as scale
 from benchmarks.services import gateway_cost
 
@@ -46,6 +46,7 @@ SECTIONS: tuple[PageSection, ...] = (
     routing_speed.SECTION,
     summary_forms.SECTION,
     fleet.SECTION,
+    travel_section.SECTION,
     journal_cost.SECTION,
     durability_cost.SECTION,
     recovery_time.SECTION,
