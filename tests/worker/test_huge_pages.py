@@ -4,11 +4,17 @@ import ctypes
 import platform
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
 from kernels.native.host_memory import take_memory, zeros_as_used
 from worker_svc.memory.huge_pages import collapse_memory
+from worker_svc.memory.kv_pool import BlockShape, KVPool
+from worker_svc.start.runner_start import take_memory_in_background
 
 NUM_BYTES = 16 << 20
 HUGE_PAGE_BYTES = 2 << 20
@@ -77,3 +83,20 @@ def test_all_memory_of_a_small_tensor_is_taken() -> None:
     take_memory(pool, 1 << 30)
     if kernel_version() >= (5, 14):
         assert bytes_within(begin, end, "Rss") - before >= pool.nbytes
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_worker_that_only_decodes_has_its_whole_pool_at_hand(whole: bool) -> None:
+    shape = BlockShape(num_layers=4, num_kv_heads=8, head_dim=64, block_size=16, dtype=torch.float32)
+    pool = KVPool(shape, 256, torch.device("cpu"), num_fetched_blocks=128)
+    before = [resident_bytes(each) for each in (pool.blocks, pool.fetched_blocks)]
+    model: Any = SimpleNamespace(take_memory=lambda: None)
+    take_memory_in_background(model, pool, whole=whole).join()
+    taken = [resident_bytes(each) - rss for each, rss in zip((pool.blocks, pool.fetched_blocks), before, strict=True)]
+    if kernel_version() >= (5, 14):
+        assert (taken[0] >= pool.blocks.nbytes) == whole
+        assert (taken[1] >= pool.fetched_blocks.nbytes) == whole
+
+
+def resident_bytes(tensor: Tensor) -> int:
+    return bytes_within(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, "Rss")

@@ -111,7 +111,7 @@ def start_cpu_runner(
         runner = CpuRunner(model, pool, limits)
         for step in warm_up_steps(limits):
             runner.launch(step)
-        take_memory_in_background(host, pool)
+        take_memory_in_background(host, pool, whole=settings.role == "decode")
     runner = CpuRunner(model, pool, limits, grammars)
     memory = _memory_use(decoder, pool, step_bytes)
     if lead is not None:
@@ -129,9 +129,14 @@ def plan_cpu_pool(settings: WorkerSettings, decoder: Decoder, shape: BlockShape,
     return _plan(settings, decoder, shape, _pool_room(settings, decoder.device, step_bytes, num_on_machine))
 
 
-def take_memory_in_background(model: HostDecoder, pool: KVPool) -> None:
-    """Take the memory that the first prompts write: on some machines that takes as long as computing them."""
-    Thread(target=_take_memory, args=(model, pool), name="memory", daemon=True).start()
+def take_memory_in_background(model: HostDecoder, pool: KVPool, *, whole: bool = False) -> Thread:
+    """Take the memory that the first prompts write: on some machines that takes as long as computing them.
+
+    `whole`: all of the pool, for a worker into whose pool prompts come at once, between the tokens of other requests.
+    """
+    thread = Thread(target=_take_memory, args=(model, pool, whole), name="memory", daemon=True)
+    thread.start()
+    return thread
 
 
 @contextmanager
@@ -148,9 +153,12 @@ def _refuse_short_memory() -> Iterator[None]:
         ) from error
 
 
-def _take_memory(model: HostDecoder, pool: KVPool) -> None:
+def _take_memory(model: HostDecoder, pool: KVPool, whole: bool) -> None:
     model.take_memory()
-    take_memory(pool.blocks, min(_CPU_BYTES_AT_HAND, int(pool.blocks.nbytes * _CPU_PART_AT_HAND)))
+    if whole:
+        take_memory(pool.fetched_blocks, pool.fetched_blocks.nbytes)
+    most = pool.blocks.nbytes if whole else min(_CPU_BYTES_AT_HAND, int(pool.blocks.nbytes * _CPU_PART_AT_HAND))
+    take_memory(pool.blocks, most)
 
 
 def start_device_runner(
