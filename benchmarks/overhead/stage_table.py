@@ -64,7 +64,7 @@ def _parts(spans: Spans, steps: SteadySteps) -> Iterator[tuple[str, Place, Seque
     scheduler, worker, client = spans.scheduler, spans.worker, spans.client
     executions = {step.step_id: (step.began_ns, step.ended_ns) for step in steps.worker}
     opened, sealed = _by_step(worker, "open"), _by_step(worker, "seal")
-    placed = _by_step(worker, "place")
+    checked = _by_step(worker, "check")
     text, pack = _of(scheduler, "text"), _of(scheduler, "pack")
     settle = _of(scheduler, "settle")
     text_cost_ns = len(text) * spans.cost_ns // len(_of(scheduler, "apply"))
@@ -73,8 +73,8 @@ def _parts(spans: Spans, steps: SteadySteps) -> Iterator[tuple[str, Place, Seque
     yield "encode the step", "scheduler", [*_of(scheduler, "encode"), *_of(scheduler, "seal")], 0
     yield "wire out", "between", _between(_by_step(scheduler, "seal"), opened), 0
     yield "worker: decode", "worker", [*_of(worker, "open"), *_of(worker, "decode")], 0
-    yield "worker: wait for its turn", "between", _between(_by_step(worker, "decode"), placed), 0
-    yield "worker: fence, apply", "worker", list(placed.values()), 0
+    yield "worker: wait for its turn", "between", _between(_by_step(worker, "decode"), checked), 0
+    yield "worker: fence, apply", "worker", [*checked.values(), *_of(worker, "take over")], 0
     yield "execute", "worker", list(executions.values()), 0
     yield "worker: hand back", "between", _between(executions, sealed), 0
     yield "worker: encode", "worker", [*_of(worker, "encode"), *sealed.values()], 0
