@@ -57,6 +57,8 @@ class BlockFetches:
         if group.fetch_id:
             return False
         num_free = destination.max_fetched_blocks - destination.num_coming_fetched
+        if num_free <= 0:
+            return False
         found = _best_source(destination, group, self._workers.values(), num_free)
         if found is None or not self.pays(destination, found[0], len(found[1])):
             return False
@@ -146,7 +148,7 @@ def _best_source(
         blocks = _blocks_beyond(destination, group, worker)
         if len(blocks) > (len(best[1]) if best is not None else 0):
             best = worker, blocks
-    return None if best is None or max_blocks <= 0 else (best[0], dict(islice(best[1].items(), max_blocks)))
+    return None if best is None else (best[0], dict(islice(best[1].items(), max_blocks)))
 
 
 def _blocks_beyond(destination: WorkerState, group: SequenceGroup, source: WorkerState) -> dict[bytes, int]:

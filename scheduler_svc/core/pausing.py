@@ -16,9 +16,7 @@ def stop_for_pause(worker: WorkerState, group: SequenceGroup, *, keep_on_host: b
     is_kept = keep_on_host and has_room and can_swap(worker, group)
     if is_kept:
         copy_to_host(worker, group, worker.next_step_id)
-    worker.stop_group(group, keeps_computed=is_kept)
-    for sequence in group.live:
-        sequence.num_preemptions += 1
+    worker.set_aside(group, keeps_computed=is_kept)
 
 
 def bind_paused(worker: WorkerState, group: SequenceGroup, *, keep_on_host: bool) -> None:

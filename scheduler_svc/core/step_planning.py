@@ -40,7 +40,7 @@ class StepPlanner:
             return None
         worker.cache_decoded_blocks()
         for group in groups_to_hand_over(worker, workers, self._limits):
-            worker.stop_to_move(group)
+            worker.set_aside(group)
             self._places.place_preempted(group)
         if not self._places.waiting:
             self._take_from_busiest(worker)
@@ -59,7 +59,7 @@ class StepPlanner:
         found = group_to_share(worker, self._places.workers.values(), self._places.fetches, self._limits)
         if found is not None:
             source, group = found
-            source.stop_to_move(group)
+            source.set_aside(group)
             group.destination = worker.worker_id
             self._places.place_preempted(group)
 

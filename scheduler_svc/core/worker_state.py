@@ -191,17 +191,15 @@ class WorkerState:
         if group.num_pending_tokens:
             self.parked[group] = None
 
-    def stop_to_move(self, group: SequenceGroup) -> None:
-        """Stop a group that is to go on elsewhere, which counts as no preemption of the group."""
-        self.stop_group(group)
+    def set_aside(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
+        """Stop a group that is to go on later or elsewhere, which by itself counts as no preemption of the group."""
+        self.stop_group(group, keeps_computed=keeps_computed)
         for sequence in group.live:
             sequence.num_preemptions += 1
 
     def preempt(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
         """Stop a group to make room. It has no row in a step that is being planned."""
-        self.stop_group(group, keeps_computed=keeps_computed)
-        for sequence in group.live:
-            sequence.num_preemptions += 1
+        self.set_aside(group, keeps_computed=keeps_computed)
         group.num_preemptions += 1
         self.num_preemptions += 1
 
