@@ -52,7 +52,7 @@ def step_from_pb(message: pb.StepRequest) -> Step:
         whole=[_seat_from_pb(state) for state in message.whole],
         append_pairs=_unpack_pairs("append_pairs", message.append_pairs),
         swap_out=_unpack_pairs("swap_out", message.swap_out),
-        placed=_unpack_triples("placed", message.placed),
+        placed=_unpack_tuples("placed", message.placed, 3, "triples"),
         swap_in=_unpack_pairs("swap_in", message.swap_in),
         copies=_unpack_pairs("copies", message.copies),
         rows=unpack_int32(message.rows),
@@ -118,16 +118,13 @@ def _forced_from_pb(data: bytes) -> dict[int, Ints]:
 
 
 def _unpack_pairs(name: str, data: bytes) -> "list[int]":
-    values = unpack_int32(data)
-    if len(values) % 2:
-        raise ValueError(f"{name} holds pairs, but has {len(values)} numbers")
-    return values.tolist()
+    return _unpack_tuples(name, data, 2, "pairs")
 
 
-def _unpack_triples(name: str, data: bytes) -> "list[int]":
+def _unpack_tuples(name: str, data: bytes, size: int, kind: str) -> "list[int]":
     values = unpack_int32(data)
-    if len(values) % 3:
-        raise ValueError(f"{name} holds triples, but has {len(values)} numbers")
+    if len(values) % size:
+        raise ValueError(f"{name} holds {kind}, but has {len(values)} numbers")
     return values.tolist()
 
 
