@@ -9,7 +9,15 @@ import pytest
 from benchmarks.report import RESULTS, ROOT
 from benchmarks.results_page.catalogue import SECTIONS, section_of_kind
 
-PAGES = ("README.md", "ARCHITECTURE.md", "docs/durability.md", "docs/worker.md", "docs/wire.md", "benchmarks/README.md")
+PAGES = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "docs/durability.md",
+    "docs/shards.md",
+    "docs/worker.md",
+    "docs/wire.md",
+    "benchmarks/README.md",
+)
 CITED = re.compile(r"\(([\w./]*benchmarks/results/|results/)(\w+\.json)\)")
 SHORT = 7  # characters of a commit that name it
 
