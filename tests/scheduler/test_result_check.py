@@ -23,6 +23,7 @@ NUM_TOP = 2
 PLAIN = SequenceSampling(seed=0)
 TOLD = SequenceSampling(seed=0, num_logprobs=NUM_TOP)
 TOLD_OF_PROMPT = SequenceSampling(seed=0, num_prompt_logprobs=NUM_TOP)
+WITH_GRAMMAR = SequenceSampling(seed=0, grammar="g")
 BARE = SequenceSampling(seed=0, num_logprobs=0, num_prompt_logprobs=0)
 
 
@@ -118,6 +119,16 @@ def test_requests_whose_logits_were_not_finite_are_named_once_each_and_no_other(
         with pytest.raises(NotFiniteError, match="check the model's weights") as caught:
             worker.check(plan, answer([0, 5, 0], invalid_samples=invalid))
         assert list(caught.value.groups) == [groups[each] for each in dict.fromkeys(invalid)]
+
+
+def test_where_only_requests_with_a_grammar_got_no_token_the_grammar_is_named_too(worker: Worker) -> None:
+    worker.add(WITH_GRAMMAR)
+    worker.add(PLAIN)
+    plan = worker.plan()
+    for invalid, is_named in (([0], True), ([1], False), ([0, 1], False)):
+        with pytest.raises(NotFiniteError, match="logits were not finite") as caught:
+            worker.check(plan, answer([5, 5], invalid_samples=invalid))
+        assert ("the structured output went beyond a limit" in str(caught.value)) is is_named
 
 
 def test_a_request_that_has_ended_meanwhile_is_not_named(worker: Worker) -> None:

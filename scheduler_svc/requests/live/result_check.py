@@ -22,14 +22,15 @@ class ImpossibleAnswerError(QuireError):
 
 
 class NotFiniteError(QuireError):
-    """Logits of some requests were not finite: the answer is dropped, and the requests are computed elsewhere."""
+    """No token could follow in some requests: the answer is dropped, and the requests are computed elsewhere."""
 
     reason = "NOT_FINITE"
 
-    def __init__(self, groups: Collection[SequenceGroup]) -> None:
-        super().__init__(
-            "the model's logits were not finite: check the model's weights and dtype, or change the prompt"
-        )
+    def __init__(self, groups: Collection[SequenceGroup], *, have_grammars: bool) -> None:
+        """`have_grammars`: all these requests have one, and a grammar that fails leaves no token either."""
+        not_finite = "the model's logits were not finite: check the model's weights and dtype, or change the prompt"
+        failed = "no token could follow: the structured output went beyond a limit, so ask for a simpler one; or"
+        super().__init__(f"{failed} {not_finite}" if have_grammars else not_finite)
         self.groups = groups
 
 
@@ -61,7 +62,7 @@ def check_result(
         _check_candidates(plan, row, candidates, vocab_size, sampling_of)
     groups = not_finite(plan, result)
     if groups:
-        raise NotFiniteError(groups)
+        raise NotFiniteError(groups, have_grammars=all(_has_grammar(group, sampling_of) for group in groups))
 
 
 def check_forced(
@@ -99,6 +100,11 @@ def not_finite(plan: StepPlan, result: StepResult) -> list[SequenceGroup]:
     sequences = [plan.sampled_sequences[sample] for sample in result.invalid_samples]
     sequences += [plan.sequences[row] for row, candidates in rows if not candidates.token_ids]
     return list(dict.fromkeys(sequence.group for sequence in sequences if not sequence.is_finished))
+
+
+def _has_grammar(group: SequenceGroup, sampling_of: Mapping[int, SequenceSampling]) -> bool:
+    samplings = (sampling_of.get(sequence.seq_id) for sequence in group.sequences)
+    return any(sampling is not None and sampling.grammar for sampling in samplings)
 
 
 def _impossible(plan: StepPlan, what: str) -> ImpossibleAnswerError:
