@@ -132,7 +132,8 @@ def start_worker(scheduler: str, *arguments: str, model: Path = DEMO_MODEL) -> S
 
 
 def start_gateway(scheduler: str, *arguments: str, env: Mapping[str, str] | None = None) -> tuple[Service, str]:
-    """A gateway that listens, and its URL."""
+    """A gateway that listens, and its URL. It waits as long for a scheduler as one may take to start."""
+    env = {"QUIRE_GATEWAY_SCHEDULER_TIMEOUT_S": str(patient(START_TIMEOUT_S)), **(env or {})}
     service = Service("gateway_svc", "--listen", "127.0.0.1:0", "--scheduler", scheduler, *arguments, env=env)
     try:
         return service, f"http://{service.wait_for('listening')['address']}"

@@ -107,3 +107,22 @@ def test_slowness_can_be_said_and_never_shortens_a_limit() -> None:
             [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
         )
         assert float(ended.stdout) == 2.0 * factor
+
+
+SLOW_REPORT = """
+import time
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call):
+    if call.excinfo is not None:
+        time.sleep(3)
+    return (yield)
+"""
+
+
+def test_a_report_that_takes_long_is_not_ended_by_the_timer_of_its_test(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(SLOW_REPORT)
+    (tmp_path / "test_both.py").write_text(SOURCE.format(statement="raise AssertionError"))
+    ended = run_pytest(tmp_path, "--timeout", "1")
+    assert "1 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr

@@ -37,6 +37,14 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Stops the timer of a test that has failed: a report that takes long must not be what it ends."""
+    if call.excinfo is not None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     """Ends clearing away that waits for ever, such as for a thread of the service that a failed test has broken."""
     marker = item.get_closest_marker("timeout")
