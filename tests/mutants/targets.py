@@ -1,7 +1,7 @@
 """Targets of mutation, and the tests related to them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,18 +21,24 @@ class Target:
         return _paths(root, self.sources)
 
     def test_paths(self, root: Path, source_path: str) -> tuple[list[str], int]:
-        """List its tests, and the number of the nearest ones, which come first, since they find most faults soon.
+        """List a file's tests, and the number of the nearest ones, which come first, since they find most faults soon.
 
-        Near are those that import the module and those that its own tests are named after; else the first few.
+        Near are those that import the module or are named after it, whether or not a glob of the target names them, if
+        they stand beside tests that one does; else the first few.
         """
         module = source_path.removesuffix(".py").replace("/", ".")
         imports = re.compile(rf"^(from|import) {re.escape(module)}\b", re.MULTILINE)
         stem = Path(source_path).stem
+        named = _paths(root, self.tests)
+        beside = _paths(root, dict.fromkeys(f"{Path(each).parent.as_posix()}/test_*.py" for each in self.tests))
         near: list[str] = []
         far: list[str] = []
-        for path in _paths(root, self.tests):
+        for path in dict.fromkeys([*named, *beside]):
             is_near = stem in Path(path).stem or imports.search((root / path).read_text()) is not None
-            (near if is_near else far).append(path)
+            if is_near:
+                near.append(path)
+            elif path in named:
+                far.append(path)
         tests = near + far
         return tests, min(len(tests) - 1, max(len(near), _LEAST_NEAR))
 
@@ -73,6 +79,8 @@ TARGETS = (
             "tests/scheduler/test_durable_answers.py",
             "tests/scheduler/test_recovery*.py",
             "tests/scheduler/test_standby*.py",
+            "tests/scheduler/test_stale_epochs.py",
+            "tests/scheduler/test_take_over.py",
         ),
     ),
     Target(
@@ -80,6 +88,8 @@ TARGETS = (
         sources=(
             "worker_svc/steps/seat_table.py",
             "worker_svc/steps/step_*.py",
+            "worker_svc/steps/fetched_blocks.py",
+            "worker_svc/steps/pool_reader.py",
             "worker_svc/cpu/batch_builder.py",
             "worker_svc/sampling/candidates.py",
             "worker_svc/cpu/runner.py",
@@ -95,12 +105,14 @@ TARGETS = (
             "tests/worker/test_runner.py",
             "tests/worker/test_runner_*.py",
             "tests/worker/test_servicer.py",
+            "tests/worker/test_fetched_blocks.py",
+            "tests/worker/test_pool_blocks_travel.py",
             "tests/worker/device/test_step_upload.py",
         ),
     ),
 )
 
 
-def _paths(root: Path, globs: Sequence[str]) -> list[str]:
+def _paths(root: Path, globs: Iterable[str]) -> list[str]:
     found = (path.relative_to(root).as_posix() for each in globs for path in sorted(root.glob(each)))
     return [path for path in dict.fromkeys(found) if not path.endswith("__init__.py")]

@@ -10,7 +10,7 @@ from tests.mutants.__main__ import ROOT, drawn, possible_mutants, reason_for
 from tests.mutants.operators import Mutant, is_python, mutants_of
 from tests.mutants.report import Equivalent, page, summary
 from tests.mutants.running import Outcome, Sandbox
-from tests.mutants.targets import TARGETS
+from tests.mutants.targets import TARGETS, Target
 from tests.patience import patient
 
 SOURCE = '''"""A docstring with 1 < 2."""
@@ -88,6 +88,16 @@ def test_every_target_has_tests_and_those_that_import_the_module_come_first() ->
             assert 0 < num_near < len(tests) == len(set(tests)), source
     tests, num_near = TARGETS[0].test_paths(ROOT, "scheduler_svc/core/waiting_queue.py")
     assert "tests/scheduler/test_waiting_queue.py" in tests[:num_near]
+
+
+def test_a_new_test_of_a_module_is_related_to_it_and_to_no_other_by_its_import_or_its_name(tmp_path: Path) -> None:
+    target = Target(name="a", sources=("a/*.py",), tests=("tests/test_old.py",))
+    (tmp_path / "tests").mkdir()
+    for name, line in [("old", ""), ("ones", "from a.one import f"), ("three_parts", ""), ("rest", "import a.onely")]:
+        (tmp_path / f"tests/test_{name}.py").write_text(f"{line}\n")
+    assert target.test_paths(tmp_path, "a/one.py") == (["tests/test_ones.py", "tests/test_old.py"], 1)
+    assert target.test_paths(tmp_path, "a/three.py") == (["tests/test_three_parts.py", "tests/test_old.py"], 1)
+    assert target.test_paths(tmp_path, "a/four.py") == (["tests/test_old.py"], 0)
 
 
 def test_a_seed_draws_the_same_faults_again_and_another_one_others() -> None:

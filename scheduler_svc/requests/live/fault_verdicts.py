@@ -44,21 +44,14 @@ class FaultVerdicts:
         guilty = self._scheduler.record_worker_loss(worker_id, time.monotonic())
         lost = self._scheduler.workers.remove_worker(worker_id)
         for each in guilty:
-            times, lone = counted(each.num_losses, "time"), each.num_lone_losses
+            lone = each.num_lone_losses
             last = f"last {lone}" if lone > 1 else "last"
-            crashes = f"request crashed its worker {times}, the {last} while running alone"
+            crashes = f"request crashed its worker {each.num_losses} times, the {last} while running alone"
             self._fail_group(each.group, f"{crashes}; send another prompt or other parameters: {reason}")
         return lost
 
     def _fail_guilty(self, verdicts: Iterable[Verdict], error: str) -> None:
         for guilty in verdicts:
-            attempts = counted(guilty.num_failed_steps, "attempt")
-            self._fail_group(
-                guilty.group, f"the request made the model fail in {attempts}, the last while running alone: {error}"
-            )
+            attempts = f"{guilty.num_failed_steps} attempts, the last while running alone"
+            self._fail_group(guilty.group, f"the request made the model fail in {attempts}: {error}")
         self._wake()  # another worker may try the groups of the step
-
-
-def counted(number: int, what: str) -> str:
-    """Number with its noun: "1 time", "3 times"."""
-    return f"{number} {what}s" if number != 1 else f"1 {what}"
