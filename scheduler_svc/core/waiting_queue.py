@@ -194,6 +194,8 @@ class WaitingQueue:
         assert listed == {group: group.state for group in self._sizes}, "a group is listed against its state"
         aside = (self._deferred, self._fetching, self._quarantined)
         assert len(self._entries) + sum(map(len, aside)) == len(self._sizes)
+        assert self._sizes == {group: _size_of(group) for group in self._sizes}, "a group is counted as it was"
+        assert self.num_sequences == sum(num_sequences for num_sequences, _ in self._sizes.values())
         assert sum(num_groups for num_groups, _ in self._sizes_of.values()) == len(self._sizes)
         assert sum(num_tokens for _, num_tokens in self._sizes_of.values()) == self.num_tokens
 
@@ -233,8 +235,7 @@ class WaitingQueue:
         return self._entries.get(entry[1]) is entry and self._phases[entry[1]] is phase
 
     def _add_size(self, group: SequenceGroup) -> None:
-        size = (len(group.live), group.num_distinct_tokens)
-        self._sizes[group] = size
+        self._sizes[group] = size = _size_of(group)
         self.num_sequences += size[0]
         self.num_tokens += size[1]
         num_groups, num_tokens = self.size_of(group.owner)
@@ -249,3 +250,8 @@ class WaitingQueue:
             del self._sizes_of[group.owner]
         else:
             self._sizes_of[group.owner] = num_groups - 1, num_tokens_of_owner - num_tokens
+
+
+def _size_of(group: SequenceGroup) -> tuple[int, int]:
+    """Return the sequences and the tokens that a group counts for."""
+    return len(group.live), group.num_distinct_tokens

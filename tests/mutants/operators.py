@@ -28,7 +28,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.FloorDiv: ("//", "*"),
 }
 _EXTREMES = {"min": "max", "max": "min"}
-_SYMMETRIC = {"minimum", "maximum"}  # of arrays, element by element
+_SYMMETRIC = {"minimum", "maximum", "update"}  # of arrays, element by element; of sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ class Thing:
         elif self.size is None:
             raise ValueError(f"{by + 1}")
         for _ in zip((), numpy.minimum(by, 1), strict=True):
+            self.seen.update(by, self.size)
             continue
         return max(self.size, 2)
 '''
@@ -58,6 +59,7 @@ def test_each_operator_makes_its_faults_and_no_other() -> None:
         ("dropped statement", 'raise ValueError(f"{by + 1}")', "pass"),
         ("swapped arguments", "(), numpy.minimum(by, 1)", "numpy.minimum(by, 1), ()"),
         ("constant", "1", "2"),
+        ("dropped call", "self.seen.update(by, self.size)", "pass"),
         ("dropped statement", "continue", "pass"),
         ("min/max", "max", "min"),
         ("return None", "max(self.size, 2)", "None"),

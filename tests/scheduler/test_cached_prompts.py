@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quire.prompt_beginnings import beginnings_of, pack_hashes, unpack_hashes
 from quire.v1 import inference_pb2 as pb
+from scheduler_svc.core import cached_prompts
 from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.cached_prompts import MOST_HASHES, CachedPrompts, PromptBeginning
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -64,8 +65,9 @@ def test_a_prompt_is_known_from_its_admission_until_its_blocks_are_evicted() -> 
     assert cluster.cached.hashes() == []
 
 
-def test_a_prompt_that_was_never_computed_is_forgotten_with_its_request() -> None:
-    cluster = CachingCluster(num_workers=0)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_prompt_that_was_never_computed_is_forgotten_with_its_request(num_workers: int) -> None:
+    cluster = CachingCluster(num_workers=num_workers)
     sequence = cluster.admit([1, 2, 3, 4, 5])
     assert cluster.cached.hashes()
     cluster.scheduler.finish(sequence)
@@ -105,6 +107,15 @@ def test_a_summary_is_bounded_and_leaves_out_what_was_not_used_for_longest(are_c
     present = [[each.hash in known for each in beginnings(prompt)] for prompt in prompts]
     assert all(each == sorted(each, reverse=True) for each in present)  # never a longer one without a shorter one
     assert all(present[-1]) and not any(present[1]) and all(present[0]) == are_computed
+
+
+def test_of_more_prompts_than_are_remembered_those_used_last_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_prompts, "_MOST_KNOWN", 3)
+    cluster = CachingCluster()
+    prompts = [[number, 2, 3, 4, 5] for number in range(1, 6)]
+    for prompt in prompts:
+        cluster.run(prompt)
+    assert set(cluster.cached.hashes()) == set().union(*(hashes(prompt) for prompt in prompts[2:]))
 
 
 def test_a_summary_has_what_a_client_computes_of_its_prompt() -> None:

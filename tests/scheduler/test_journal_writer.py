@@ -156,7 +156,7 @@ async def test_the_time_without_the_store_ends_with_each_answer(monkeypatch: pyt
         assert writer.silent_s() == 0.0
 
 
-async def test_the_time_of_a_write_is_a_moving_average(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_of_a_write_is_a_moving_average_and_all_of_them_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     class TimedStore(MemoryStore):
         now_ns = write_ns = 0
 
@@ -172,6 +172,8 @@ async def test_the_time_of_a_write_is_a_moving_average(monkeypatch: pytest.Monke
         await writer.write(b"")
         averages.append(writer.write_ns)
     assert averages == [1000, 1100, 1100]
+    assert sum(writer.write_s.counts) == 3
+    assert writer.write_s.sum == pytest.approx(4.1e-6)
 
 
 def test_a_journal_that_is_not_open_has_no_epoch() -> None:

@@ -19,8 +19,10 @@ class ScriptedRunner:
     def __init__(self) -> None:
         self.executed: list[int] = []
         self.errors: dict[int, Exception] = {}
+        self.on_launch: Callable[[], None] = lambda: None
 
     def launch(self, step: Step) -> StepResult:
+        self.on_launch()
         if step.step_id in self.errors:
             raise self.errors.pop(step.step_id)
         self.executed.append(step.step_id)
@@ -65,6 +67,20 @@ async def test_a_snapshot_starts_a_new_count(harness: Harness) -> None:
     assert await harness.status(1, 41) is StepStatus.OK
     assert await harness.status(1, 7, snapshot=True) is StepStatus.OK
     assert await harness.status(1, 8) is StepStatus.OK
+
+
+async def test_the_count_of_a_step_is_known_before_it_writes_any_block_and_that_of_a_refused_one_is_not(
+    harness: Harness,
+) -> None:
+    counts = [harness.executor.progress.count]
+    harness.runner.on_launch = lambda: counts.append(harness.executor.progress.count)
+    await harness.send(1, 5, snapshot=True)
+    await harness.send(1, 6)
+    assert await harness.status(1, 9) is StepStatus.NEED_SNAPSHOT
+    await harness.send(1, 5, snapshot=True)
+    await harness.send(2, 1, snapshot=True)
+    assert [count.epoch for count in counts] == [0, 1, 1, 1, 2]
+    assert [count is last for last, count in zip(counts, counts[1:], strict=False)] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("step_id", [1, 2, 4])

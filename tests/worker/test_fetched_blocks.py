@@ -74,7 +74,7 @@ def test_any_order_of_events_keeps_every_content_and_every_place(seed: int) -> N
     random = Random(seed)
     site = Site()
     for _ in range(40):
-        match random.choice(["open", "open", "write", "write", "take", "release", "close", "epoch"]):
+        match random.choice(["open", "open", "write", "write", "take", "release", "close", "epoch", "all"]):
             case "open":
                 name, count = (random.randint(1, 2), random.randint(1, 3)), random.randint(1, NUM_PLACES)
                 if name in site.kept:
@@ -110,6 +110,10 @@ def test_any_order_of_events_keeps_every_content_and_every_place(seed: int) -> N
                 epoch = random.randint(1, 2)
                 site.fetched.follow_epoch(epoch)
                 for name in [name for name in site.kept if name[0] != epoch]:
+                    site.assert_ended(site.kept.pop(name), FetchEnd.OUTDATED)
+            case "all" if random.random() < 0.2:
+                site.fetched.forget_all()
+                for name in list(site.kept):
                     site.assert_ended(site.kept.pop(name), FetchEnd.OUTDATED)
         site.check()
 
