@@ -11,7 +11,8 @@ import triton.language as tl
 from kernels.attention import cascade_groups, cascade_reference, decode_plan
 from kernels.attention.cascade_reference import PREFIX_SHARES, CascadePlan
 from kernels.attention.decode_plan import best_size, cdiv, even_splits
-from kernels.attention.decode_reference import MERGE_COST, SHARE_UNIT, START_COST, TILE_COST
+from kernels.attention.decode_reference import COSTS
+from kernels.attention.split_sizes import SHARE_UNIT
 
 GROUP_FIELDS = tl.constexpr(cascade_groups.GROUP_FIELDS)
 WORK_FIELDS = tl.constexpr(cascade_reference.WORK_FIELDS)
@@ -115,6 +116,6 @@ def plan_constants(plan: CascadePlan, padded_groups: int) -> dict[str, object]:
         "NUM_PROGRAMS": plan.num_programs,
         "SHARE_SIZES": PREFIX_SHARES,
         "UNIT": SHARE_UNIT,
-        "COSTS": (TILE_COST, START_COST, MERGE_COST),
+        "COSTS": tuple(COSTS),
         "WIDTH": decode_plan.WRITE_WIDTH,
     }

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,17 +16,16 @@ from kernels.attention import decode_reference
 from kernels.attention.cascade_config import CascadeConfig
 from kernels.attention.cascade_groups import GROUP_FIELDS, GROUP_OF_ROW, GROUPS, MEMBERS, max_groups
 from kernels.attention.decode_reference import (
-    SHARE_UNIT,
+    COSTS,
     SHARES,
     DecodePlan,
     DecodeRows,
     RowPrefixes,
     empty_plan,
-    even_splits,
     part_of_decode_plan,
-    split_tiles,
 )
 from kernels.attention.shape import Attended, AttentionShape, ScoreRule
+from kernels.attention.split_sizes import SHARE_UNIT, best_size, even_splits
 
 WORK_FIELDS = 6
 # Splits of a prefix are no finer than a fair share, since every split leaves a result to merge for each member.
@@ -132,15 +132,16 @@ def fill_cascade_plan(plan: CascadePlan) -> None:
     prefixes, shape, tile = plan.suffixes.prefixes, plan.suffixes.shape, plan.config.prefix.tile
     assert prefixes is not None
     groups = [fields for fields in plan.groups.groups.tolist() if fields[1]]
-    tiles = [-(-shared // tile) for *_, shared in groups]
+    tiles = np.array([-(-shared // tile) for *_, shared in groups], dtype=np.int64)
     query_tiles = [-(-count * shape.group // plan.config.rows) for _, count, _ in groups]
-    each = [keys for keys, copies in zip(tiles, query_tiles, strict=True) for _ in range(copies)]
-    size = split_tiles(each, shape.num_kv_heads, plan.num_programs, PREFIX_SHARES) if groups else 1
+    each = tiles.repeat(query_tiles)
+    size = best_size(each, shape.num_kv_heads, plan.num_programs, PREFIX_SHARES, COSTS) if groups else 1
+    evens, counts = even_splits(tiles, size)
     work = []
     prefixes.lens.zero_()
     prefixes.num_partials.zero_()
-    for (first_member, count, shared), keys, copies in zip(groups, tiles, query_tiles, strict=True):
-        even, num_splits = even_splits(keys, size)
+    splits = zip(evens.tolist(), counts.tolist(), strict=True)
+    for (first_member, count, shared), (even, num_splits), copies in zip(groups, splits, query_tiles, strict=True):
         members = plan.groups.members[first_member : first_member + count].long()
         prefixes.lens[members] = shared
         prefixes.num_partials[members] = num_splits

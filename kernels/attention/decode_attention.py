@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.attention.decode_plan import WORK_FIELDS
 from kernels.attention.decode_reference import DecodePlan
 from kernels.attention.key_loads import add_weighted_values, clamped, load_rows, queries_for_keys, row_offsets
+from kernels.attention.partial_merge import merge_splits
 from kernels.attention.score_math import online_softmax, tanh
 from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
 
@@ -79,49 +80,6 @@ def attend_keys(
     if PAIRED:
         b_acc = tl.interleave(b_acc, b_odd)
     return b_acc, b_max, b_sum
-
-
-@triton.jit
-def _merge_splits(
-    p_out: tl.tensor,  # partial results of the row's first split, for the key-value head's first head
-    p_lse: tl.tensor,
-    stride_out: tl.tensor,  # from one split to the next
-    stride_lse: tl.tensor,
-    o_head: tl.tensor,  # [HEADS] of the group
-    o_dim: tl.tensor,  # [PADDED_DIM]
-    num_splits: tl.tensor,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-) -> tl.tensor:
-    """sum(out_s * 2^lse_s) / sum(2^lse_s) over splits s, and log2 of that sum.
-
-    Results of other programs are read past the first-level cache, which each multiprocessor has for itself.
-    """
-    HEADS: tl.constexpr = o_head.shape[0]
-    b_max = tl.full((HEADS,), float("-inf"), tl.float32)
-    b_sum = tl.zeros((HEADS,), tl.float32)
-    b_acc = tl.zeros((HEADS, o_dim.shape[0]), tl.float32)
-    o_out = o_head[:, None] * HEAD_DIM + o_dim[None, :]
-    m_out = (o_head < GROUP)[:, None] & (o_dim < HEAD_DIM)[None, :]
-    for i_split in range(0, num_splits, SPLITS):
-        o_split = (i_split + tl.arange(0, SPLITS)).to(tl.int64)
-        m_split = o_split < num_splits
-        p_split = p_lse + o_split[:, None] * stride_lse + o_head[None, :]
-        m_lse = m_split[:, None] & (o_head < GROUP)[None, :]
-        b_lse = tl.load(p_split, mask=m_lse, other=float("-inf"), cache_modifier=".cg")
-        p_split = p_out + o_split[:, None, None] * stride_out + o_out[None, :, :]
-        m_out_split = m_split[:, None, None] & m_out[None, :, :]
-        b_out = tl.load(p_split, mask=m_out_split, other=0.0, cache_modifier=".cg")
-        b_new_max = tl.maximum(b_max, tl.max(b_lse, 0))
-        b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
-        b_weights = tl.exp2(b_lse - b_shift[None, :])
-        b_shrink = tl.exp2(b_max - b_shift)
-        b_sum = b_sum * b_shrink + tl.sum(b_weights, 0)
-        b_acc = b_acc * b_shrink[:, None] + tl.sum(b_weights[:, :, None] * b_out, 0)
-        b_max = b_new_max
-    b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)
-    return b_acc / b_sum[:, None], b_max + tl.log2(b_sum)
 
 
 @triton.jit(do_not_specialize=["stride_table"])
@@ -228,19 +186,19 @@ def decode_kernel(
             i_partial = i_first_partial * stride_lse + i_head * GROUP
             for i_group in range(0, GROUP, HEADS):
                 o_head = i_group + tl.arange(0, HEADS)
-                b_merged, b_merged_lse = _merge_splits(
+                m_head = o_head < GROUP
+                b_merged, b_merged_lse = merge_splits(
                     partial_out_ptr + i_partial * HEAD_DIM,
                     partial_lse_ptr + i_partial,
                     stride_lse * HEAD_DIM,
                     stride_lse,
                     o_head,
+                    m_head,
                     o_dim,
                     num_partials,
-                    GROUP,
                     HEAD_DIM,
                     SPLITS,
                 )
-                m_head = o_head < GROUP
                 p_out = out_ptr + i_first_head * HEAD_DIM + o_head[:, None] * HEAD_DIM + o_dim[None, :]
                 m_out = m_head[:, None] & (o_dim < HEAD_DIM)[None, :]
                 tl.store(p_out, b_merged.to(out_ptr.dtype.element_ty), mask=m_out)

@@ -1,7 +1,7 @@
 """Splits the work of decode attention on the device, from context lengths that the host need not know.
 
 One launch per iteration fills the plan that all layers use; it can be captured in a graph, since the plan keeps its
-memory. The torch reference, which defines the estimates, is `kernels.attention.decode_reference.fill_plan`.
+memory. The torch reference is `kernels.attention.decode_reference.fill_plan`.
 """
 
 import torch
@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention.decode_reference import MERGE_COST, SHARE_UNIT, SHARES, START_COST, TILE_COST, DecodePlan
+from kernels.attention.decode_reference import COSTS, SHARES, DecodePlan
+from kernels.attention.split_sizes import SHARE_UNIT
 
 WORK_FIELDS = tl.constexpr(5)
 WRITE_WIDTH = 64  # entries of a row written at once
@@ -23,7 +24,7 @@ def cdiv(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def even_splits(b_tiles: tl.tensor, i_size: tl.tensor) -> tl.tensor:
-    """Tiles per split and number of splits of each row: `even_splits` of the reference."""
+    """Tiles per split and number of splits of each row: `split_sizes.even_splits`."""
     b_wanted = tl.maximum(1, cdiv(b_tiles, i_size))
     b_even = tl.maximum(1, cdiv(b_tiles, b_wanted))
     return b_even, tl.maximum(1, cdiv(b_tiles, b_even))
@@ -39,7 +40,7 @@ def _cost(
     NUM_PROGRAMS: tl.constexpr,
     COSTS: tl.constexpr,
 ) -> tl.tensor:
-    """Estimated time with splits of this size: `split_cost` of the reference."""
+    """Estimated time with splits of this size, as in `split_sizes`."""
     b_even, b_splits = even_splits(b_tiles, i_size)
     i_longest = tl.max(b_even, 0).to(tl.int64) * COSTS[0] + COSTS[1]
     i_items = tl.sum(b_splits * b_copies, 0).to(tl.int64) * NUM_KV_HEADS
@@ -60,7 +61,7 @@ def best_size(
     UNIT: tl.constexpr,
     COSTS: tl.constexpr,  # of a tile, a start and merging a split
 ) -> tl.tensor:
-    """The size of splits, in tiles: `split_tiles` of the reference."""
+    """The size of splits, in tiles: `split_sizes.best_size`."""
     i_total = tl.sum(b_tiles.to(tl.int64) * b_copies, 0) * NUM_KV_HEADS
     i_size = tl.maximum(1, tl.max(b_tiles, 0))
     i_best = _cost(b_tiles, b_copies, i_size, i_total, NUM_KV_HEADS, NUM_PROGRAMS, COSTS)
@@ -167,7 +168,7 @@ def plan_constants(
         "NUM_PROGRAMS": num_programs,
         "SHARE_SIZES": SHARES,
         "UNIT": SHARE_UNIT,
-        "COSTS": (TILE_COST, START_COST, MERGE_COST),
+        "COSTS": tuple(COSTS),
         "WIDTH": WRITE_WIDTH,
         "WITH_PREFIX": with_prefix,
     }

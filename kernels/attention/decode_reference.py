@@ -8,19 +8,16 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.attention.decode_config import DecodeConfig
 from kernels.attention.shape import Attended, AttentionShape, ScoreRule
+from kernels.attention.split_sizes import SHARE_UNIT, SplitCosts, best_size, even_splits
 
-# Costs of a plan, in eighths of the time that a program takes for a tile.
-TILE_COST = 8
-START_COST = 8  # until a program has its first keys, or the first results to merge
-MERGE_COST = 2  # of merging one split
-# Split sizes that are tried after whole rows, in twelfths of a fair share for each program that can run at once.
-SHARES = (192, 96, 48, 24, 18, 12, 9, 6, 4, 3)
-SHARE_UNIT = 12
+COSTS = SplitCosts(tile=8, start=8, merge=2)  # of a plan, in eighths of the time that a program takes for a tile
+SHARES = (192, 96, 48, 24, 18, 12, 9, 6, 4, 3)  # sizes of splits that are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +115,23 @@ def part_of_decode_plan(
 
 
 def fill_plan(plan: DecodePlan) -> None:
-    """Split the rows' keys into work of nearly equal size, chosen by `split_tiles`, row by row."""
+    """Split the rows' keys into work of nearly equal size, row by row."""
     tile = plan.config.tile
     contexts: list[int] = plan.rows.context_lens.tolist()
     firsts = _first_keys(plan, contexts)
-    tiles = [-(-context // tile) - first // tile for context, first in zip(contexts, firsts, strict=True)]
-    size = split_tiles(tiles, plan.shape.num_kv_heads, plan.num_programs)
+    tiles = np.array([-(-context // tile) - first // tile for context, first in zip(contexts, firsts, strict=True)])
+    size = best_size(tiles, plan.shape.num_kv_heads, plan.num_programs, SHARES, COSTS)
+    evens, counts = even_splits(tiles, size)
     work: list[tuple[int, ...]] = []
     for row, (context, first) in enumerate(zip(contexts, firsts, strict=True)):
-        even, num_splits = even_splits(tiles[row], size)
+        even, num_splits = int(evens[row]), int(counts[row])
         starts = [first, *((first // tile + split * even) * tile for split in range(1, num_splits)), context]
         first_work = len(work)
         work += [(row, *keys, first_work, num_splits) for keys in pairwise(starts)]
     plan.work[: len(work)] = torch.tensor(work, dtype=torch.int32)
     plan.num_work[0] = len(work)
     if plan.prefixes is not None:
-        splits = torch.tensor([even_splits(count, size)[1] for count in tiles]).to(plan.prefixes.num_partials)
+        splits = torch.from_numpy(counts).to(plan.prefixes.num_partials)
         own_and_before = splits + plan.prefixes.num_partials
         plan.prefixes.first_partials.copy_(own_and_before.cumsum(0) - plan.prefixes.num_partials)
 
@@ -145,36 +143,6 @@ def _first_keys(plan: DecodePlan, contexts: list[int]) -> list[int]:
         return lens
     window = plan.sliding_window
     return [0 if window is None else max(0, context - window) for context in contexts]
-
-
-def split_tiles(tiles: list[int], num_kv_heads: int, num_programs: int, shares: tuple[int, ...] = SHARES) -> int:
-    """The size of splits, in tiles, with the least estimated time; the larger of equals."""
-    total = sum(tiles) * num_kv_heads
-    sizes = [max(tiles), *(-(-total * share // (num_programs * SHARE_UNIT)) for share in shares)]
-    return min((max(1, size) for size in sizes), key=lambda size: split_cost(tiles, size, num_kv_heads, num_programs))
-
-
-def split_cost(tiles: list[int], size: int, num_kv_heads: int, num_programs: int) -> int:
-    """Estimated time with splits of a size.
-
-    Programs start in order as others end. Their time is at most the lesser of: whole waves of the longest, and the
-    longest after a fair share of the others (Graham). The merge of the row with the most splits follows.
-    """
-    splits = [even_splits(count, size) for count in tiles]
-    longest = max(even for even, _ in splits) * TILE_COST + START_COST
-    num_items = sum(count for _, count in splits) * num_kv_heads
-    waves = -(-num_items // num_programs) * longest
-    others = sum(tiles) * num_kv_heads * TILE_COST + num_items * START_COST - longest
-    most_splits = max(count for _, count in splits)
-    merging = START_COST + MERGE_COST * most_splits if most_splits > 1 else 0
-    return min(waves, -(-others // num_programs) + longest) + merging
-
-
-def even_splits(num_tiles: int, size: int) -> tuple[int, int]:
-    """Tiles per split and number of splits, for equal splits of at most `size` tiles; a row without tiles has one."""
-    wanted = max(1, -(-num_tiles // size))
-    even = max(1, -(-num_tiles // wanted))
-    return even, max(1, -(-num_tiles // even))
 
 
 def decode_attention(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.prefill_config import PrefillConfig
-from kernels.attention.prefill_plan import NO_ROW
+from kernels.attention.prefill_plan import NO_ROW, most_splits, num_heads
 from kernels.attention.shape import Attended, AttentionShape, ScoreRule
 
 
@@ -20,12 +20,35 @@ class PrefillRows:
     """Query rows of different lengths, concatenated, each with its own context.
 
     The queries of row r are tokens query_start[r] up to query_start[r + 1]; they are the last ones of its context. Rows
-    without tiles are not read.
+    without work are not read.
     """
 
     query_start: Tensor  # [R + 1] int32, cumulative; the first need not be 0
     context_lens: Tensor  # [R] int32, keys of each row, the queries' own included
     block_tables: Tensor  # [R, max_blocks] int32; entries that no query of the row sees are never read
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPartials:
+    """Memory for the results of tiles whose keys are split. A launch owns it while it runs, so launches with one memory
+    must follow each other on one stream. `num_arrived` is zero between launches.
+    """
+
+    out: Tensor  # [most_splits, programs of one piece of work, rows, head_dim] float32
+    lse: Tensor  # [most_splits, programs of one piece of work, rows] float32, in units of log2
+    num_arrived: Tensor  # [most_splits, programs of one piece of work] int32: finished splits, by the tile's first work
+
+
+def empty_partials(
+    shape: AttentionShape, config: PrefillConfig, num_programs: int, device: torch.device
+) -> PrefillPartials:
+    """Memory for work that was planned for so many programs at once; 17 MB for 132 of 128 rows."""
+    size = (most_splits(shape, config, num_programs), num_heads(shape, config), config.rows)
+    return PrefillPartials(
+        out=torch.empty((*size, shape.head_dim), dtype=torch.float32, device=device),
+        lse=torch.empty(size, dtype=torch.float32, device=device),
+        num_arrived=torch.zeros(size[:2], dtype=torch.int32, device=device),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +60,10 @@ class PrefillPlan:
     config: PrefillConfig
     block_size: int
     sliding_window: int | None  # a query at position p sees keys p - sliding_window + 1 to p
-    tiles: Tensor  # [num_tiles, 2] int32 on the device: row or NO_ROW, first query of the tile within its row
+    work: (
+        Tensor  # [num_work, 6] int32 on the device, as `prefill_work` makes it for this window, then padding of NO_ROW
+    )
+    partials: PrefillPartials
 
 
 def prefill_attention(
@@ -55,7 +81,7 @@ def prefill_attention(
 
     query:                  [T, num_heads, head_dim]
     key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim]
-    out:                    output, contiguous, else like query; tokens of rows without tiles keep what they have.
+    out:                    output, contiguous, else like query; tokens of rows without work keep what they have.
                             Allocated if None; such tokens then get zeros here, and are undefined in general
     """
     rows = plan.rows
@@ -64,7 +90,7 @@ def prefill_attention(
     lse = torch.full(query.shape[:2], -math.inf, dtype=dtype, device=query.device)
     starts: list[int] = rows.query_start.tolist()
     contexts: list[int] = rows.context_lens.tolist()
-    for row in sorted(set(plan.tiles[:, 0].tolist()) - {NO_ROW}):
+    for row in sorted(set(plan.work[:, 0].tolist()) - {NO_ROW}):
         start, end, context = starts[row], starts[row + 1], contexts[row]
         positions = torch.arange(context - (end - start), context, device=query.device)
         first = 0 if plan.sliding_window is None else max(0, context - (end - start) - plan.sliding_window + 1)

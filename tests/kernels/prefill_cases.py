@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from kernels.attention.prefill_config import PrefillConfig
-from kernels.attention.prefill_plan import prefill_tiles
-from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
+from kernels.attention.prefill_plan import COSTS, prefill_work
+from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
 from kernels.attention.shape import AttentionShape, ScoreRule
+from kernels.attention.split_sizes import SplitCosts
 from tests.kernels.decode_cases import decode_case
 
+FREE_SPLITS = SplitCosts(tile=8, start=0, merge=0)  # so that keys are split wherever programs would idle
 SMALL = PrefillConfig(rows=16, tile=16, num_warps=4, num_stages=3)  # so that short rows have many tiles
 
 
@@ -33,16 +35,25 @@ class PrefillCase:
     shape: AttentionShape
     block_size: int
 
-    def plan(self, window: int | None = None, config: PrefillConfig = SMALL) -> PrefillPlan:
+    def plan(
+        self,
+        window: int | None = None,
+        config: PrefillConfig = SMALL,
+        num_programs: int = 1,
+        costs: SplitCosts = COSTS,
+    ) -> PrefillPlan:
+        """Plan for so many programs at once; for one no keys are split."""
         contexts = self.rows.context_lens.cpu().numpy()
-        tiles = prefill_tiles(np.array(self.query_lens), contexts, self.shape, config)
+        lens = np.array(self.query_lens)
+        work = prefill_work(lens, contexts, self.shape, config, num_programs, window=window, costs=costs)
         return PrefillPlan(
             rows=self.rows,
             shape=self.shape,
             config=config,
             block_size=self.block_size,
             sliding_window=window,
-            tiles=torch.from_numpy(tiles).to(self.query.device),
+            work=torch.from_numpy(work).to(self.query.device),
+            partials=empty_partials(self.shape, config, num_programs, self.query.device),
         )
 
     def by_formula(self, rule: ScoreRule, window: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -3,19 +3,21 @@
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.attention.decode_reference import (
+    COSTS,
+    SHARES,
     DecodePlan,
     DecodeRows,
     decode_attention,
     empty_plan,
-    even_splits,
     fill_plan,
-    split_tiles,
 )
 from kernels.attention.shape import ScoreRule
+from kernels.attention.split_sizes import best_size, even_splits
 from tests.kernels.decode_cases import SMALL, TILE, decode_case
 
 LENGTHS = (1, 15, 16, 17, 63, 31, 32, 33, 128, 0)
@@ -82,11 +84,11 @@ def test_plans_split_only_where_programs_would_idle() -> None:
 
 
 def test_a_split_that_saves_less_than_its_merge_costs_is_not_made() -> None:
-    assert split_tiles([1], num_kv_heads=8, num_programs=396) == 1
-    assert even_splits(2, split_tiles([2], num_kv_heads=1, num_programs=396)) == (2, 1)
-    assert even_splits(5, 4) == (3, 2)
-    assert even_splits(9, 2) == (2, 5)
-    assert even_splits(0, 3) == (1, 1)
+    one, two = np.array([1]), np.array([2])
+    assert best_size(one, 8, 396, SHARES, COSTS) == 1
+    assert [int(each[0]) for each in even_splits(two, best_size(two, 1, 396, SHARES, COSTS))] == [2, 1]
+    even, counts = even_splits(np.array([5, 9, 0]), np.array([4, 2, 3]))
+    assert (even.tolist(), counts.tolist()) == ([3, 2, 1], [2, 5, 1])
 
 
 def test_a_row_of_no_context_gives_zeros() -> None:

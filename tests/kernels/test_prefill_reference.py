@@ -1,18 +1,20 @@
-"""Prefill attention's reference follows the formula and torch's own attention, and tiles cover all queries once."""
+"""Prefill attention's reference follows the formula and torch's own attention, and work covers all keys once."""
 
 import math
-import random
+from itertools import groupby
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.prefill_config import PrefillConfig, prefill_config
-from kernels.attention.prefill_plan import prefill_tiles
+from kernels.attention.prefill_plan import COSTS, most_splits, most_work, prefill_work
 from kernels.attention.prefill_reference import prefill_attention
 from kernels.attention.shape import AttentionShape, ScoreRule
-from tests.kernels.prefill_cases import SMALL, prefill_case, seen_keys
+from tests.kernels.prefill_cases import FREE_SPLITS, SMALL, prefill_case, seen_keys
 
 LENGTHS = ((1, 1), (1, 83), (5, 18), (17, 17), (0, 9), (63, 64), (64, 64), (65, 130))
 
@@ -65,37 +67,92 @@ def test_results_go_where_the_caller_says() -> None:
     assert whole[:7].isnan().all()
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (5, 1), (71, 1)])
-def test_tiles_cover_each_query_once_and_those_with_most_keys_come_first(heads: tuple[int, int]) -> None:
-    generator = random.Random(str(heads))
+HEADS = st.sampled_from([(4, 4), (4, 2), (5, 1), (71, 1), (32, 8)])
+ROWS = st.lists(st.tuples(st.one_of(st.just(0), st.integers(1, 300)), st.integers(0, 40_000)), max_size=6)
+WINDOWS = st.sampled_from([None, 1, 16, 100, 4096])
+
+
+@settings(max_examples=60, deadline=None)
+@given(heads=HEADS, rows=ROWS, window=WINDOWS, num_programs=st.sampled_from([1, 4, 132, 264]), small=st.booleans())
+def test_work_covers_each_querys_keys_once_and_fits_its_memory(
+    heads: tuple[int, int], rows: list[tuple[int, int]], window: int | None, num_programs: int, small: bool
+) -> None:
+    """Rows of queries and keys before them. Splits of a tile are neighbours, and its keys begin where its first query's
+    do, or at most a tile before.
+    """
     shape = shape_of(*heads)
-    for _ in range(50):
-        config = generator.choice((SMALL, prefill_config(shape)))
-        query_lens = np.array([generator.choice((0, 1, generator.randint(1, 700))) for _ in range(9)])
-        context_lens = query_lens + np.array([generator.choice((0, generator.randint(0, 3000))) for _ in range(9)])
-        tiles = prefill_tiles(query_lens, context_lens, shape, config)
-        assert tiles.dtype == np.int32
-        queries = config.queries(shape)
-        ends = [min(first + queries, int(query_lens[row])) for row, first in tiles.tolist()]
-        covered = sorted(
-            (row, query) for (row, first), end in zip(tiles.tolist(), ends, strict=True) for query in range(first, end)
-        )
-        assert covered == [(row, query) for row in range(9) for query in range(query_lens[row])]
-        num_keys = [
-            int(context_lens[row] - query_lens[row]) + end for (row, _), end in zip(tiles.tolist(), ends, strict=True)
+    config = SMALL if small else prefill_config(shape)
+    query_lens = np.array([queries for queries, _ in rows], dtype=np.int64)
+    context_lens = query_lens + np.array([before for _, before in rows], dtype=np.int64)
+    costs = FREE_SPLITS if small else COSTS
+    work = prefill_work(query_lens, context_lens, shape, config, num_programs, window=window, costs=costs)
+    assert work.dtype == np.int32
+    fields = work.tolist()
+    assert len(fields) <= most_work(int(query_lens.sum()), len(rows), shape, config, num_programs)
+    seen = []
+    for index, own in groupby(range(len(fields)), key=lambda each: fields[each][4]):
+        splits = [fields[each] for each in own]
+        row, query = splits[0][:2]
+        before = int(context_lens[row] - query_lens[row])
+        end = before + min(query + config.queries(shape), int(query_lens[row]))
+        first = 0 if window is None else max(0, before + query - window + 1) // config.tile
+        assert [start for _, _, start, *_ in splits] == [
+            first,
+            *(stop // config.tile for _, _, _, stop, *_ in splits[:-1]),
         ]
-        assert num_keys == sorted(num_keys, reverse=True)
+        assert splits[-1][3] == end
+        assert all(start * config.tile < stop for _, _, start, stop, *_ in splits)
+        assert all(stop % config.tile == 0 for _, _, _, stop, *_ in splits[:-1])
+        assert all(split[:2] == [row, query] and split[5] == len(splits) for split in splits)
+        assert len(splits) == 1 or index + len(splits) <= most_splits(shape, config, num_programs)
+        seen.append((row, query))
+    tiles = [(row, first) for row, count in enumerate(query_lens) for first in range(0, count, config.queries(shape))]
+    assert sorted(seen) == tiles
 
 
-def test_no_rows_have_no_tiles() -> None:
+def test_tiles_with_most_keys_come_first() -> None:
+    shape, config = shape_of(32, 8), prefill_config(shape_of(32, 8))
+    work = prefill_work(np.array([700, 3, 90]), np.array([700, 2000, 4000]), shape, config, 8)
+    ends = work[:, 3].tolist()
+    assert ends == sorted(ends, reverse=True) and len(work) == 22 + 1 + 3
+
+
+def planned(query_len: int, context: int, num_rows: int = 1, window: int | None = None) -> int:
+    """Pieces of work of equal rows, with 32 query heads and 8 others on 132 processors."""
+    shape = shape_of(32, 8)
+    lens = (np.full(num_rows, query_len), np.full(num_rows, context))
+    return len(prefill_work(*lens, shape, prefill_config(shape), 132, window=window))
+
+
+def test_keys_are_split_only_where_programs_would_idle() -> None:
+    # 32 queries a tile, and 8 programs for each: 16 tiles are 128 programs.
+    assert planned(50, 30_000) == 16  # two tiles in 8 splits, which are 128 programs
+    assert planned(64, 8192) >= 10
+    assert planned(512, 32_768) == 16  # as it is
+    assert planned(256, 131_072) == 16
+    assert planned(64, 64) == 2
+    assert planned(8192, 8192) == 256
+    assert planned(32, 131_072, num_rows=16) == 16
+    assert planned(50, 30_000, window=128) == 2  # a window leaves nothing to split
+
+
+def test_a_long_context_beside_short_prompts_is_split() -> None:
+    shape = shape_of(32, 8)
+    work = prefill_work(np.array([64, *[64] * 30]), np.array([100_000, *[64] * 30]), shape, prefill_config(shape), 132)
+    counts = {row: count for row, *_, count in work.tolist()}
+    assert counts.pop(0) > 4
+    assert set(counts.values()) == {1}
+
+
+def test_no_rows_have_no_work() -> None:
     empty, zeros = np.array([], dtype=np.int64), np.zeros(3, dtype=np.int32)
-    assert prefill_tiles(empty, empty, shape_of(4, 2), SMALL).shape == (0, 2)
-    assert prefill_tiles(zeros, zeros + 5, shape_of(4, 2), SMALL).shape == (0, 2)
+    assert prefill_work(empty, empty, shape_of(4, 2), SMALL, 4).shape == (0, 6)
+    assert prefill_work(zeros, zeros + 5, shape_of(4, 2), SMALL, 4).shape == (0, 6)
 
 
 def test_more_queries_than_keys_are_refused() -> None:
     with pytest.raises(AssertionError, match="part of its context"):
-        prefill_tiles(np.array([3]), np.array([2]), shape_of(4, 2), SMALL)
+        prefill_work(np.array([3]), np.array([2]), shape_of(4, 2), SMALL, 4)
 
 
 def test_little_of_a_tile_is_padding_whatever_the_group() -> None:

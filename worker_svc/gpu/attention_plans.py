@@ -3,7 +3,7 @@
 Knows a model's shape and the memory that plans work in; neither the sequences behind the rows nor their keys.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,8 +23,8 @@ from kernels.attention.cascade_reference import (
 from kernels.attention.decode_config import decode_config, num_processors
 from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan, part_of_decode_plan
 from kernels.attention.prefill_config import prefill_config
-from kernels.attention.prefill_plan import most_tiles, prefill_tiles, tile_room
-from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
+from kernels.attention.prefill_plan import most_work, prefill_work, work_room
+from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
 from kernels.attention.shape import AttentionShape
 from kernels.layers.step_inputs_reference import SeatTables, StepInputs
 from worker_svc.memory.kv_pool import KVPool
@@ -41,7 +41,7 @@ PrefillPlans = Mapping[Window, PrefillPlan]
 class BatchAttention:
     """Attention plans for the tokens of a forward pass: rows of one token first, then those of several.
 
-    Decode attention writes the first tokens; then prefill attention writes those of its tiles.
+    Decode attention writes the first tokens; then prefill attention writes those of its rows.
     """
 
     num_decode_tokens: int  # with padding, which may reach into rows of several tokens
@@ -50,7 +50,7 @@ class BatchAttention:
 
 
 class AttentionPlans:
-    """Makes plans. All of `decode` share one memory, and all of `cascade` another, so they need the same stream."""
+    """Makes plans. Those of a kind (`decode`, `cascade`, `prefill`) share one memory, so they need the same stream."""
 
     def __init__(
         self, decoder: Decoder, kv_pool: KVPool, operations: Operations, *, max_rows: int, max_blocks: int
@@ -68,7 +68,9 @@ class AttentionPlans:
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
         self._decode_config = decode_config(self.shape)
         self._prefill_config = prefill_config(self.shape)
-        self._num_programs = num_processors(device) * self._decode_config.programs_per_sm
+        self._num_processors = num_processors(device)
+        self._num_programs = self._num_processors * self._decode_config.programs_per_sm
+        self._partials = empty_partials(self.shape, self._prefill_config, self._num_processors, device)
         rows = _empty_rows(max_rows, max_blocks, device)
         self._cascade = self._empty_cascade(rows) if None in self._windows else None
         whole = self._empty_decode(rows)
@@ -82,6 +84,11 @@ class AttentionPlans:
             )
             for window in self._windows
         }
+
+    @property
+    def num_windows(self) -> int:
+        """Sliding windows of the layers, counting none as one."""
+        return len(self._windows)
 
     @property
     def can_share_prefixes(self) -> bool:
@@ -114,20 +121,33 @@ class AttentionPlans:
             else:
                 self._operations.fill_decode_plan(plan)
 
-    def prefill_tiles(self, query_lens: IntArray, context_lens: IntArray, first_row: int = 0) -> npt.NDArray[np.int32]:
-        """Tiles that `prefill` needs on the device, for rows with these lengths [R]: int32 [num_tiles, 2]."""
-        return prefill_tiles(query_lens, context_lens, self.shape, self._prefill_config, first_row)
+    def prefill_work(
+        self, query_lens: IntArray, context_lens: IntArray, first_row: int = 0
+    ) -> list[npt.NDArray[np.int32]]:
+        """Work that `prefill` needs on the device, for rows with these lengths [R]: int32 [num_work, 6] by window."""
+        return [
+            prefill_work(
+                query_lens,
+                context_lens,
+                self.shape,
+                self._prefill_config,
+                self._num_processors,
+                window=window,
+                first_row=first_row,
+            )
+            for window in self._windows
+        ]
 
-    def tile_room(self, num_tokens: int, max_rows: int) -> int:
-        """Tiles that a graph of so many tokens has room for."""
-        return tile_room(num_tokens, max_rows, self.shape, self._prefill_config)
+    def work_room(self, num_tokens: int, max_rows: int) -> int:
+        """Work of prefill attention that a graph of so many tokens has room for."""
+        return work_room(num_tokens, max_rows, self.shape, self._prefill_config, self._num_processors)
 
-    def most_tiles(self, num_tokens: int, num_rows: int) -> int:
-        """The most tiles that so many tokens in so many rows can have."""
-        return most_tiles(num_tokens, num_rows, self.shape, self._prefill_config)
+    def most_work(self, num_tokens: int, num_rows: int) -> int:
+        """The most work of prefill attention that so many tokens in so many rows can have."""
+        return most_work(num_tokens, num_rows, self.shape, self._prefill_config, self._num_processors)
 
-    def prefill(self, rows: PrefillRows, tiles: Tensor) -> PrefillPlans:
-        """Plans for rows of any number of tokens; they need no filling."""
+    def prefill(self, rows: PrefillRows, work: Sequence[Tensor]) -> PrefillPlans:
+        """Plans for rows of any number of tokens, with the work of each window; they need no filling."""
         return {
             window: PrefillPlan(
                 rows=rows,
@@ -135,23 +155,23 @@ class AttentionPlans:
                 config=self._prefill_config,
                 block_size=self.block_size,
                 sliding_window=window,
-                tiles=tiles,
+                work=own,
+                partials=self._partials,
             )
-            for window in self._windows
+            for window, own in zip(self._windows, work, strict=True)
         }
 
     def _empty_decode(self, rows: DecodeRows) -> DecodePlan:
         return empty_plan(rows, self.shape, self._decode_config, self.block_size, self._num_programs)
 
     def _empty_cascade(self, rows: DecodeRows) -> CascadePlan:
-        device, num_rows = rows.context_lens.device, len(rows.context_lens)
         return empty_cascade_plan(
             rows,
-            _empty_groups(num_rows, device),
+            _empty_groups(len(rows.context_lens), rows.context_lens.device),
             self.shape,
             cascade_config(self.shape),
             self.block_size,
-            num_processors(device),
+            self._num_processors,
         )
 
 

@@ -27,7 +27,15 @@ from worker_svc.gpu.batch_layout import BatchLayout
 from worker_svc.gpu.device_seats import DeviceSeats
 from worker_svc.gpu.forward import DeviceForward
 from worker_svc.gpu.graphs import CapturedPass, GraphMaker
-from worker_svc.gpu.mixed_batch import PADDING, MixedSize, mixed_arrays, mixed_rows, put_mixed, put_padded
+from worker_svc.gpu.mixed_batch import (
+    PADDING,
+    MixedSize,
+    mixed_arrays,
+    mixed_rows,
+    put_mixed,
+    put_padded,
+    work_names,
+)
 from worker_svc.gpu.mixed_graphs import MixedGraphs
 from worker_svc.gpu.pass_counts import GraphKind, NoGraph, PassCounts
 from worker_svc.steps.seat_table import SeatTable
@@ -37,10 +45,12 @@ from worker_svc.steps.step_upload import StepUpload
 _NO_ROW = -1
 
 
-def fixed_arrays(max_tokens: int, max_rows: int, max_tiles: int) -> Mapping[str, tuple[int, torch.dtype]]:
-    """Arrays at a fixed place of the upload: each token's seat and position, rows, tiles, and rows that share keys."""
+def fixed_arrays(
+    max_tokens: int, max_rows: int, max_work: int, num_windows: int
+) -> Mapping[str, tuple[int, torch.dtype]]:
+    """Arrays at a fixed place of the upload: each token's seat and position, rows, work, and rows that share keys."""
     tokens = {"seats": (max_tokens, torch.int32), "positions": (max_tokens, torch.int32)}
-    return {**tokens, **mixed_arrays(max_rows, max_tiles), **cascade_arrays(max_rows)}
+    return {**tokens, **mixed_arrays(max_rows, max_work, num_windows), **cascade_arrays(max_rows)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,7 @@ class BatchPass:
         )
         self._mixed = MixedGraphs(
             self._mixed_pass,
-            lambda num_tokens: plans.tile_room(num_tokens, sizes[-1]),
+            lambda num_tokens: plans.work_room(num_tokens, sizes[-1]),
             max_rows=sizes[-1],
             max_tokens=len(upload.fixed["seats"]),
         )
@@ -162,13 +172,16 @@ class BatchPass:
 
     def _pack_mixed(self, rows: StepRows, layout: BatchLayout) -> PackedBatch:
         num_tokens, which = len(layout.positions), layout.prefill_rows
-        tiles = self._plans.prefill_tiles(rows.num_tokens[which], rows.ends[which], first_row=layout.num_decode)
+        work = self._plans.prefill_work(rows.num_tokens[which], rows.ends[which], first_row=layout.num_decode)
         exact = MixedSize(
-            num_tokens=num_tokens, num_rows=len(layout.order), num_decode=layout.num_decode, num_tiles=len(tiles)
+            num_tokens=num_tokens,
+            num_rows=len(layout.order),
+            num_decode=layout.num_decode,
+            num_work=max(map(len, work)),
         )
         size, how = self._mixed.choose(exact)
         self._put_tokens(layout.token_seats, layout.positions, size.num_tokens)
-        put_mixed(self._upload, rows, layout, tiles, size)
+        put_mixed(self._upload, rows, layout, work, size)
         logit_rows = np.unique(np.concatenate([rows.sample_rows, rows.candidate_rows]))
         logit_index = np.full(len(layout.order), _NO_ROW)
         logit_index[logit_rows] = np.arange(len(logit_rows))
@@ -176,12 +189,12 @@ class BatchPass:
         return PackedBatch(logit_index, None, (), size, how, num_tokens, logit_tokens)
 
     def _send_padding(self) -> None:
-        """Uploads the most tokens, rows and tiles, all of them padding."""
+        """Uploads the most tokens, rows and work, all of them padding."""
         upload = self._upload
         nothing = np.zeros(0, dtype=np.int64)
         upload.begin()
         self._put_tokens(nothing, nothing, len(upload.fixed["seats"]))
-        for name in ("row_positions", "tiles"):
+        for name in ("row_positions", *work_names(self._plans.num_windows)):
             put_padded(upload, name, nothing, len(upload.fixed[name]), PADDING)
         for name in ("row_seats", "decode_lens", "query_start"):
             put_padded(upload, name, nothing, len(upload.fixed[name]), 0)
@@ -218,7 +231,7 @@ class BatchPass:
         """One pass with prompts as it is captured; of the same batch it also reads only its fixed arrays."""
         fixed = self._upload.fixed
         inputs = self._inputs.first(size.num_tokens, 0)
-        rows = mixed_rows(fixed, self._row_inputs, size)
+        rows = mixed_rows(fixed, self._row_inputs, size, self._plans.num_windows)
         self._plans.gather(
             self._tables, fixed["seats"][: size.num_tokens], fixed["positions"][: size.num_tokens], inputs
         )
@@ -227,7 +240,7 @@ class BatchPass:
         if size.num_decode:
             decode = self._plans.decode(rows.decode)
             self._plans.fill(decode)
-        prefill = self._plans.prefill(rows.prefill, rows.tiles) if size.num_tiles else {}
+        prefill = self._plans.prefill(rows.prefill, rows.work) if size.num_work else {}
         return self._forward.forward(
             inputs, BatchAttention(num_decode_tokens=size.num_decode, decode=decode, prefill=prefill)
         )

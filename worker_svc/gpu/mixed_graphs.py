@@ -23,19 +23,19 @@ class MixedGraphs:
     def __init__(
         self,
         run: Callable[[MixedSize], Tensor],
-        tile_room: Callable[[int], int],
+        work_room: Callable[[int], int],
         *,
         max_rows: int,
         max_tokens: int,
     ) -> None:
-        """`tile_room` gives the tiles of prefill attention that a graph of so many tokens has room for."""
+        """`work_room` gives the work of prefill attention that a graph of so many tokens has room for."""
         self._run = run
         self._sizes = {
             num_tokens: MixedSize(
                 num_tokens=num_tokens,
                 num_rows=min(num_tokens, max_rows),
                 num_decode=min(num_tokens, max_rows),
-                num_tiles=tile_room(num_tokens),
+                num_work=work_room(num_tokens),
             )
             for num_tokens in token_sizes(max_tokens)
         }
@@ -71,7 +71,7 @@ class MixedGraphs:
         for num_tokens in self._tokens[first:]:
             if num_tokens > max(self._tokens[first], _MOST_PADDED * exact.num_tokens):
                 break
-            if self._sizes[num_tokens].num_tiles >= exact.num_tiles:
+            if self._sizes[num_tokens].num_work >= exact.num_work:
                 return self._sizes[num_tokens], GraphKind.MIXED
         return exact, NoGraph.MANY_SHORT_CHUNKS
 

@@ -96,7 +96,7 @@ class DeviceRunner:
         self._seats = DeviceSeats(limits, device)
         max_tokens = token_sizes(max(limits.max_batched_tokens, max_rows))[-1]
         plans = AttentionPlans(decoder, kv_pool, operations, max_rows=max_rows, max_blocks=limits.max_blocks)
-        arrays = fixed_arrays(max_tokens, max_rows, plans.most_tiles(max_tokens, max_rows))
+        arrays = fixed_arrays(max_tokens, max_rows, plans.most_work(max_tokens, max_rows), plans.num_windows)
         self._upload = StepUpload(device, arrays, _UPLOAD_BYTES)
         self._mover = BlockMover(kv_pool, operations.copy_by_table, operations.swap_blocks)
         self._forward = DeviceForward(decoder, kv_pool, operations)

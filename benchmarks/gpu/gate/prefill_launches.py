@@ -8,10 +8,11 @@ from benchmarks.gpu.gate.attention_shapes import argument_types, attention_shape
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.attention import prefill_attention
 from kernels.attention.prefill_config import prefill_config
-from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
+from kernels.attention.prefill_plan import WORK_FIELDS
+from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
 from kernels.attention.shape import AttentionShape
 
-_INT_POINTERS = ("query_start_ptr", "context_lens_ptr", "table_ptr", "tiles_ptr")
+_INT_POINTERS = ("query_start_ptr", "context_lens_ptr", "table_ptr", "work_ptr", "num_arrived_ptr")
 
 
 def prefill_launch(
@@ -31,7 +32,8 @@ def prefill_launch(
         config=prefill_config(shape),
         block_size=block_size,
         sliding_window=window,
-        tiles=torch.zeros(1, 2),
+        work=torch.zeros(1, WORK_FIELDS),
+        partials=empty_partials(shape, prefill_config(shape), 1, torch.device("meta")),
     )
     window_name, cap_name = " window" if window else "", " cap" if soft_cap else ""
     arguments = _argument_types(shape)
@@ -54,8 +56,8 @@ def _argument_types(shape: AttentionShape) -> Mapping[str, str]:
     """
     types = {name: "i32" for name in prefill_attention.prefill_kernel.arg_names if name.startswith("stride_")}
     types |= dict.fromkeys(_INT_POINTERS, "*i32")
-    types |= argument_types(shape)
-    return types | {"lse_ptr": types["out_ptr"], "window": "i32"}  # unused, and another in its place
+    types |= dict.fromkeys(("lse_ptr", "partial_out_ptr", "partial_lse_ptr"), "*fp32")
+    return types | argument_types(shape) | {"window": "i32"}
 
 
 _E4M3 = torch.float8_e4m3fn

@@ -11,7 +11,8 @@ from benchmarks.gpu.gate.launch_config import LaunchConfig
 from benchmarks.gpu.gate.prefill_launches import prefill_launch
 from kernels.attention import prefill_attention
 from kernels.attention.prefill_config import PrefillConfig
-from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
+from kernels.attention.prefill_plan import WORK_FIELDS
+from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
 from kernels.attention.shape import AttentionShape
 from kernels.attention.tuned import ROWS
 from kernels.attention.tuned_lookup import AttentionKernel, TunedRow
@@ -64,13 +65,15 @@ def _base_launch(kernel: AttentionKernel, shape: AttentionShape) -> LaunchConfig
 
 
 def _prefill_plan(shape: AttentionShape, tiling: Tiling) -> PrefillPlan:
+    config = PrefillConfig(**tiling._asdict())
     return PrefillPlan(
         rows=PrefillRows(torch.zeros(2), torch.zeros(1), torch.zeros(1, 1)),
         shape=shape,
-        config=PrefillConfig(**tiling._asdict()),
+        config=config,
         block_size=_BLOCK_SIZE,
         sliding_window=None,
-        tiles=torch.zeros(1, 2),
+        work=torch.zeros(1, WORK_FIELDS),
+        partials=empty_partials(shape, config, 1, torch.device("meta")),
     )
 
 

@@ -1,6 +1,7 @@
 """Prefill attention: causal operations a second, as share of what a product of matrices reaches.
 
-Whole prompts of equal length, sixteen thousand tokens together, and chunks at the end of longer contexts.
+Whole prompts of equal length, sixteen thousand tokens together, and chunks at the end of longer contexts. The keys of
+a short chunk are split between programs.
 """
 
 from dataclasses import replace
@@ -14,9 +15,10 @@ from benchmarks.gpu.kernel_bench.figures import Check, Figure, Figures, Target, 
 from benchmarks.gpu.kernel_bench.lab import Lab, PagedCase, PagedInputs, Size, checked, make_inputs
 from benchmarks.gpu.kernel_bench.peers import Peer, Peers, timed
 from kernels.attention import prefill_attention, prefill_reference
+from kernels.attention.decode_config import num_processors
 from kernels.attention.prefill_config import PrefillConfig, prefill_config
-from kernels.attention.prefill_plan import prefill_tiles
-from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
+from kernels.attention.prefill_plan import prefill_work
+from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
 
 SECTION = "prefill"
 HEADS = (32, 8, 128)
@@ -39,13 +41,17 @@ def contiguous(case: PagedCase) -> PagedCase:
 
 def cases(lab: Lab) -> list[PagedCase]:
     if lab.is_tiny:
-        chunk = PagedCase(name="chunk of 9 of 40", heads=(4, 2, 32), contexts=(40,), query_lens=(9,))
-        return [whole(lab, 17), chunk]
+        return [
+            whole(lab, 17),
+            PagedCase(name="chunk of 9 of 40", heads=(4, 2, 32), contexts=(40,), query_lens=(9,)),
+            PagedCase(name="chunk of 4 of 400", heads=(4, 2, 32), contexts=(400,), query_lens=(4,)),
+        ]
     lengths = (4096, 16384) if lab.size is Size.QUICK else (1024, 2048, 4096, 8192, 16384)
     return [
         *(whole(lab, length) for length in lengths),
         PagedCase(name="chunk of 2048 of 16384", heads=HEADS, contexts=(16384,), query_lens=(2048,)),
         PagedCase(name="16 chunks of 512 of 4096", heads=HEADS, contexts=(4096,) * 16, query_lens=(512,) * 16),
+        PagedCase(name="chunk of 64 of 32768", heads=HEADS, contexts=(32768,), query_lens=(64,)),
     ]
 
 
@@ -68,14 +74,17 @@ def measure(lab: Lab, figures: Figures, peers: Peers) -> None:
 def plan_of(inputs: PagedInputs, config: PrefillConfig | None = None) -> PrefillPlan:
     rows = PrefillRows(inputs.query_start, inputs.context_lens, inputs.block_tables)
     config = config or prefill_config(inputs.shape)
-    tiles = prefill_tiles(np.array(inputs.query_lens), np.array(inputs.contexts), inputs.shape, config)
+    device = inputs.query.device
+    programs = num_processors(device)
+    work = prefill_work(np.array(inputs.query_lens), np.array(inputs.contexts), inputs.shape, config, programs)
     return PrefillPlan(
         rows=rows,
         shape=inputs.shape,
         config=config,
         block_size=inputs.block_size,
         sliding_window=None,
-        tiles=torch.from_numpy(tiles).to(inputs.query.device),
+        work=torch.from_numpy(work).to(device),
+        partials=empty_partials(inputs.shape, config, programs, device),
     )
 
 

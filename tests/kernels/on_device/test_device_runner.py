@@ -9,21 +9,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from common.sampling_params import SequenceSampling
 from common.step import Step, StepResult
 from kernels.attention.cascade_groups import SharingCost
+from kernels.attention.prefill_reference import PrefillPlan
+from kernels.attention.shape import Attended, ScoreRule
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 from tests.worker.device.recorded_graphs import RecordedGraphs
 from tests.worker.device.sample_steps import DRAWN, PROMPT, comparable, decode_steps
 from tests.worker.runners import NUM_SEATS, limits_for, poisoned_pool
-from tests.worker.steps import seat_state
-from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
+from tests.worker.steps import GREEDY, seat_state
+from tests.worker.tiny_models import TINY_MODELS, random_prompts, write_tiny_model
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.runner import DeviceRunner, PendingDeviceStep
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.operations import Operations
 
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)
 # The interpreter is slow.
@@ -35,12 +39,25 @@ def decoder_on(device: torch.device, folder: Path, dtype: torch.dtype = torch.fl
     return load_decoder(folder, dtype, device)
 
 
+def random_pool(decoder: Decoder) -> KVPool:
+    """Random keys and values, always the same, as of sequences whose tokens were computed before."""
+    pool = poisoned_pool(decoder)
+    values = torch.randn(pool.blocks.shape, generator=torch.Generator().manual_seed(1))
+    pool.blocks.copy_(values.to(pool.blocks.dtype))
+    return pool
+
+
 def run_kernels(
-    decoder: Decoder, steps: list[Step], cost: SharingCost | None, depth: int = 2
+    decoder: Decoder,
+    steps: list[Step],
+    cost: SharingCost | None,
+    depth: int = 2,
+    *,
+    pool: KVPool | None = None,
+    operations: Operations = triton_operations.OPERATIONS,
 ) -> tuple[list[StepResult], KVPool]:
     """Launch `depth` steps before the first of them is answered."""
-    pool, limits = poisoned_pool(decoder), limits_for(decoder)
-    operations, sizes = triton_operations.OPERATIONS, graph_sizes(NUM_SEATS)
+    pool, limits, sizes = pool or poisoned_pool(decoder), limits_for(decoder), graph_sizes(NUM_SEATS)
     recorded = None if HAS_GPU else RecordedGraphs()
     if recorded is not None:  # in the interpreter, which is slow
         operations, sizes = recorded.operations(operations), (NUM_SEATS,)
@@ -56,9 +73,13 @@ def run_kernels(
     return [*results, *(pending.wait() for pending in launched)], pool
 
 
-def run_references(decoder: Decoder, steps: list[Step]) -> list[StepResult]:
+def run_references(decoder: Decoder, steps: list[Step], pool: KVPool | None = None) -> list[StepResult]:
     runner = DeviceRunner(
-        decoder, poisoned_pool(decoder), limits_for(decoder), torch_operations.OPERATIONS, graph_sizes(NUM_SEATS)
+        decoder,
+        pool or poisoned_pool(decoder),
+        limits_for(decoder),
+        torch_operations.OPERATIONS,
+        graph_sizes(NUM_SEATS),
     )
     return [runner.launch(step).wait() for step in steps]
 
@@ -78,6 +99,51 @@ def test_kernels_and_references_sample_the_same_tokens(
     for result, reference in zip(ours, expected, strict=True):
         for index, row in reference.logprobs.items():
             assert list(result.logprobs[index].logprobs) == pytest.approx(list(row.logprobs), abs=tolerance)
+
+
+def chunks_of_a_long_prompt() -> list[Step]:
+    """Three chunks at the end of a context of 200 tokens, beside a row that decodes."""
+    tokens = random_prompts([220], seed=7)[0]
+    long = seat_state(0, tokens[200:], list(range(55)), position=200, num_prompt_tokens=220, history=tokens[:200])
+    other = seat_state(1, PROMPT[-1:], [60, 61, 62], position=8, num_prompt_tokens=9, history=PROMPT[:8])
+    long.sampling = other.sampling = GREEDY
+    steps = [
+        Step(epoch=1, step_id=1, snapshot=True, whole=[long, other], rows=[0, 1], samples=[1, 1]),
+        Step(epoch=1, step_id=2, rows=[0, 1], samples=[1, 1]),
+        Step(epoch=1, step_id=3, rows=[1, 0], samples=[0, 1, 1, 0]),
+    ]
+    for step, num_tokens in zip(steps, ([9, 1], [4, 1], [1, 7]), strict=True):
+        step.num_tokens = num_tokens
+    return steps
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a GPU has more processors, for which nothing here is long enough to be split")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_keys_of_chunks_are_split_in_captured_steps(depth: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    splits: list[int] = []
+
+    def prefill(
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        plan: PrefillPlan,
+        rule: ScoreRule,
+        with_lse: bool = False,
+        out: Tensor | None = None,
+    ) -> Attended:
+        splits.append(max((fields[5] for fields in plan.work.tolist() if fields[0] >= 0), default=0))
+        return triton_operations.OPERATIONS.prefill_attention(query, keys, values, plan, rule, with_lse, out)
+
+    decoder, steps = decoder_on(DEVICE, write_tiny_model("llama_gqa", tmp_path), dtype), chunks_of_a_long_prompt()
+    operations = replace(triton_operations.OPERATIONS, prefill_attention=prefill)
+    ours, pool = run_kernels(decoder, steps, None, depth, pool=random_pool(decoder), operations=operations)
+    reference_pool = random_pool(decoder)
+    expected = run_references(decoder, steps, reference_pool)
+    assert splits[-3 * decoder.config.num_layers :] == [2] * (3 * decoder.config.num_layers)
+    assert [comparable(result) for result in ours] == [comparable(result) for result in expected]
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(pool.blocks, reference_pool.blocks, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def test_blocks_swapped_out_and_in_again_and_copied_go_on_as_before(tmp_path: Path) -> None:

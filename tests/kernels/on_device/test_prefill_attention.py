@@ -10,11 +10,12 @@ from torch import Tensor
 
 from kernels.attention import prefill_attention, prefill_reference
 from kernels.attention.prefill_config import prefill_config
+from kernels.attention.prefill_plan import NO_ROW, num_heads
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows
 from kernels.attention.shape import ScoreRule
 from tests.kernels.on_device.devices import DEVICE, DTYPES, HAS_GPU
 from tests.kernels.on_device.tolerance import assert_as_exact_as_torch
-from tests.kernels.prefill_cases import SMALL, PrefillCase, prefill_case
+from tests.kernels.prefill_cases import FREE_SPLITS, SMALL, PrefillCase, prefill_case
 
 RULE = ScoreRule(0.2)
 E4M3 = torch.float8_e4m3fn
@@ -90,6 +91,46 @@ def test_scores_are_capped(dtype: torch.dtype) -> None:
     check(case, case.plan(), ScoreRule(40.0, soft_cap=3.0))  # nearly all are at the cap
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 40])
+def test_keys_split_between_programs_give_the_same(window: int | None, dtype: torch.dtype) -> None:
+    """The second launch finds the memory of partial results as a launch must leave it."""
+    case = prefill_case(((1, 83), (9, 150), (20, 20)), heads=(3, 1), dtype=dtype).to(DEVICE)
+    whole = case.plan(window)
+    plan = case.plan(window, num_programs=12, costs=FREE_SPLITS)
+    assert (whole.work[:, 5] == 1).all()
+    assert plan.work[:, 5].max() > 1
+    plan.partials.out.fill_(math.nan)
+    plan.partials.lse.fill_(math.nan)
+    results = [check(case, each) for each in (whole, plan, plan)]
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-3
+    torch.testing.assert_close(results[1], results[0], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(results[2], results[1], rtol=0, atol=0)
+    assert not plan.partials.num_arrived.any()
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (11, 1)])
+def test_split_keys_with_a_cap_and_groups_in_parts(heads: tuple[int, int]) -> None:
+    case = prefill_case(((5, 100), (18, 40)), heads=heads, head_dim=80).to(DEVICE)
+    plan = case.plan(num_programs=32, costs=FREE_SPLITS)
+    assert plan.work[:, 5].max() > 1
+    check(case, plan, ScoreRule(0.5, soft_cap=1.5))
+
+
+def test_split_keys_of_eight_bits() -> None:
+    case = prefill_case(((12, 90),), head_dim=64, dtype=torch.float16, kv_dtype=E4M3).to(DEVICE)
+    plan = case.plan(num_programs=16, costs=FREE_SPLITS)
+    assert plan.work[:, 5].max() > 1
+    check(case, plan)
+
+
+def test_padding_of_work_is_skipped() -> None:
+    case = prefill_case(((9, 70),), heads=(2, 1)).to(DEVICE)
+    plan = case.plan(num_programs=8, costs=FREE_SPLITS)
+    padding = torch.full((3, 6), NO_ROW, dtype=torch.int32, device=DEVICE)
+    check(case, replace(plan, work=torch.cat((plan.work, padding))))
+
+
 @pytest.mark.parametrize("cuts", [(16,), (1, 17, 18), (30,)])
 def test_a_prompt_in_chunks_equals_the_whole(cuts: Sequence[int]) -> None:
     whole = prefill_case(((45, 45),), heads=(2, 1)).to(DEVICE)
@@ -113,7 +154,7 @@ def test_a_prompt_in_chunks_equals_the_whole(cuts: Sequence[int]) -> None:
 def test_a_group_too_large_for_one_tile_is_parted() -> None:
     case = prefill_case(((3, 20), (9, 9)), heads=(11, 1)).to(DEVICE)
     assert SMALL.heads(case.shape) == 4
-    assert prefill_attention.num_parts(case.plan()) == 3
+    assert num_heads(case.shape, SMALL) == 3
     check(case, case.plan())
 
 

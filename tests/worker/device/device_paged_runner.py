@@ -104,13 +104,13 @@ class DevicePagedRunner(PagedRunner):
             return {}
         query_lens = torch.tensor(counts)
         contexts = query_lens + torch.tensor([sequence.num_computed_tokens for sequence in sequences])
-        tiles = self.plans.prefill_tiles(query_lens.numpy(), contexts.numpy())
+        work = self.plans.prefill_work(query_lens.numpy(), contexts.numpy())
         rows = PrefillRows(
             query_start=self._tensor([num_before, *(num_before + query_lens.cumsum(0)).tolist()]),
             context_lens=self._tensor(contexts.tolist()),
             block_tables=self._tables(sequences).block_tables,
         )
-        return self.plans.prefill(rows, torch.from_numpy(tiles).to(self.decoder.device))
+        return self.plans.prefill(rows, [torch.from_numpy(fields).to(self.decoder.device) for fields in work])
 
     def sharing_sequences(self, num_sharers: int, num_shared_blocks: int) -> list[PagedSequence]:
         """Make sequences with the same first blocks and one without; all but the last token of each is computed."""

@@ -51,13 +51,13 @@ def test_every_number_of_tokens_has_a_size_with_little_padding(max_tokens: int) 
         assert size < num_tokens + max(64, num_tokens / 8)
 
 
-@given(num_tokens=st.integers(1, 3000), num_tiles=st.integers(1, 200))
-def test_a_batch_gets_the_least_graph_that_holds_it(captured: MixedGraphs, num_tokens: int, num_tiles: int) -> None:
-    exact = MixedSize(num_tokens=num_tokens, num_rows=3, num_decode=2, num_tiles=num_tiles)
+@given(num_tokens=st.integers(1, 3000), num_work=st.integers(1, 200))
+def test_a_batch_gets_the_least_graph_that_holds_it(captured: MixedGraphs, num_tokens: int, num_work: int) -> None:
+    exact = MixedSize(num_tokens=num_tokens, num_rows=3, num_decode=2, num_work=num_work)
     size, how = captured.choose(exact)
-    holds = [each for each in token_sizes(MAX_TOKENS) if each >= num_tokens and room(each) >= num_tiles]
+    holds = [each for each in token_sizes(MAX_TOKENS) if each >= num_tokens and room(each) >= num_work]
     if how is GraphKind.MIXED:
-        assert size.num_tokens == holds[0] and size.num_tiles == room(holds[0])
+        assert size.num_tokens == holds[0] and size.num_work == room(holds[0])
         assert size.num_rows == size.num_decode == min(MAX_ROWS, holds[0])
         assert size.num_tokens <= max(64, 2 * num_tokens + 64)
         return
@@ -71,7 +71,7 @@ def test_a_batch_gets_the_least_graph_that_holds_it(captured: MixedGraphs, num_t
 
 def test_without_a_capture_there_is_no_graph() -> None:
     graphs = MixedGraphs(lambda size: torch.zeros(1), room, max_rows=4, max_tokens=64)
-    exact = MixedSize(num_tokens=3, num_rows=1, num_decode=0, num_tiles=1)
+    exact = MixedSize(num_tokens=3, num_rows=1, num_decode=0, num_work=1)
     assert graphs.choose(exact) == (exact, NoGraph.NO_GRAPHS)
     graphs.capture(CallingGraphs(), 0)
     assert graphs.choose(exact) == (exact, NoGraph.NO_GRAPHS)
