@@ -3,6 +3,7 @@
 Steps are replayed from graphs: a GPU's, and recorded ones elsewhere.
 """
 
+import json
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from worker_svc.gpu.runner import DeviceRunner, PendingDeviceStep
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.operations import Operations
+from worker_svc.steps.step_limits import StepLimits
 
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)
 # The interpreter is slow.
@@ -39,9 +41,9 @@ def decoder_on(device: torch.device, folder: Path, dtype: torch.dtype = torch.fl
     return load_decoder(folder, dtype, device)
 
 
-def random_pool(decoder: Decoder) -> KVPool:
+def random_pool(decoder: Decoder, limits: StepLimits) -> KVPool:
     """Random keys and values, always the same, as of sequences whose tokens were computed before."""
-    pool = poisoned_pool(decoder)
+    pool = KVPool(decoder.block_shape(limits.block_size), limits.num_blocks, decoder.device, limits.num_host_blocks)
     values = torch.randn(pool.blocks.shape, generator=torch.Generator().manual_seed(1))
     pool.blocks.copy_(values.to(pool.blocks.dtype))
     return pool
@@ -54,10 +56,11 @@ def run_kernels(
     depth: int = 2,
     *,
     pool: KVPool | None = None,
+    limits: StepLimits | None = None,
     operations: Operations = triton_operations.OPERATIONS,
 ) -> tuple[list[StepResult], KVPool]:
     """Launch `depth` steps before the first of them is answered."""
-    pool, limits, sizes = pool or poisoned_pool(decoder), limits_for(decoder), graph_sizes(NUM_SEATS)
+    pool, limits, sizes = pool or poisoned_pool(decoder), limits or limits_for(decoder), graph_sizes(NUM_SEATS)
     recorded = None if HAS_GPU else RecordedGraphs()
     if recorded is not None:  # in the interpreter, which is slow
         operations, sizes = recorded.operations(operations), (NUM_SEATS,)
@@ -73,11 +76,13 @@ def run_kernels(
     return [*results, *(pending.wait() for pending in launched)], pool
 
 
-def run_references(decoder: Decoder, steps: list[Step], pool: KVPool | None = None) -> list[StepResult]:
+def run_references(
+    decoder: Decoder, steps: list[Step], pool: KVPool | None = None, limits: StepLimits | None = None
+) -> list[StepResult]:
     runner = DeviceRunner(
         decoder,
         pool or poisoned_pool(decoder),
-        limits_for(decoder),
+        limits or limits_for(decoder),
         torch_operations.OPERATIONS,
         graph_sizes(NUM_SEATS),
     )
@@ -102,10 +107,10 @@ def test_kernels_and_references_sample_the_same_tokens(
 
 
 def chunks_of_a_long_prompt() -> list[Step]:
-    """Three chunks at the end of a context of 200 tokens, beside a row that decodes."""
-    tokens = random_prompts([220], seed=7)[0]
-    long = seat_state(0, tokens[200:], list(range(55)), position=200, num_prompt_tokens=220, history=tokens[:200])
-    other = seat_state(1, PROMPT[-1:], [60, 61, 62], position=8, num_prompt_tokens=9, history=PROMPT[:8])
+    """Three chunks at the end of a context of 700 tokens, beside a row that decodes."""
+    tokens = random_prompts([720], seed=7)[0]
+    long = seat_state(0, tokens[700:], list(range(45)), position=700, num_prompt_tokens=720, history=tokens[:700])
+    other = seat_state(1, PROMPT[-1:], [60], position=8, num_prompt_tokens=9, history=PROMPT[:8])
     long.sampling = other.sampling = GREEDY
     steps = [
         Step(epoch=1, step_id=1, snapshot=True, whole=[long, other], rows=[0, 1], samples=[1, 1]),
@@ -118,9 +123,8 @@ def chunks_of_a_long_prompt() -> list[Step]:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a GPU has more processors, for which nothing here is long enough to be split")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_keys_of_chunks_are_split_in_captured_steps(depth: int, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "depth"), [(torch.float32, 1), (torch.float16, 2), (torch.float32, 3)], ids=str)
+def test_keys_of_chunks_are_split_in_captured_steps(dtype: torch.dtype, depth: int, tmp_path: Path) -> None:
     splits: list[int] = []
 
     def prefill(
@@ -135,15 +139,18 @@ def test_keys_of_chunks_are_split_in_captured_steps(depth: int, dtype: torch.dty
         splits.append(max((fields[5] for fields in plan.work.tolist() if fields[0] >= 0), default=0))
         return triton_operations.OPERATIONS.prefill_attention(query, keys, values, plan, rule, with_lse, out)
 
-    decoder, steps = decoder_on(DEVICE, write_tiny_model("llama_gqa", tmp_path), dtype), chunks_of_a_long_prompt()
+    config = write_tiny_model("llama_gqa", tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
+    decoder, steps = decoder_on(DEVICE, tmp_path, dtype), chunks_of_a_long_prompt()
+    limits = replace(limits_for(decoder), block_size=16, max_model_len=1024)
     operations = replace(triton_operations.OPERATIONS, prefill_attention=prefill)
-    ours, pool = run_kernels(decoder, steps, None, depth, pool=random_pool(decoder), operations=operations)
-    reference_pool = random_pool(decoder)
-    expected = run_references(decoder, steps, reference_pool)
+    pools = [random_pool(decoder, limits) for _ in range(2)]
+    ours, _ = run_kernels(decoder, steps, None, depth, pool=pools[0], limits=limits, operations=operations)
+    expected = run_references(decoder, steps, pools[1], limits)
     assert splits[-3 * decoder.config.num_layers :] == [2] * (3 * decoder.config.num_layers)
     assert [comparable(result) for result in ours] == [comparable(result) for result in expected]
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(pool.blocks, reference_pool.blocks, rtol=tolerance, atol=tolerance, equal_nan=True)
+    torch.testing.assert_close(pools[0].blocks, pools[1].blocks, rtol=tolerance, atol=tolerance)
 
 
 def test_blocks_swapped_out_and_in_again_and_copied_go_on_as_before(tmp_path: Path) -> None:
