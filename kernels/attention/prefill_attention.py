@@ -18,7 +18,7 @@ from kernels.attention.key_loads import queries_for_keys
 from kernels.attention.partial_merge import merge_splits
 from kernels.attention.prefill_plan import WORK_FIELDS, num_heads
 from kernels.attention.prefill_reference import PrefillPlan
-from kernels.attention.prefill_tile import attend_tile, queries_and_heads, store_results
+from kernels.attention.prefill_tile import add_tile, attend_tile, queries_and_heads, store_results
 from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
 
 LN_2 = tl.constexpr(math.log(2.0))
@@ -65,6 +65,7 @@ def prefill_kernel(
     SOFT_CAP: tl.constexpr,
     WINDOWED: tl.constexpr,
     WITH_LSE: tl.constexpr,
+    LATE_VALUES: tl.constexpr,
     MERGED_ROWS: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
 ) -> None:
@@ -104,6 +105,9 @@ def prefill_kernel(
     b_q = queries_for_keys(b_q, PAIRED)
     b_acc = tl.zeros((ROWS, PADDED_DIM // 2 if PAIRED else PADDED_DIM), tl.float32)
     b_odd = tl.zeros((ROWS, PADDED_DIM // 2 if PAIRED else 1), tl.float32)
+    # There is no tile before the first; nothing is added of the one that is read in its place.
+    b_weights = tl.zeros((ROWS, TILE), b_q.dtype)
+    b_shrink = tl.full((ROWS,), 1.0, tl.float32)
     p_key = key_ptr + i_kv_head.to(tl.int64) * stride_kh
     p_value = value_ptr + i_kv_head.to(tl.int64) * stride_vh
     p_table = table_ptr + i_row * stride_table
@@ -118,15 +122,19 @@ def prefill_kernel(
         i_first = tl.maximum(0, i_first_position - window + 1)
         i_full_first = tl.minimum((tl.maximum(0, i_end - window) + TILE - 1) // TILE * TILE, i_full_end)
 
-    for i_tile in range(tl.maximum(i_full_first, i_split_first), tl.minimum(i_full_end, i_split_end), TILE):
-        b_max, b_sum, b_acc, b_odd = attend_tile(
+    i_begin, i_stop = tl.maximum(i_full_first, i_split_first), tl.minimum(i_full_end, i_split_end)
+    for i_tile in range(i_begin, i_stop, TILE):
+        b_max, b_sum, b_acc, b_odd, b_weights, b_shrink = attend_tile(
             b_q,
             b_max,
             b_sum,
             b_acc,
             b_odd,
+            b_weights,
+            b_shrink,
             o_position,
             i_tile + tl.arange(0, TILE),
+            tl.maximum(i_tile - TILE, i_begin) + tl.arange(0, TILE),
             i_first,
             i_end,
             p_key,
@@ -145,6 +153,7 @@ def prefill_kernel(
             WINDOWED,
             MASKED=False,
             PAIRED=PAIRED,
+            LATE=LATE_VALUES,
             DTYPE=DTYPE,
         )
     # Read again, so that no address of the results takes registers in the loop above.
@@ -154,18 +163,22 @@ def prefill_kernel(
     i_num_low = 0
     if WINDOWED:
         i_num_low = tl.maximum(0, tl.minimum(i_full_first, i_split_end) - i_split_first) // TILE
+    i_before = tl.maximum(i_begin, i_stop - TILE)
     for i_masked in range(i_num_low + tl.maximum(0, i_split_end - i_high + TILE - 1) // TILE):
         i_tile = i_high + (i_masked - i_num_low) * TILE
         if WINDOWED:
             i_tile = tl.where(i_masked < i_num_low, i_split_first + i_masked * TILE, i_tile)
-        b_max, b_sum, b_acc, b_odd = attend_tile(
+        b_max, b_sum, b_acc, b_odd, b_weights, b_shrink = attend_tile(
             b_q,
             b_max,
             b_sum,
             b_acc,
             b_odd,
+            b_weights,
+            b_shrink,
             o_position,
             i_tile + tl.arange(0, TILE),
+            i_before + tl.arange(0, TILE),
             i_first,
             i_end,
             p_key,
@@ -182,6 +195,28 @@ def prefill_kernel(
             BLOCK_SIZE,
             SOFT_CAP,
             WINDOWED,
+            MASKED=True,
+            PAIRED=PAIRED,
+            LATE=LATE_VALUES,
+            DTYPE=DTYPE,
+        )
+        i_before = i_tile
+    if LATE_VALUES:
+        b_acc, b_odd = add_tile(
+            b_weights,
+            b_shrink,
+            b_acc,
+            b_odd,
+            i_before + tl.arange(0, TILE),
+            i_first,
+            i_end,
+            p_value,
+            p_table,
+            stride_vb,
+            stride_vt,
+            HEAD_DIM,
+            PADDED_DIM,
+            BLOCK_SIZE,
             MASKED=True,
             PAIRED=PAIRED,
             DTYPE=DTYPE,
@@ -296,6 +331,7 @@ def launch_constants(plan: PrefillPlan, soft_cap: bool, with_lse: bool) -> dict[
         "SOFT_CAP": soft_cap,
         "WINDOWED": plan.sliding_window is not None,
         "WITH_LSE": with_lse,
+        "LATE_VALUES": plan.config.late_values,
         "MERGED_ROWS": min(MERGE_ROWS, plan.config.rows),
         "MERGED_SPLITS": MERGE_ELEMENTS // (MERGE_ROWS * shape.padded_dim),
     }

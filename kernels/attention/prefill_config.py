@@ -5,7 +5,7 @@ Taken from the table of tuned shapes, else from a rule based on the compiler's r
 Imports no Triton.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,6 +14,8 @@ from kernels.attention.tuned_lookup import tuned_row
 
 # A tile holds at least this many queries of each of its heads, so that few of its rows are padding (a fifth at most).
 _MIN_QUERIES = 4
+_HOPPER = 9  # major compute capability, the first with asynchronous products
+_NO_GPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,9 @@ class PrefillConfig:
     tile: int  # keys per loop iteration
     num_warps: int
     num_stages: int
+    # Values are multiplied while the weights of the next tile of keys are computed. That takes registers, and is of use
+    # where products are asynchronous.
+    late_values: bool = True
 
     def heads(self, shape: AttentionShape) -> int:
         """Number of a group's heads whose queries are rows of one tile: all, or equal parts if they are many."""
@@ -35,12 +40,17 @@ class PrefillConfig:
         return self.rows // self.heads(shape)
 
 
-def prefill_config(shape: AttentionShape) -> PrefillConfig:
-    """The configuration for a shape."""
+def prefill_config(shape: AttentionShape, device: torch.device = _NO_GPU) -> PrefillConfig:
+    """The configuration for a shape; without a CUDA device that of Hopper."""
     row = tuned_row("prefill", shape)
-    if row is None:
-        return prefill_rule(shape)
-    return PrefillConfig(rows=row.rows, tile=row.tile, num_warps=row.num_warps, num_stages=row.num_stages)
+    config = prefill_rule(shape)
+    if row is not None:
+        config = PrefillConfig(rows=row.rows, tile=row.tile, num_warps=row.num_warps, num_stages=row.num_stages)
+    return replace(config, late_values=_has_asynchronous_products(device))
+
+
+def _has_asynchronous_products(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (_HOPPER, 0)
 
 
 def prefill_rule(shape: AttentionShape) -> PrefillConfig:

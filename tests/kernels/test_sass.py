@@ -1,6 +1,9 @@
 """Loops are found in machine code, and the compile gate stops those that are too long or read single bytes."""
 
-from benchmarks.gpu.gate.compile_gate import compile_for, loop_faults
+from dataclasses import replace
+
+from benchmarks.gpu.gate.compile_gate import compile_for, faults, loop_faults, overlap_faults
+from benchmarks.gpu.gate.prefill_launches import PREFILLS
 from benchmarks.gpu.gate.sass import Instruction, Loop, disassemble, matrix_loops
 from tests.kernels.test_compile_gate import MATMUL, SUM
 
@@ -35,6 +38,36 @@ def test_a_compiled_product_has_a_loop_and_a_sum_has_none() -> None:
         (loop,) = matrix_loops(disassemble(compile_for(MATMUL, capability).cubin))
         assert loop.count(name) > 0 and loop.size > 10
         assert matrix_loops(disassemble(compile_for(SUM, capability).cubin)) == []
+
+
+def test_exponentials_beside_a_product_are_counted_until_the_wait_for_it() -> None:
+    loop = Loop(
+        code(
+            "MUFU.EX2 R0, R0",
+            "HGMMA.64x64x16.F32 R8, R4, R6, R8",
+            "MUFU.EX2 R0, R0",
+            "MUFU.RCP R0, R0",
+            "HGMMA.64x64x16.F32 R8, R4, R6, R8",
+            "MUFU.EX2 R0, R0",
+            "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+            "MUFU.EX2 R0, R0",
+        )
+    )
+    assert (loop.count_beside_products("MUFU.EX2"), loop.count("MUFU.EX2"), loop.num_product_waits) == (2, 4, 1)
+    assert overlap_faults([loop]) == []
+    late = Loop(loop.instructions[:1] + loop.instructions[4:])
+    assert overlap_faults([late]) == ["1 of 3 exponentials beside a product"]
+    one_by_one = Loop([*loop.instructions, *loop.instructions[-2:-1] * 3])
+    assert overlap_faults([one_by_one]) == ["4 waits for products in a tile"]
+    assert overlap_faults([]) == ["no loop that multiplies matrices"]
+
+
+def test_prefill_that_waits_for_values_before_the_softmax_is_stopped() -> None:
+    """Without late values the compiler has no product to put beside the exponentials."""
+    launch = PREFILLS[0]
+    at_once = replace(launch, constants={**launch.constants, "LATE_VALUES": False}, device_constants={})
+    assert any("exponentials beside a product" in fault for fault in faults(at_once, 90, compile_for(at_once, 90)))
+    assert faults(launch, 90, compile_for(launch, 90)) == []
 
 
 def test_long_loops_and_reads_of_single_bytes_are_stopped() -> None:

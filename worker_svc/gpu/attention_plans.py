@@ -67,7 +67,7 @@ class AttentionPlans:
         self.block_size = kv_pool.block_size
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
         self._decode_config = decode_config(self.shape)
-        self._prefill_config = prefill_config(self.shape)
+        self._prefill_config = prefill_config(self.shape, device)
         self._num_processors = num_processors(device)
         self._num_programs = self._num_processors * self._decode_config.programs_per_sm
         self._partials = empty_partials(self.shape, self._prefill_config, self._num_processors, device)

@@ -1,8 +1,9 @@
 """Compiles kernels without a GPU, and checks the machine code for known causes of slowness.
 
 `python -m benchmarks.gpu.gate.compile_gate` does so for the whole launch table and fails on spilled registers, on
-shared memory over the limit of the device, on a missing `wgmma`, on narrow loads, and on loops of attention that have
-more instructions than the table says. Does not check results.
+shared memory over the limit of the device, on a missing `wgmma`, on narrow loads, on loops of attention that have more
+instructions than the table says, and on prefill's loops that wait for their products before the softmax. Does not check
+results.
 """
 
 import os
@@ -29,6 +30,8 @@ from kernels.launches.launch_recorder import WARP_SIZE, RecordedLaunch
 
 MAX_SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # that one thread block may use
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
+_EXPONENTIAL = "MUFU.EX2"
+_MOST_PRODUCTS = 3  # of a tile of keys: with keys, and with values, which come in two halves if they are of e4m3
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg|cp\.async\.bulk")
 
 
@@ -48,10 +51,11 @@ def compile_for(launch: LaunchConfig, capability: int) -> MachineCode:
     names = launch.kernel.arg_names
     signature = {name: launch.arguments.get(name, "constexpr") for name in names}
     aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in launch.divisible_by_16]
+    constants = {**launch.constants, **launch.device_constants.get(capability, {})}
     source = ASTSource(
         launch.kernel,
         signature,
-        constexprs={(names.index(name),): value for name, value in launch.constants.items()},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
@@ -72,7 +76,21 @@ def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str
         found.append("no 16-byte loads from global memory")
     if capability in launch.max_loop_size:
         found += loop_faults(matrix_loops(disassemble(code.cubin)), launch.max_loop_size[capability])
+    if launch.products_beside_softmax and capability == 90:
+        found += overlap_faults(matrix_loops(disassemble(code.cubin)))
     return found
+
+
+def overlap_faults(loops: Sequence[Loop]) -> list[str]:
+    """Descriptions of loops of attention that wait for their products before they compute half of the exponentials."""
+    found = []
+    for loop in loops:
+        beside, exponentials = loop.count_beside_products(_EXPONENTIAL), loop.count(_EXPONENTIAL)
+        if 2 * beside < exponentials:
+            found.append(f"{beside} of {exponentials} exponentials beside a product")
+        if loop.num_product_waits > _MOST_PRODUCTS:
+            found.append(f"{loop.num_product_waits} waits for products in a tile")
+    return found or ([] if loops else ["no loop that multiplies matrices"])
 
 
 def loop_faults(loops: Sequence[Loop], max_size: int) -> list[str]:

@@ -23,8 +23,12 @@ def prefill_launch(
     window: int | None = None,
     soft_cap: bool = False,
     block_size: int = 16,
+    max_loop_size: Mapping[int, int] | None = None,
 ) -> LaunchConfig:
-    """Launch of prefill attention. heads: query heads, key-value heads, head dimension."""
+    """Launch of prefill attention. heads: query heads, key-value heads, head dimension.
+
+    max_loop_size: most instructions of a warp and a tile of keys, with masks, by compute capability
+    """
     shape = attention_shape(heads, dtype, kv_dtype)
     plan = PrefillPlan(
         rows=PrefillRows(torch.zeros(2), torch.zeros(1), torch.zeros(1, 1)),
@@ -47,6 +51,10 @@ def prefill_launch(
         num_stages=plan.config.num_stages,
         capabilities=capabilities(shape),
         wgmma=dtype != torch.float32,
+        device_constants={80: {"LATE_VALUES": False}},
+        # With a head dimension of 256 a tile of keys is small, and its products are most of the time.
+        products_beside_softmax=dtype != torch.float32 and shape.padded_dim <= 128,
+        max_loop_size=max_loop_size or {},
     )
 
 

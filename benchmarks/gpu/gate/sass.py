@@ -15,6 +15,7 @@ import triton
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+?)(?:\s+([^;]*))?\s*;", re.MULTILINE)
 _TARGET = re.compile(r"0x([0-9a-f]+)\s*$|`\(\.L_x_\d+\)")
 _MATRIX = ("HMMA", "HGMMA", "IMMA", "QGMMA")
+_ASYNCHRONOUS, _WAIT = "HGMMA", "WARPGROUP.DEPBAR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class Instruction:
     def operation(self) -> str:
         """Name without modifiers."""
         return self.name.partition(".")[0]
+
+    def is_a(self, name: str) -> bool:
+        """True if it has this name, or this and modifiers behind it."""
+        return self.name == name or self.name.startswith(f"{name}.")
 
     @property
     def is_matrix_product(self) -> bool:
@@ -53,7 +58,24 @@ class Loop:
 
     def count(self, name: str) -> int:
         """Number of instructions with this name, or with it and modifiers behind it."""
-        return sum(each.name == name or each.name.startswith(f"{name}.") for each in self.instructions)
+        return sum(each.is_a(name) for each in self.instructions)
+
+    def count_beside_products(self, name: str) -> int:
+        """Number of those that are issued while an asynchronous product of the same round is in flight."""
+        in_flight, found = False, 0
+        for each in self.instructions:
+            if each.is_a(_WAIT):
+                in_flight = False
+            in_flight |= each.is_a(_ASYNCHRONOUS)
+            found += in_flight and each.is_a(name)
+        return found
+
+    @property
+    def num_product_waits(self) -> int:
+        """Waits for asynchronous products. One for each instruction of a product means that the compiler has put them
+        one after the other.
+        """
+        return self.count(_WAIT)
 
 
 def disassemble(cubin: bytes) -> list[Instruction]:

@@ -73,8 +73,8 @@ def measure(lab: Lab, figures: Figures, peers: Peers) -> None:
 
 def plan_of(inputs: PagedInputs, config: PrefillConfig | None = None) -> PrefillPlan:
     rows = PrefillRows(inputs.query_start, inputs.context_lens, inputs.block_tables)
-    config = config or prefill_config(inputs.shape)
     device = inputs.query.device
+    config = config or prefill_config(inputs.shape, device)
     programs = num_processors(device)
     work = prefill_work(np.array(inputs.query_lens), np.array(inputs.contexts), inputs.shape, config, programs)
     return PrefillPlan(
