@@ -55,9 +55,9 @@ def test_exponentials_beside_a_product_are_counted_until_the_wait_for_it() -> No
     )
     assert (loop.count_beside_products("MUFU.EX2"), loop.count("MUFU.EX2"), loop.num_product_waits) == (2, 4, 1)
     assert overlap_faults([loop]) == []
-    late = Loop(loop.instructions[:1] + loop.instructions[4:])
+    late = Loop([loop.instructions[0], *loop.instructions[4:]])
     assert overlap_faults([late]) == ["1 of 3 exponentials beside a product"]
-    one_by_one = Loop([*loop.instructions, *loop.instructions[-2:-1] * 3])
+    one_by_one = Loop([*loop.instructions, *[loop.instructions[-2]] * 3])
     assert overlap_faults([one_by_one]) == ["4 waits for products in a tile"]
     assert overlap_faults([]) == ["no loop that multiplies matrices"]
 

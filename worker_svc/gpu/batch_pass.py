@@ -6,12 +6,14 @@ nothing of sampling.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.attention.cascade_groups import (
+    MIN_SHARERS,
     SharedPrefix,
     SharingCost,
     cascade_arrays,
@@ -59,7 +61,7 @@ class PackedBatch:
 
     logit_index: IntArray  # [R] index of each row's logits, -1 if they are not computed
     decode_size: int | None  # rows with padding
-    prefixes: Sequence[SharedPrefix]  # that rows of a decode pass attend to together
+    prefixes: Sequence[SharedPrefix]  # that rows of one token attend to together
     mixed: MixedSize | None
     how: GraphKind | NoGraph  # a mixed pass is launched
     num_tokens: int  # without padding
@@ -105,12 +107,16 @@ class BatchPass:
         self._shared = CapturedPass(
             lambda size: self._decode_pass(size, self._shared_plans[size]), list(self._shared_plans)
         )
-        self._mixed = MixedGraphs(
-            self._mixed_pass,
-            lambda num_tokens: plans.work_room(num_tokens, sizes[-1]),
-            max_rows=sizes[-1],
-            max_tokens=len(upload.fixed["seats"]),
-        )
+        # By whether rows of one token attend to common prefixes together.
+        self._mixed = {
+            shared: MixedGraphs(
+                partial(self._mixed_pass, shared=shared),
+                lambda num_tokens: plans.work_room(num_tokens, sizes[-1]),
+                max_rows=sizes[-1],
+                max_tokens=len(upload.fixed["seats"]),
+            )
+            for shared in ((False, True) if plans.can_share_prefixes else (False,))
+        }
         self.counts = PassCounts()
 
     @property
@@ -124,12 +130,14 @@ class BatchPass:
         for plans in (self._decode_plans, self._shared_plans):
             for size in plans:
                 self._decode_pass(size, plans[size])
-        self._mixed_pass(self._mixed.smallest)
+        for shared, graphs in self._mixed.items():
+            self._mixed_pass(graphs.smallest, shared=shared)
 
     def capture(self, maker: GraphMaker, max_mixed_tokens: int | None) -> None:
         """Captures the graphs, which compute padding meanwhile; those with prompts of at most so many tokens."""
         self._send_padding()
-        self._mixed.capture(maker, max_mixed_tokens)
+        for graphs in self._mixed.values():
+            graphs.capture(maker, max_mixed_tokens)
         self._decode.capture(maker)
         self._shared.capture(maker)
 
@@ -137,7 +145,8 @@ class BatchPass:
         """Drops the graphs."""
         self._shared.release()
         self._decode.release()
-        self._mixed.release()
+        for graphs in self._mixed.values():
+            graphs.release()
 
     def pack(self, table: SeatTable, rows: StepRows, layout: BatchLayout, *, keep_hidden: bool) -> PackedBatch:
         """Adds a batch to the step's upload, between its `begin` and `send`.
@@ -145,13 +154,11 @@ class BatchPass:
         keep_hidden: True if more is needed than logits of sampled and ranked rows, which a decode pass does not keep.
         """
         if not layout.is_decode or keep_hidden:
-            return self._pack_mixed(rows, layout)
+            return self._pack_mixed(table, rows, layout)
         num_tokens = len(layout.positions)
         size = self._decode.size_for(num_tokens)
         self._put_tokens(layout.token_seats, layout.positions, size)
-        prefixes = self._find_prefixes(table, rows)
-        if prefixes:
-            self._put_prefixes(prefixes)
+        prefixes = self._pack_prefixes(table, rows.seats, rows.ends)
         how = GraphKind.SHARED_PREFIX if prefixes else GraphKind.DECODE
         return PackedBatch(layout.order, size, prefixes, None, how, num_tokens, None)
 
@@ -164,13 +171,13 @@ class BatchPass:
         assert packed.mixed is not None
         self.counts.record(packed.how)
         if isinstance(packed.how, GraphKind):
-            hidden = self._mixed.replay(packed.mixed)
+            hidden = self._mixed[bool(packed.prefixes)].replay(packed.mixed)
         else:
-            hidden = self._mixed_pass(packed.mixed)
+            hidden = self._mixed_pass(packed.mixed, shared=bool(packed.prefixes))
         logits = None if packed.logit_tokens is None else self._forward.logits(hidden, packed.logit_tokens)
         return Computed(logits, hidden)
 
-    def _pack_mixed(self, rows: StepRows, layout: BatchLayout) -> PackedBatch:
+    def _pack_mixed(self, table: SeatTable, rows: StepRows, layout: BatchLayout) -> PackedBatch:
         num_tokens, which = len(layout.positions), layout.prefill_rows
         work = self._plans.prefill_work(rows.num_tokens[which], rows.ends[which], first_row=layout.num_decode)
         exact = MixedSize(
@@ -179,14 +186,16 @@ class BatchPass:
             num_decode=layout.num_decode,
             num_work=max(map(len, work)),
         )
-        size, how = self._mixed.choose(exact)
+        ones = layout.order[: layout.num_decode]
+        prefixes = self._pack_prefixes(table, rows.seats[ones], rows.ends[ones])
+        size, how = self._mixed[bool(prefixes)].choose(exact)
         self._put_tokens(layout.token_seats, layout.positions, size.num_tokens)
         put_mixed(self._upload, rows, layout, work, size)
         logit_rows = np.unique(np.concatenate([rows.sample_rows, rows.candidate_rows]))
         logit_index = np.full(len(layout.order), _NO_ROW)
         logit_index[logit_rows] = np.arange(len(logit_rows))
         logit_tokens = self._upload.add(layout.last_tokens[logit_rows]) if len(logit_rows) else None
-        return PackedBatch(logit_index, None, (), size, how, num_tokens, logit_tokens)
+        return PackedBatch(logit_index, None, prefixes, size, how, num_tokens, logit_tokens)
 
     def _send_padding(self) -> None:
         """Uploads the most tokens, rows and work, all of them padding."""
@@ -210,13 +219,17 @@ class BatchPass:
         for name, array in fill_cascade_arrays(prefixes, self._decode.largest, self._plans.block_size).items():
             self._upload.put(name, array)
 
-    def _find_prefixes(self, table: SeatTable, rows: StepRows) -> list[SharedPrefix]:
-        if not self._shared_plans:
+    def _pack_prefixes(self, table: SeatTable, seats: IntArray, ends: IntArray) -> list[SharedPrefix]:
+        """Find the prefixes that rows of one token should attend to together, and upload them, if any."""
+        if not self._shared_plans or len(seats) < MIN_SHARERS:
             return []
         block_size = table.limits.block_size
-        shareable = num_shareable_blocks(rows.ends.astype(np.int32), block_size)
-        tables = table.block_tables[rows.seats, : int(shareable.max())]
-        return find_shared_prefixes(tables, shareable, block_size, self._sharing_cost)
+        shareable = num_shareable_blocks(ends.astype(np.int32), block_size)
+        tables = table.block_tables[seats, : int(shareable.max())]
+        prefixes = find_shared_prefixes(tables, shareable, block_size, self._sharing_cost)
+        if prefixes:
+            self._put_prefixes(prefixes)
+        return prefixes
 
     def _decode_pass(self, size: int, plans: DecodePlans) -> None:
         """One decode pass as it is captured: all memory that it reads and writes has a fixed address."""
@@ -227,7 +240,7 @@ class BatchPass:
         hidden = self._forward.forward(inputs, BatchAttention(num_decode_tokens=size, decode=plans, prefill={}))
         self._logits[:size].copy_(self._forward.logits(hidden, None))
 
-    def _mixed_pass(self, size: MixedSize) -> Tensor:
+    def _mixed_pass(self, size: MixedSize, *, shared: bool) -> Tensor:
         """One pass with prompts as it is captured; of the same batch it also reads only its fixed arrays."""
         fixed = self._upload.fixed
         inputs = self._inputs.first(size.num_tokens, 0)
@@ -238,7 +251,10 @@ class BatchPass:
         self._plans.gather(self._tables, rows.seats, rows.positions, rows.inputs)
         decode: DecodePlans = {}
         if size.num_decode:
-            decode = self._plans.decode(rows.decode)
+            if shared:
+                decode = self._plans.cascade(rows.decode, prefix_groups(fixed, size.num_decode))
+            else:
+                decode = self._plans.decode(rows.decode)
             self._plans.fill(decode)
         prefill = self._plans.prefill(rows.prefill, rows.work) if size.num_work else {}
         return self._forward.forward(

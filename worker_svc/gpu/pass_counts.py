@@ -11,8 +11,8 @@ class GraphKind(StrEnum):
     """Kind of a pass that was one graph."""
 
     DECODE = "decode"  # every row has one token
-    SHARED_PREFIX = "shared_prefix"  # so, and rows attend to a common prefix together
-    MIXED = "mixed"  # with chunks of prompts
+    SHARED_PREFIX = "shared_prefix"  # every row has one token, and rows attend to a common prefix together
+    MIXED = "mixed"  # with chunks of prompts, beside which rows of one token may share a prefix
 
 
 class NoGraph(StrEnum):

@@ -82,15 +82,19 @@ def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str
 
 
 def overlap_faults(loops: Sequence[Loop]) -> list[str]:
-    """Descriptions of loops of attention that wait for their products before they compute half of the exponentials."""
-    found = []
-    for loop in loops:
-        beside, exponentials = loop.count_beside_products(_EXPONENTIAL), loop.count(_EXPONENTIAL)
-        if 2 * beside < exponentials:
-            found.append(f"{beside} of {exponentials} exponentials beside a product")
-        if loop.num_product_waits > _MOST_PRODUCTS:
-            found.append(f"{loop.num_product_waits} waits for products in a tile")
-    return found or ([] if loops else ["no loop that multiplies matrices"])
+    """Descriptions of faults of the shortest loop of attention, which has no masks: it must not wait for its products
+    before it has computed half of the exponentials.
+    """
+    if not loops:
+        return ["no loop that multiplies matrices"]
+    loop = min(loops, key=lambda each: each.size)
+    beside, exponentials, waits = (
+        loop.count_beside_products(_EXPONENTIAL),
+        loop.count(_EXPONENTIAL),
+        loop.num_product_waits,
+    )
+    found = [f"{beside} of {exponentials} exponentials beside a product"] if 2 * beside < exponentials else []
+    return found + ([f"{waits} waits for products in a tile"] if waits > _MOST_PRODUCTS else [])
 
 
 def loop_faults(loops: Sequence[Loop], max_size: int) -> list[str]:

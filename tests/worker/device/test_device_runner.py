@@ -87,6 +87,10 @@ def test_rows_that_begin_with_the_same_blocks_attend_to_them_together(decoder: D
     alone = Step(epoch=1, step_id=len(steps) + 1, rows=[0, 3])
     assert comparable(sharing.launch(alone).wait()) == comparable(plain.run(alone))
     assert len(seen) == num_layers * (len(steps) - 1)
+    prompt = seat_state(5, random_prompts([4], seed=8)[0], [60, 61])
+    mixed = Step(epoch=1, step_id=len(steps) + 2, whole=[prompt], rows=[5, 0, 1, 2], num_tokens=[4, 1, 1, 1])
+    assert comparable(sharing.launch(mixed).wait()) == comparable(plain.run(mixed))
+    assert seen[num_layers * (len(steps) - 1) :] == [3] * num_layers  # beside a prompt, too
 
 
 def test_a_step_that_cannot_be_changes_nothing(decoder: Decoder) -> None:
