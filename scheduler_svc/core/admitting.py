@@ -51,7 +51,7 @@ class GroupStarter:
                 if self._fetches.begin(worker, group):
                     continue
                 self._queue.pop(phases)
-                start_group(worker, group, start)
+                start_group(worker, group, start, step)
                 count_prefix_hits(worker, start)
             for sequence in group.live:
                 if budget > 0:
@@ -71,7 +71,7 @@ class GroupStarter:
                     return
                 swap_or_preempt(worker, step, last.group)
             self._queue.pop_quarantined(group)
-            start_group(worker, group, start)
+            start_group(worker, group, start, step)
             count_prefix_hits(worker, start)
             for sequence in group.live:
                 if budget > 0:

@@ -71,6 +71,7 @@ def _fork(worker: WorkerState, parent: Sequence, child: Sequence) -> None:
     assert parent.fork_tail is None, "a beam that has been computed has its own last block"
     child.token_ids = list(parent.token_ids)
     child.block_hashes = list(parent.block_hashes)
+    child.tail = parent.tail
     share_all_blocks(worker, parent, child)
     child.num_computed_tokens = parent.num_computed_tokens
     child.num_registered_blocks = parent.num_registered_blocks

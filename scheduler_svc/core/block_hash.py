@@ -1,4 +1,4 @@
-"""Content hashes of full blocks, chained so that a hash names a block and everything before it.
+"""Content hashes of blocks, chained so that a hash names a block and everything before it.
 
 Pure functions of a seed and token ids, equal in every process; they know nothing of blocks in memory.
 """
@@ -16,6 +16,11 @@ def root_hash(seed: bytes) -> bytes:
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Hash of a full block: SHA-256 over the parent's hash and the ids as little-endian int32."""
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}i", *token_ids)).digest()
+
+
+def hash_tail(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of the first tokens of a block that is not full: no full block has it, whatever its size."""
+    return hashlib.sha256(b"tail" + hash_block(parent, token_ids)).digest()
 
 
 def extend_block_hashes(

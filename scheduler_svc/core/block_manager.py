@@ -111,6 +111,10 @@ class BlockManager:
         """True if a block can be found under this hash, used or not."""
         return block_hash in self._block_of
 
+    def find(self, block_hash: bytes) -> int | None:
+        """Return the block with this hash, used or not. Takes no reference: `share` does."""
+        return self._block_of.get(block_hash)
+
     def forget(self, block_hash: bytes) -> None:
         """Make unfindable whichever block has this hash, used or cached; no-op if none has."""
         block = self._block_of.get(block_hash)

@@ -158,8 +158,12 @@ def _blocks_beyond(destination: WorkerState, group: SequenceGroup, source: Worke
     for sequence in group.live:
         num_there = len(destination.find_prefix(sequence))
         blocks = source.find_prefix(sequence)
-        for index in range(num_there, len(blocks)):
-            if blocks[index] in in_doubt:
+        named = list(zip(sequence.block_hashes, blocks, strict=False))
+        tail = source.find_tail(sequence, len(blocks))
+        if tail is not None and sequence.tail is not None and destination.find_tail(sequence, len(blocks)) is None:
+            named.append((sequence.tail.block_hash, tail))
+        for block_hash, block in named[num_there:]:
+            if block in in_doubt:
                 break
-            found[sequence.block_hashes[index]] = blocks[index]
+            found[block_hash] = block
     return found

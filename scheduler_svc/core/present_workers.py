@@ -86,6 +86,7 @@ class PresentWorkers:
                 group.shares = None
                 for sequence in group.sequences:
                     sequence.block_hashes.clear()
+                    sequence.tail = None
         self._places.move_from_draining()
 
     def remove_worker(self, worker_id: str) -> list[Sequence]:

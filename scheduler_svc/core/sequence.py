@@ -7,6 +7,7 @@ Knows nothing of requests, text, streams or sampling parameters.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from scheduler_svc.core.group_state import NEXT_STATES, GroupState
 
@@ -22,6 +23,13 @@ class SequenceStatus(Enum):
     PREEMPTED = "preempted"
     IDLE = "idle"
     FINISHED = "finished"
+
+
+class Tail(NamedTuple):
+    """Name of what a sequence had computed when it was stopped, where that ends within a block: see `tails`."""
+
+    num_tokens: int  # from the beginning of the sequence
+    block_hash: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +59,7 @@ class Sequence:
     num_shared_tokens: int = 0  # that many, while there is a source
     is_decoding: bool = False  # the whole group has caught up, and each of its steps samples: one token at a time
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, made once
+    tail: Tail | None = None  # of its last stop
     num_cached_tokens: int = 0  # prefix found in the cache when it was first scheduled
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # computed, then lost with the blocks; to be computed again

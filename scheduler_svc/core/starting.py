@@ -5,12 +5,12 @@ Does not decide which group starts.
 """
 
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.sharing import have_same_tokens, shared_blocks
-from scheduler_svc.core.worker_state import WorkerState, running_order
+from scheduler_svc.core.worker_state import PlannedStep, WorkerState, running_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class MemberStart:
     prefix: list[int]
     source: Sequence | None = None
     num_shared_blocks: int = 0  # of the source's; full ones
+    tail: int | None = None  # cached: continues the prefix, to be copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,21 @@ class GroupStart:
 
 
 def plan_start(worker: WorkerState, group: SequenceGroup) -> GroupStart:
-    """Return what the group would take. Changes nothing but the hashes and shares that the group keeps."""
+    """Return what the group would take. Changes nothing but the hashes and shares that the group keeps.
+
+    A tail is copied, so for a moment it takes a block more: without room for that it is computed again.
+    """
+    start = _plan_start_without_tails(worker, group)
+    members = [_with_tail(worker, member) for member in start.members]
+    tails = {member.tail for member in members if member.tail is not None}
+    if not tails:
+        return start
+    found = tails.union(*(member.prefix for member in members))
+    with_tails = replace(start, members=members, num_unreferenced=worker.blocks.num_unreferenced(found))
+    return with_tails if has_room_for(worker, with_tails) else start
+
+
+def _plan_start_without_tails(worker: WorkerState, group: SequenceGroup) -> GroupStart:
     live = group.live
     if have_same_tokens(live):
         prefix = worker.find_prefix(live[0])
@@ -68,13 +83,18 @@ def has_room_for(worker: WorkerState, start: GroupStart) -> bool:
     return num_needed + worker.num_watermark_blocks <= worker.blocks.num_available_blocks
 
 
-def start_group(worker: WorkerState, group: SequenceGroup, start: GroupStart) -> None:
-    """Give every member a seat, and every live one blocks for all its present tokens."""
+def start_group(worker: WorkerState, group: SequenceGroup, start: GroupStart, step: PlannedStep) -> None:
+    """Give every member a seat, and every live one blocks for all its present tokens.
+
+    `step`: the first that it may have rows in. Tails are copied before that computes.
+    """
     for member in start.members:
         worker.blocks.share(member.prefix)  # before any allocation, which could evict it
+        if member.tail is not None:
+            worker.hold_copy_source(member.tail, step)
     for member in start.members:
         if member.source is None:
-            _start_alone(worker, member.sequence, member.prefix)
+            _start_alone(worker, member, step)
         elif start.is_fork:
             share_all_blocks(worker, member.source, member.sequence)
             member.sequence.source = member.source
@@ -130,11 +150,23 @@ def count_prefix_hits(worker: WorkerState, start: GroupStart) -> None:
         sequence.num_lost_tokens = 0
 
 
-def _start_alone(worker: WorkerState, sequence: Sequence, prefix: list[int]) -> None:
-    num_new = worker.num_blocks_for(sequence.num_tokens) - len(prefix)
-    sequence.block_table = prefix + worker.blocks.allocate(num_new)
-    sequence.num_computed_tokens = len(prefix) * worker.block_size
-    sequence.num_registered_blocks = len(prefix)
+def _with_tail(worker: WorkerState, member: MemberStart) -> MemberStart:
+    if member.source is not None:
+        return member
+    return replace(member, tail=worker.find_tail(member.sequence, len(member.prefix)))
+
+
+def _start_alone(worker: WorkerState, member: MemberStart, step: PlannedStep) -> None:
+    sequence, num_prefix_blocks = member.sequence, len(member.prefix)
+    num_new = worker.num_blocks_for(sequence.num_tokens) - num_prefix_blocks
+    sequence.block_table = member.prefix + worker.blocks.allocate(num_new)
+    sequence.num_computed_tokens = num_prefix_blocks * worker.block_size
+    sequence.num_registered_blocks = num_prefix_blocks
+    if member.tail is not None:
+        assert sequence.tail is not None
+        step.plan.copies += (member.tail, sequence.block_table[num_prefix_blocks])
+        step.reshaped.append(sequence.group)
+        sequence.num_computed_tokens = min(sequence.tail.num_tokens, sequence.num_tokens - 1)
 
 
 def _start_after(worker: WorkerState, sequence: Sequence, source: Sequence, num_shared: int) -> None:

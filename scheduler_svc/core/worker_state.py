@@ -16,6 +16,7 @@ from scheduler_svc.core.phases import WorkerRole
 from scheduler_svc.core.preemption import PreemptionCosts, PreemptionMode
 from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.tails import cache_tail, find_tail
 
 
 class Release(NamedTuple):
@@ -156,12 +157,23 @@ class WorkerState:
         extend_block_hashes(hashes, sequence.hash_seed, sequence.token_ids, self.block_size, num_blocks)
         return self.blocks.lookup(islice(hashes, num_blocks))
 
-    def stop_sequence(self, sequence: Sequence) -> None:
-        """Take seat and blocks from a member of a running group: now, or when its last step in flight is done."""
+    def find_tail(self, sequence: Sequence, num_prefix_blocks: int) -> int | None:
+        """Return the cached tail that continues so many blocks of `find_prefix`; None if there is none."""
+        if not (self.enable_prefix_cache and sequence.use_prefix_cache):
+            return None
+        return find_tail(self.blocks, sequence, num_prefix_blocks, self.block_size)
+
+    def stop_sequence(self, sequence: Sequence, *, keeps_tail: bool = False) -> None:
+        """Take seat and blocks from a member of a running group: now, or when its last step in flight is done.
+
+        `keeps_tail`: put its partial block into the prefix cache, too, since it is to go on.
+        """
         step = self._step_in_flight(sequence.last_step)
         if sequence.status is SequenceStatus.RUNNING:
             self.remove_running(sequence)
             self.cache_full_blocks(sequence, step)
+            if keeps_tail:
+                self._cache_tail(sequence, step)
         assert sequence.seat is not None
         release = Release(sequence.seat, sequence.first_step_id > 0, blocks_held(sequence))
         self.num_members -= 1
@@ -183,7 +195,7 @@ class WorkerState:
         """
         group.move_to(GroupState.PARKED)
         for sequence in group.unfinished:
-            self.stop_sequence(sequence)
+            self.stop_sequence(sequence, keeps_tail=not keeps_computed)
             if not keeps_computed:
                 sequence.lose_computed_tokens()
             if sequence.is_live:
@@ -220,6 +232,14 @@ class WorkerState:
             if self.blocks.register(block, hashes[index]) and step is not None:
                 step.registered.append(block)
         sequence.num_registered_blocks = num_full
+
+    def _cache_tail(self, sequence: Sequence, step: PlannedStep | None) -> None:
+        """Put its partial block into the prefix cache. As `cache_full_blocks`, nothing before its first row here."""
+        if not (self.enable_prefix_cache and sequence.use_prefix_cache):
+            return
+        block = cache_tail(self.blocks, sequence, self.block_size)
+        if block is not None and step is not None:
+            step.registered.append(block)
 
     def uncache_blocks(self, group: SequenceGroup) -> None:
         """Take a group's blocks out of the prefix cache, since they may be wrong; it has lost what they hold.

@@ -14,7 +14,7 @@ from scheduler_svc.core.starting import (
     start_group,
 )
 from scheduler_svc.core.worker_state import WorkerState
-from tests.scheduler.worker_states import cache_prompt, launch_rows, make_group, make_worker, start
+from tests.scheduler.worker_states import cache_prompt, launch_rows, make_group, make_worker, new_step, start
 
 
 def planned(worker: WorkerState, group: SequenceGroup) -> tuple[bool, list[tuple[int, int]], int, int]:
@@ -108,7 +108,7 @@ def test_prefix_hits_of_a_first_start_are_counted(change: str | None) -> None:
     for sequence in group.sequences:
         sequence.num_preemptions = int(change == "preempted before")
         sequence.use_prefix_cache = change != "no lookup"
-    start_group(worker, group, plan := plan_start(worker, group))
+    start_group(worker, group, plan := plan_start(worker, group), new_step(worker))
     count_prefix_hits(worker, plan)
     expected = (6, 4, [4, 4]) if change is None else (0, 0, [0, 0])
     num_cached = [sequence.num_cached_tokens for sequence in group.sequences]
@@ -122,13 +122,13 @@ def test_lost_tokens_count_as_recomputed_unless_they_are_found_or_shared() -> No
     for sequence, num_lost in zip(group.sequences, (7, 9), strict=True):
         sequence.num_lost_tokens = num_lost
     group.sequences[0].num_preemptions = 1
-    start_group(worker, group, plan := plan_start(worker, group))
+    start_group(worker, group, plan := plan_start(worker, group), new_step(worker))
     count_prefix_hits(worker, plan)
     assert worker.num_recomputed_tokens == group.num_recomputed_tokens == (7 - 4) + (9 - 8)
     assert [sequence.num_lost_tokens for sequence in group.sequences] == [0, 0]
     few = make_group([1] * 8, arrival=1)
     few.sequences[0].num_lost_tokens = 2
-    start_group(worker, few, plan := plan_start(worker, few))
+    start_group(worker, few, plan := plan_start(worker, few), new_step(worker))
     count_prefix_hits(worker, plan)
     assert few.num_recomputed_tokens == 0 and worker.num_recomputed_tokens == 4
 

@@ -49,7 +49,7 @@ def make_new_group(
 
 def start(worker: WorkerState, group: SequenceGroup) -> SequenceGroup:
     """Start a group, without a row."""
-    start_group(worker, group, plan_start(worker, group))
+    start_group(worker, group, plan_start(worker, group), new_step(worker))
     return group
 
 
