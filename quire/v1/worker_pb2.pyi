@@ -570,7 +570,8 @@ class StepRequest(_message.Message):
     """
     placed: _builtins.bytes
     """placed, int32[n][3]: (fetch_id, index in the fetch, device block): content of fetched blocks that goes into the pool.
-    The worker forgets a fetch that a step has placed blocks of, all of it. A step that names a block that has not come,
+    Several steps may place the blocks of a fetch; the worker forgets the fetch, all of it, with the one that places its
+    last block, whichever of the others were placed. A step that names a block that has not come, or was placed before,
     or a fetch of another epoch, is answered with NEED_SNAPSHOT.
     """
     checksum: _builtins.int

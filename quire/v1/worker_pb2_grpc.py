@@ -97,8 +97,8 @@ class WorkerServicer(object):
     def FetchBlocks(self, request, context):
         """FetchBlocks reads blocks of another worker's pool into this worker's main memory, from where StepRequest.placed puts
         them into the pool. Steps go on meanwhile. Each answer says how many blocks have come; the last one has all. The
-        blocks are kept until a step has placed the fetch, this call ends, or steps of another epoch come. The call ends with
-        OK after a step has placed the fetch; a caller ends it earlier if it needs the blocks no longer. Asks for the key of
+        blocks are kept until a step has placed the last of them, this call ends, or steps of another epoch come. The call
+        ends with OK after that step; a caller ends it earlier if it needs the blocks no longer. Asks for the key of
         StepStream, and for its epoch. Ends with UNAVAILABLE if the source cannot be reached, DATA_LOSS if a frame was
         damaged or is missing, FAILED_PRECONDITION if the source or this worker is another incarnation, follows another epoch
         or stores blocks in another format, RESOURCE_EXHAUSTED if it is more than PoolInfo.max_fetched_blocks with what is

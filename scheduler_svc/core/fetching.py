@@ -1,6 +1,6 @@
 """Fetches: blocks pass from the prefix cache of one worker to that of the worker that is about to start a group.
 
-Its group is FETCHING meanwhile. What has come is put into the destination's cache, where the group finds it as it finds
+Its group is FETCHING until all is there. What has come is put into the destination's cache, where the group finds it as
 any prefix: so a fetch that fails costs computation, and nothing else depends on it. Running groups move in this way,
 too: preempted on one worker, fetched and started on another. Names blocks by their hashes alone, and only those whose
 steps are done. Who carries them is `workers/block_carrier.py`.
@@ -12,6 +12,7 @@ from itertools import islice
 
 from scheduler_svc.core.fetch_costs import FetchMode, prefers_fetch
 from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.placing import drop_unsent, num_placeable_blocks, place_blocks
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
@@ -29,6 +30,8 @@ class Fetch:
     destination: WorkerState
     hashes: list[bytes]
     blocks: list[int]  # beside hashes: of the source
+    num_come: int = 0  # the first of them, once the fetch has ended
+    num_placed: int = 0  # the first of these, by plans of the destination
 
 
 class BlockFetches:
@@ -39,6 +42,7 @@ class BlockFetches:
         self._queue = queue
         self._workers = workers
         self._under_way: dict[int, Fetch] = {}
+        self._placing: dict[int, Fetch] = {}  # ended; not all that has come is in plans yet
         self._started: list[Fetch] = []  # for the caller to carry
         self._last_id = 0
 
@@ -95,46 +99,90 @@ class BlockFetches:
         return started
 
     def end(self, fetch: Fetch, num_blocks: int) -> int:
-        """End a fetch of which the first `num_blocks` have come. Return how many the destination will place.
+        """End a fetch of which the first `num_blocks` have come. Return how many the destination is to place.
 
-        Raises KeyError if it has ended before.
+        These are all, or none. Raises KeyError if it has ended before.
         """
         del self._under_way[fetch.fetch_id]
-        source, destination, group = fetch.source, fetch.destination, fetch.group
-        destination.num_coming_fetched -= len(fetch.blocks)
+        source, destination = fetch.source, fetch.destination
         is_source_here = self._workers.get(source.worker_id) is source
         if is_source_here:
             del source.read_by_fetches[fetch.fetch_id]
             source.blocks.free(fetch.blocks)
-        is_wanted = group.state is GroupState.FETCHING and group.fetch_id == fetch.fetch_id
         is_destination_here = self._workers.get(destination.worker_id) is destination
         # Without the source's state nothing says that its blocks were not written meanwhile.
-        num_placed = 0
-        if is_wanted and is_source_here and is_destination_here:
-            num_placed = destination.place_fetched(fetch.fetch_id, fetch.hashes[:num_blocks], group)
-            group.num_fetched_blocks += num_placed
-        if is_wanted:
-            self._queue.release(group)
-        return num_placed
+        if not (_is_wanted(fetch) and is_source_here and is_destination_here):
+            num_blocks = 0
+        fetch.num_come = num_blocks
+        known = [block for sequence in fetch.group.live for block in destination.find_prefix(sequence)]
+        destination.blocks.share(known)  # what is there already makes no room for what has come
+        destination.placed_by_fetches[fetch.fetch_id] = known
+        self._placing[fetch.fetch_id] = fetch
+        if not num_blocks:
+            self._settle(fetch)
+            return 0
+        self.place(destination)
+        is_placing = self._placing.get(fetch.fetch_id) is fetch
+        has_room = any(placed.fetch_id == fetch.fetch_id for placed in destination.unsent_placed.values())
+        return num_blocks if is_placing or has_room else 0
 
-    def drop_unsent(self, fetch: Fetch) -> None:
+    def place(self, worker: WorkerState) -> None:
+        """Have the worker's next plan place what has come to it, as much as it may; release groups that have all."""
+        for fetch in [each for each in self._placing.values() if each.destination is worker]:
+            num_placed = num_placeable_blocks(worker, fetch.num_come - fetch.num_placed)
+            if _is_wanted(fetch):
+                indices = range(fetch.num_placed, fetch.num_placed + num_placed)
+                num_new = place_blocks(worker, fetch.fetch_id, fetch.hashes, indices)
+                fetch.group.num_fetched_blocks += num_new or 0
+                fetch.num_placed += num_placed
+                if num_new is not None and fetch.num_placed < fetch.num_come:
+                    return
+            self._settle(fetch)
+
+    def drop(self, fetch: Fetch) -> None:
         """Forget what the destination keeps of a fetch no more, unless a step has placed it already."""
-        worker = fetch.destination
-        for block, placed in list(worker.unsent_placed.items()):
-            if placed.fetch_id == fetch.fetch_id:
-                del worker.unsent_placed[block]
-                worker.blocks.forget(placed.block_hash)
+        drop_unsent(fetch.destination, fetch.fetch_id)
+        if self._placing.get(fetch.fetch_id) is fetch:
+            self._settle(fetch)
+
+    def leave(self, group: SequenceGroup) -> None:
+        """Place no more for a group that is about to leave the queue."""
+        fetch = self._placing.get(group.fetch_id)
+        if fetch is not None and fetch.group is group:
+            self._settle(fetch)
+
+    def forget_destination(self, worker: WorkerState) -> None:
+        """Place no more on a worker that is gone."""
+        for fetch in [each for each in self._placing.values() if each.destination is worker]:
+            self._settle(fetch)
+
+    def _settle(self, fetch: Fetch) -> None:
+        """Give up what the destination holds for a fetch: its group can start, and finds what has been placed."""
+        del self._placing[fetch.fetch_id]
+        fetch.destination.num_coming_fetched -= len(fetch.blocks)
+        fetch.destination.blocks.free(fetch.destination.placed_by_fetches.pop(fetch.fetch_id))
+        if _is_wanted(fetch):
+            self._queue.release(fetch.group)
 
     def check(self) -> None:
         """Assert that groups wait for fetches under way, and that sources and destinations know of these."""
         for worker in self._workers.values():
             reading = {each.fetch_id for each in self._under_way.values() if each.source is worker}
             assert worker.read_by_fetches.keys() == reading
-            coming = [len(each.blocks) for each in self._under_way.values() if each.destination is worker]
-            assert worker.num_coming_fetched == sum(coming) <= worker.max_fetched_blocks
+            coming = [each for each in self._all() if each.destination is worker]
+            assert worker.num_coming_fetched == sum(len(each.blocks) for each in coming) <= worker.max_fetched_blocks
+            assert worker.placed_by_fetches.keys() == {each.fetch_id for each in coming} & self._placing.keys()
         for group in self._queue:
             if group.state is GroupState.FETCHING:
-                assert self._under_way[group.fetch_id].group is group, "a group waits for a fetch that is not under way"
+                fetch = self._under_way.get(group.fetch_id) or self._placing[group.fetch_id]
+                assert fetch.group is group, "a group waits for a fetch that is not under way"
+
+    def _all(self) -> list[Fetch]:
+        return [*self._under_way.values(), *self._placing.values()]
+
+
+def _is_wanted(fetch: Fetch) -> bool:
+    return fetch.group.state is GroupState.FETCHING and fetch.group.fetch_id == fetch.fetch_id
 
 
 def _best_source(

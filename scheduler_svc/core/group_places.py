@@ -35,6 +35,7 @@ class GroupPlaces:
 
     def take_out(self, group: SequenceGroup) -> None:
         """Take a group out of the containers that its state names. The caller moves it on."""
+        self.fetches.leave(group)
         self.waiting.discard(group)
         self.paused.pop(group, None)
         worker = self.workers.get(group.worker_id) if group.worker_id is not None else None

@@ -77,7 +77,7 @@ def work_of(worker: WorkerState) -> TotalCounters:
 
 def _sequence_blocks(worker: WorkerState) -> tuple[int, int]:
     """Count the references of running sequences, and their blocks: all but those that only others hold."""
-    held = [*worker.pins.values(), *worker.read_by_fetches.values()]
+    held = [*worker.pins.values(), *worker.read_by_fetches.values(), *worker.placed_by_fetches.values()]
     for step in worker.in_flight:
         held += [*(release.blocks for release in step.releases), step.copy_sources]
     num_references = worker.blocks.num_references - sum(len(blocks) for blocks in held)

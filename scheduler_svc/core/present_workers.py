@@ -44,11 +44,13 @@ class PresentWorkers:
         max_model_len: int | None = None,
         block_format: str = "",
         max_fetched_blocks: int = 0,
+        max_placed_blocks: int | None = None,
         role: WorkerRole = "mixed",
     ) -> None:
         """Add a worker, empty. `max_num_batched_tokens` bounds its steps, `max_model_len` each of its sequences.
 
-        Blocks pass between workers with the same `block_format`, up to `max_fetched_blocks` at once to this one.
+        Blocks pass between workers with the same `block_format`, up to `max_fetched_blocks` at once to this one,
+        and up to `max_placed_blocks` into its pool by a step that has rows of others (None: any number).
 
         Raises ValueError for an id in use, and for a block size other than that of the present workers.
         """
@@ -78,6 +80,7 @@ class PresentWorkers:
             max_model_len=max_model_len,
             block_format=block_format if self._config.block_fetch != "never" else "",
             max_fetched_blocks=max_fetched_blocks,
+            max_placed_blocks=max_placed_blocks,
             role=role,
         )
         self._places.waiting.restore_deferred()
@@ -92,6 +95,7 @@ class PresentWorkers:
     def remove_worker(self, worker_id: str) -> list[Sequence]:
         """Remove a worker that is gone, with its KV and the tokens in flight. Return what ran there; it waits again."""
         worker = self._workers.pop(worker_id)
+        self._places.fetches.forget_destination(worker)
         self.departed += work_of(worker)
         if not self._workers:
             self._absent = worker.empty_copy()

@@ -44,6 +44,7 @@ class StepPlanner:
             self._places.place_preempted(group)
         if not self._places.waiting:
             self._take_from_busiest(worker)
+        self._places.fetches.place(worker)
         self._aging.age(self._places.waiting, workers, now_s)
         step = self._plan(worker, now_s)
         if step is None and self._trials.pass_turn(worker, workers):

@@ -56,6 +56,7 @@ def _check_blocks(worker: WorkerState) -> None:
         *(blocks_held(sequence) for sequence in worker.running),
         *worker.pins.values(),
         *worker.read_by_fetches.values(),
+        *worker.placed_by_fetches.values(),
     ]
     assert worker.num_pinned_blocks == len({block for blocks in worker.pins.values() for block in blocks})
     for step in worker.in_flight:

@@ -32,7 +32,7 @@ class PlacedBlock(NamedTuple):
 
     fetch_id: int
     fetch_index: int  # in the fetch
-    block_hash: bytes
+    block_hash: bytes | None  # None: the cache has one already
 
 
 @dataclass(slots=True)
@@ -67,6 +67,7 @@ class WorkerState:
         max_model_len: int | None = None,
         block_format: str = "",
         max_fetched_blocks: int = 0,
+        max_placed_blocks: int | None = None,
         role: WorkerRole = "mixed",
     ) -> None:
         self.worker_id = worker_id
@@ -79,12 +80,14 @@ class WorkerState:
         self.preemption: PreemptionMode = preemption
         self.block_format = block_format  # blocks pass between workers with the same; empty: none do
         self.max_fetched_blocks = max_fetched_blocks  # that it keeps before they are placed
+        self.max_placed_blocks = max_placed_blocks  # by a step with rows of others; None: any number
         self.costs: PreemptionCosts | None = None  # unknown at first
         self.blocks = BlockManager(num_blocks)
         self.host = BlockManager(num_host_blocks) if num_host_blocks else None
         self.pins: dict[str, list[int]] = {}  # by name; one reference to each block
         self.num_pinned_blocks = 0  # a block counts once
         self.read_by_fetches: dict[int, list[int]] = {}  # by fetch; one reference to each block
+        self.placed_by_fetches: dict[int, list[int]] = {}  # by fetch, until all of it is placed; one reference to each
         self.role: WorkerRole = role
         self.running: list[Sequence] = []  # by sort_key; idle beams are not in it
         self.num_members = 0  # of running groups, idle beams included: they hold seats
@@ -132,6 +135,7 @@ class WorkerState:
             max_model_len=self.max_model_len,
             block_format=self.block_format,
             max_fetched_blocks=self.max_fetched_blocks,
+            max_placed_blocks=self.max_placed_blocks,
             role=self.role,
         )
 
@@ -256,28 +260,6 @@ class WorkerState:
     def can_fetch_from(self, other: "WorkerState") -> bool:
         """True if blocks of another worker may pass to this one."""
         return bool(self.block_format) and self.block_format == other.block_format and self.max_fetched_blocks > 0
-
-    def place_fetched(self, fetch_id: int, hashes: list[bytes], group: SequenceGroup) -> int:
-        """Put a group's fetched blocks into the prefix cache, as far as there is room. Return their number.
-
-        The next plan has them placed before it computes, so that it may find them already. What the cache has of the
-        group makes no room for them.
-        """
-        known = [block for sequence in group.live for block in self.find_prefix(sequence)]
-        self.blocks.share(known)
-        placed = []
-        for index, block_hash in enumerate(hashes):
-            if self.blocks.num_available_blocks <= self.num_watermark_blocks:
-                break
-            if self.blocks.is_cached(block_hash):
-                continue  # computed here meanwhile
-            block = self.blocks.allocate_block()
-            self.blocks.register(block, block_hash)
-            self.unsent_placed[block] = PlacedBlock(fetch_id, index, block_hash)  # perhaps in place of an evicted one
-            placed.append(block)
-        self.blocks.free([*known, *placed])
-        self.num_fetched_blocks += len(placed)
-        return len(placed)
 
     def hold_copy_source(self, block: int, step: PlannedStep) -> None:
         """Keep a block that `step` copies from until the step is done."""

@@ -24,7 +24,7 @@ from scheduler_svc.workers.worker_link import FetchCall, WorkerLink
 log = structlog.get_logger()
 
 STALLED_AFTER_S = 3.0  # without another block: computing them is quicker
-KEPT_FOR_S = 30.0  # at most, from the last block to the step that places them
+KEPT_FOR_S = 30.0  # at most, from the last block that comes to the step that places the last
 
 
 class Peer(NamedTuple):
@@ -122,7 +122,7 @@ class BlockCarrier:
         return destination.link.fetch_blocks(request, destination.step_key)
 
     async def _keep_until_placed(self, fetch: Fetch, call: FetchCall) -> None:
-        """Keep the call open until the worker ends it, since a step has placed the blocks."""
+        """Keep the call open until the worker ends it, since steps have placed the blocks."""
         try:
             async with asyncio.timeout(KEPT_FOR_S):
                 while isinstance(await call.read(), worker_pb2.FetchBlocksResponse):
@@ -130,7 +130,7 @@ class BlockCarrier:
         except (grpc.RpcError, TimeoutError) as error:
             self._log_trouble(fetch, len(fetch.blocks), error)
         finally:
-            self._fetches.drop_unsent(fetch)
+            self._fetches.drop(fetch)
             call.cancel()
 
     def _log_trouble(self, fetch: Fetch, num_come: int, error: Exception) -> None:

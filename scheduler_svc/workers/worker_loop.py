@@ -187,11 +187,12 @@ class WorkerLoop:
                 self._scheduler.request_snapshot(self.worker_id)
             now_s = time.monotonic()
             self._engine.hopeless.drop(now_s, is_idle=not self._in_flight)
-            num_waiting = self._scheduler.waiting.num_groups
+            waiting = self._scheduler.waiting
+            num_before = waiting.num_groups, len(waiting)
             plan = self._scheduler.schedule(self.worker_id, now_s)
             self._carry_started()
-            if self._scheduler.waiting.num_groups > num_waiting:
-                self._engine.wake_workers()  # what it gave up may go on elsewhere
+            if waiting.num_groups > num_before[0] or len(waiting) > num_before[1]:
+                self._engine.wake_workers()  # what it gave up, or has fetched and cannot start, may go on elsewhere
             was_delayed, self._is_delaying = self._is_delaying, False
             if plan is None:
                 return 0

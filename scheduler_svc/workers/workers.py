@@ -31,6 +31,7 @@ from scheduler_svc.workers.latest import Latest
 from scheduler_svc.workers.memory_log import MemoryLog
 from scheduler_svc.workers.model_policy import ModelPolicy
 from scheduler_svc.workers.out_of_service import OutOfService
+from scheduler_svc.workers.placing_budget import max_placed_blocks
 from scheduler_svc.workers.refusals import Refusals
 from scheduler_svc.workers.step_expectations import StepExpectations
 from scheduler_svc.workers.tokenizer_maker import TokenizerMaker
@@ -370,6 +371,7 @@ class Workers:
             max_model_len=description.model.max_model_len,
             block_format=pool.block_format,
             max_fetched_blocks=pool.max_fetched_blocks,
+            max_placed_blocks=max_placed_blocks(pool.bytes_per_block, description.device),
             role=_ROLES.get(description.role, "mixed"),
         )
         incarnation, expectations = self._expectations.get(member.worker_id) or ("", StepExpectations())

@@ -81,6 +81,7 @@ class Cluster:
         max_model_len: int | None = None,
         block_format: str = "",
         max_fetched_blocks: int = 1000,
+        max_placed_blocks: int | None = None,
         role: WorkerRole = "mixed",
     ) -> None:
         self.scheduler.workers.add_worker(
@@ -92,6 +93,7 @@ class Cluster:
             max_model_len=max_model_len,
             block_format=block_format,
             max_fetched_blocks=max_fetched_blocks,
+            max_placed_blocks=max_placed_blocks,
             role=role,
         )
         self.workers[worker_id] = FakeWorker(num_blocks, block_size, num_seats, num_host_blocks)
@@ -178,9 +180,10 @@ class Cluster:
         return group
 
     def start(self, worker_id: str = "w") -> StepPlan | None:
-        num_waiting = self.scheduler.waiting.num_groups
+        waiting = self.scheduler.waiting
+        num_before = waiting.num_groups, len(waiting)
         plan = self.scheduler.schedule(worker_id, self.now_s)
-        self.has_left_groups |= self.scheduler.waiting.num_groups > num_waiting
+        self.has_left_groups |= waiting.num_groups > num_before[0] or len(waiting) > num_before[1]
         self.fetches += self.scheduler.fetches.take_started()
         if plan is not None:
             self.num_plans += 1
@@ -257,7 +260,7 @@ class Cluster:
         if all(present.get(worker.worker_id) is worker for worker in ends):
             source, destination = (self.workers[worker.worker_id] for worker in ends)
             contents = [source.block_kv(block) for block in fetch.blocks[:num_blocks]]
-            destination.fetches.deliver(fetch.fetch_id, contents)
+            destination.fetches.deliver(fetch.fetch_id, contents, len(fetch.blocks))
         num_placed = self.scheduler.fetches.end(fetch, num_blocks)
         if num_placed:
             self.placing.append(fetch)
@@ -268,7 +271,7 @@ class Cluster:
         self.placing.remove(fetch)
         if fetch.destination.worker_id in self.workers:
             self.workers[fetch.destination.worker_id].fetches.forget(fetch.fetch_id)
-        self.scheduler.fetches.drop_unsent(fetch)
+        self.scheduler.fetches.drop(fetch)
 
     def refuse_steps(self, worker_id: str = "w") -> None:
         """Execute none of the steps in flight: the worker asks for a snapshot."""

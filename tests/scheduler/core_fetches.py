@@ -9,20 +9,23 @@ class FetchedKv:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._blocks: dict[int, list[list[Slot]]] = {}
+        self._blocks: dict[int, list[list[Slot] | None]] = {}  # None: placed before
+        self._sizes: dict[int, int] = {}  # of the fetches, come or not
 
-    def deliver(self, fetch_id: int, contents: list[list[Slot]]) -> None:
-        """Take the first blocks of a fetch, in its order, `FakeWorker.block_kv` of each; again as more come."""
+    def deliver(self, fetch_id: int, contents: list[list[Slot]], num_blocks: int) -> None:
+        """Take the first of `num_blocks` blocks of a fetch, in its order, `FakeWorker.block_kv` of each."""
         assert fetch_id >= 1 and all(len(block) == self._block_size for block in contents)
         self._blocks[fetch_id] = [list(block) for block in contents]
+        self._sizes[fetch_id] = num_blocks
 
     def forget(self, fetch_id: int) -> None:
-        """Drop what has come: the call of the fetch has ended, or a step has placed it."""
+        """Drop what has come: the call of the fetch has ended, or a step has placed its last block."""
         self._blocks.pop(fetch_id, None)
 
     def has_come(self, placed: list[int]) -> bool:
         """False if a step that places these blocks is answered with NEED_SNAPSHOT."""
-        return all(index < len(self._blocks.get(fetch, ())) for fetch, index, _ in _triples(placed))
+        kept = self._blocks
+        return all(fetch in kept and any(kept[fetch][index : index + 1]) for fetch, index, _ in _triples(placed))
 
     def place(self, placed: list[int], kv: list[Slot]) -> None:
         """Write blocks to the pool, and forget their fetches."""
@@ -31,15 +34,23 @@ class FetchedKv:
         for fetch, index, block in _triples(placed):
             start, end = block * self._block_size, (block + 1) * self._block_size
             assert index >= 0 and 0 <= start < len(kv)
-            kv[start:end] = self._blocks[fetch][index]
-        for fetch in placed[::3]:
-            self.forget(fetch)
+            content = self._blocks[fetch][index]
+            assert content is not None
+            kv[start:end] = content
+        self._take(placed)
 
     def scramble(self, placed: list[int], kv: list[Slot]) -> None:
         """The step that places them fails in the middle: garbage is in the pool, and the fetches are gone."""
-        for fetch, _, block in _triples(placed):
+        for _, _, block in _triples(placed):
             kv[block * self._block_size : (block + 1) * self._block_size] = [None] * self._block_size
-            self.forget(fetch)
+        self._take(placed)
+
+    def _take(self, placed: list[int]) -> None:
+        for fetch, index, _ in _triples(placed):
+            if fetch in self._blocks:
+                self._blocks[fetch][index] = None
+                if index == self._sizes[fetch] - 1:
+                    self.forget(fetch)
 
 
 def _triples(placed: list[int]) -> list[Triple]:

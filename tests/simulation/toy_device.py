@@ -54,7 +54,7 @@ class ToyDevice:
         self._num_seats = num_seats
         self._blocks: list[list[int] | None] = [None] * num_blocks
         self._host_blocks: list[list[int] | None] = [None] * num_host_blocks
-        self._fetched: dict[tuple[int, int], tuple[list[list[int] | None], Callable[[], None]]] = {}
+        self._fetched: dict[tuple[int, int], tuple[list[list[int] | None], int, Callable[[], None]]] = {}
 
     @property
     def epoch(self) -> int:
@@ -70,10 +70,15 @@ class ToyDevice:
         return None if held is None else list(held)
 
     def keep_fetched(
-        self, epoch: int, fetch_id: int, blocks: list[list[int] | None], on_placed: Callable[[], None]
+        self,
+        epoch: int,
+        fetch_id: int,
+        blocks: list[list[int] | None],
+        num_blocks: int,
+        on_placed: Callable[[], None],
     ) -> None:
-        """Keep the blocks of a fetch that have come so far. `on_placed` is called when a step has placed it."""
-        self._fetched[epoch, fetch_id] = (list(blocks), on_placed)
+        """Keep the blocks of a fetch of `num_blocks` that have come so far. `on_placed`: a step has placed the last."""
+        self._fetched[epoch, fetch_id] = (list(blocks), num_blocks, on_placed)
 
     def forget_fetch(self, epoch: int, fetch_id: int) -> None:
         """Forget a fetch, if it is kept."""
@@ -135,17 +140,19 @@ class ToyDevice:
             self._seats[number].block_table.append(block)
 
     def _has_come(self, step: Step) -> bool:
-        kept = {fetch: blocks for (epoch, fetch), (blocks, _) in self._fetched.items() if epoch == step.epoch}
+        kept = {fetch: blocks for (epoch, fetch), (blocks, _, _) in self._fetched.items() if epoch == step.epoch}
         return all(index < len(kept.get(fetch, ())) for fetch, index, _ in _triples(step.placed))
 
     def _place(self, step: Step) -> None:
-        """Take fetched blocks into the pool, and forget their fetches."""
+        """Take fetched blocks into the pool; forget a fetch with its last block."""
         for fetch, index, block in _triples(step.placed):
             content = self._fetched[step.epoch, fetch][0][index]
             self._blocks[block] = None if content is None else list(content)
-        for fetch in set(step.placed[::3]):
-            _, on_placed = self._fetched.pop((step.epoch, fetch))
-            on_placed()
+        for fetch, index, _ in _triples(step.placed):
+            _, num_blocks, on_placed = self._fetched[step.epoch, fetch]
+            if index == num_blocks - 1:
+                del self._fetched[step.epoch, fetch]
+                on_placed()
 
     def _move(
         self, pairs: Sequence[int], sources: list[list[int] | None], destinations: list[list[int] | None]

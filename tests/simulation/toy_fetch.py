@@ -1,7 +1,7 @@
 """Fetch of blocks between two simulated workers, with the interface of the call that a scheduler has of one.
 
-Blocks come some at a time in virtual time. What comes is kept by the destination's device until a step has placed it or
-the call ends. An end that happens to a worker which is cut off is not heard of.
+Blocks come some at a time in virtual time. What comes is kept by the destination's device until a step has placed
+the last of it, or the call ends. An end that happens to a worker which is cut off is not heard of.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class ToyFetch:
                 return
             come += [source.content(block) for block in wanted[len(come) :][:_BLOCKS_AT_ONCE]]
             if not self.has_ended:
-                self._device.keep_fetched(request.epoch, request.fetch_id, come, self._placed)
+                self._device.keep_fetched(request.epoch, request.fetch_id, come, len(wanted), self._placed)
                 self._tell(worker_pb2.FetchBlocksResponse(num_blocks=len(come), duration_ns=1))
 
     def _placed(self) -> None:

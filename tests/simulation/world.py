@@ -313,7 +313,7 @@ class World:
             num_blocks=draw.choice([72, 72, 90, 140]),
             num_host_blocks=draw.choice([0, 20, 80]),
             block_size=BLOCK_SIZE,
-            bytes_per_block=64,
+            bytes_per_block=1 << 20,  # so that a step that has other rows places two at most
             block_format=draw.choice(["", "toy", "toy"]),
             max_fetched_blocks=draw.choice([4, 40]),
         )

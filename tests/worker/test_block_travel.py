@@ -284,7 +284,7 @@ async def test_more_than_the_memory_holds_is_refused_until_something_is_placed(s
     await until_come(first, 4)
     assert await code_of(destination.fetch(source, [5, 6, 7], fetch_id=2)) is Code.RESOURCE_EXHAUSTED
     assert await code_of(destination.fetch(source, [5], fetch_id=1)) is Code.ALREADY_EXISTS
-    await destination.step(2, placed=[1, 0, 0])
+    await destination.step(2, placed=[1, 3, 0])
     second = destination.fetch(source, [5, 6, 7], fetch_id=2)
     await until_come(second, 3)
     assert destination.pool.fetched.num_free == NUM_FETCHED - 3
@@ -334,9 +334,13 @@ async def test_what_has_come_can_be_placed_while_the_rest_is_on_its_way(sites: t
     call = destination.fetch(source, [1, 2, 3, 4])
     await until_come(call, 2)
     assert (await destination.step(2, placed=[1, 1, 9])).status is OK
-    assert await code_of(call) is Code.OK
-    held.go_on.set()
     assert np.array_equal(destination.pool.blocks[9], source.pool.blocks[2])
+    assert (await destination.step(3, placed=[1, 1, 8])).status is NEED_SNAPSHOT, "a block is placed once"
+    held.go_on.set()
+    await until_come(call, 4)
+    assert (await destination.step(4, snapshot=True, placed=[1, 0, 7, 1, 3, 8])).status is OK
+    assert np.array_equal(destination.pool.blocks[7:9], source.pool.blocks[[1, 4]])
+    assert await code_of(call) is Code.OK
     await destination.until_free(NUM_FETCHED)
 
 

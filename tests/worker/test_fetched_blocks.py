@@ -24,7 +24,7 @@ class Site:
         self.kept: dict[tuple[int, int], KeptFetch] = {}
         self.ends: dict[KeptFetch, list[FetchEnd]] = {}
         self.taken: list[tuple[BlockPairs, list[bytes]]] = []  # and the content that each must have
-        self.num_written = 0
+        self.gone: dict[KeptFetch, set[int]] = {}  # indices of blocks that have been taken
 
     def open(self, epoch: int, fetch_id: int, num_blocks: int) -> KeptFetch:
         ends: list[FetchEnd] = []
@@ -32,6 +32,10 @@ class Site:
         self.ends[fetch] = ends
         self.kept[epoch, fetch_id] = fetch
         return fetch
+
+    def left(self, fetch: KeptFetch) -> set[int]:
+        """Indices of blocks that no step has taken."""
+        return set(range(len(fetch.places))) - self.gone.get(fetch, set())
 
     def content(self, fetch: KeptFetch, index: int) -> bytes:
         return bytes([fetch.epoch, fetch.fetch_id, index, 7]) * (BLOCK_BYTES // 4)
@@ -47,7 +51,11 @@ class Site:
         assert [block for _, block in pairs] == [block for _, _, block in placed]
         self.taken.append((pairs, contents))
         for fetch_id in {fetch_id for fetch_id, _, _ in placed}:
-            self.assert_ended(self.kept.pop((epoch, fetch_id)), FetchEnd.PLACED)
+            fetch = self.kept[epoch, fetch_id]
+            indices = {index for other, index, _ in placed if other == fetch_id}
+            self.gone.setdefault(fetch, set()).update(indices)
+            if len(fetch.places) - 1 in indices:
+                self.assert_ended(self.kept.pop((epoch, fetch_id)), FetchEnd.PLACED)
         return pairs
 
     def assert_ended(self, fetch: KeptFetch, end: FetchEnd) -> None:
@@ -55,13 +63,13 @@ class Site:
 
     def check(self) -> None:
         """Every place is free, or owned by one fetch or one step, and holds what it must."""
-        owned = [place for fetch in self.kept.values() for place in fetch.places]
+        owned = [fetch.places[index] for fetch in self.kept.values() for index in self.left(fetch)]
         owned += {place for pairs, _ in self.taken for place, _ in pairs}
         assert len(set(owned)) == len(owned)
         assert self.fetched.num_free == NUM_PLACES - len(owned)
         for fetch in self.kept.values():
             assert not self.ends[fetch]
-            for index in range(fetch.num_come):
+            for index in self.left(fetch) & set(range(fetch.num_come)):
                 assert bytes(self.memory[fetch.places[index]]) == self.content(fetch, index)
         for pairs, contents in self.taken:
             for (place, _), content in zip(pairs, contents, strict=True):
@@ -94,7 +102,7 @@ def test_any_order_of_events_keeps_every_content_and_every_place(seed: int) -> N
                 fetch = site.kept[epoch, fetch_id]
                 indices = random.choices(range(len(fetch.places)), k=random.randint(1, 3))
                 placed = [(fetch_id, index, block) for block, index in enumerate(indices)]
-                if max(indices) < fetch.num_come:
+                if max(indices) < fetch.num_come and site.left(fetch).issuperset(indices):
                     site.take(epoch, placed)
                 else:
                     with pytest.raises(MissingBlocksError):
@@ -118,7 +126,7 @@ def test_any_order_of_events_keeps_every_content_and_every_place(seed: int) -> N
         site.check()
 
 
-def test_blocks_of_several_fetches_are_placed_by_one_step_or_none_is() -> None:
+def test_blocks_of_several_fetches_are_placed_by_each_step_or_none_is() -> None:
     site = Site()
     for fetch_id in (1, 2):
         site.write(site.open(1, fetch_id, 2), 1)
@@ -127,6 +135,13 @@ def test_blocks_of_several_fetches_are_placed_by_one_step_or_none_is() -> None:
     site.check()
     site.take(1, [(1, 0, 5), (2, 0, 6)])
     site.check()
+    with pytest.raises(MissingBlocksError, match="block 0 of fetch 2"):
+        site.fetched.take(1, [(2, 0, 6)])
+    for fetch_id in (1, 2):
+        site.write(site.kept[1, fetch_id], 1)
+    site.take(1, [(1, 1, 5), (2, 1, 6)])
+    site.check()
+    assert not site.kept
 
 
 def test_places_that_a_thread_writes_into_are_free_only_when_it_is_done() -> None:

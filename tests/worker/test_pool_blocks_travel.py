@@ -112,7 +112,7 @@ def test_a_runner_goes_on_from_blocks_of_another_beside_swaps_and_copies(decoder
     other = seat_state(1, PROMPT[::-1], [20, 21, 22])
     destination.run(Step(epoch=1, step_id=1, snapshot=True, whole=[other], rows=[1], num_tokens=[len(PROMPT)]))
     saved = own_pool.blocks[20].clone()
-    fetch = destination.fetched.open(1, 7, 3, lambda end: None)
+    fetch = destination.fetched.open(1, 7, 2, lambda end: None)
     destination.fetched.write(fetch, 0, PoolReader(pool, 3).read([7, 3]))
     known = [*PROMPT[8:], tokens[0]]
     seat = seat_state(0, known, [20, 30, 31, 32], position=8, num_prompt_tokens=len(PROMPT))
@@ -127,7 +127,7 @@ def test_a_runner_goes_on_from_blocks_of_another_beside_swaps_and_copies(decoder
 def test_a_step_that_is_refused_or_breaks_off_keeps_no_place(decoder: Decoder, kind: str) -> None:
     runner, pool = MAKE_RUNNERS[kind](decoder)
     content = memoryview(bytes(pool.shape.bytes_per_block))
-    fetch = runner.fetched.open(1, 1, 2, lambda end: None)
+    fetch = runner.fetched.open(1, 1, 1, lambda end: None)
     runner.fetched.write(fetch, 0, content)
     start = Step(epoch=1, step_id=1, snapshot=True, whole=[seat_state(0, PROMPT, [0, 1, 2])])
     with pytest.raises(MissingBlocksError):
@@ -135,7 +135,7 @@ def test_a_step_that_is_refused_or_breaks_off_keeps_no_place(decoder: Decoder, k
     with pytest.raises(InvalidStepError):
         runner.run(replace(start, placed=[1, 0, 5], rows=[1]))
     assert torch.isnan(pool.blocks[5]).all()
-    assert runner.fetched.num_free == NUM_FETCHED_BLOCKS - 2
+    assert runner.fetched.num_free == NUM_FETCHED_BLOCKS - 1
     assert runner.run(replace(start, placed=[1, 0, 5])).swap_ns > 0
     assert not pool.blocks[5].any()
     assert runner.fetched.num_free == NUM_FETCHED_BLOCKS

@@ -5,8 +5,8 @@ execution thread takes it; a place has one owner at a time. Knows neither where 
 """
 
 import threading
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -22,7 +22,7 @@ class FetchEnd(Enum):
     """Reason why a fetch was forgotten."""
 
     CLOSED = "its call has ended"
-    PLACED = "a step has placed it"
+    PLACED = "steps have placed it"
     OUTDATED = "the worker follows another epoch, or ends"
 
 
@@ -45,6 +45,7 @@ class KeptFetch:
     num_come: int = 0  # these places have content
     end: FetchEnd | None = None  # None: kept
     is_written: bool = False  # a thread writes into places from num_come on
+    taken: set[int] = field(default_factory=set)  # places that steps have taken: no longer its own
 
 
 class FetchedBlocks:
@@ -105,18 +106,22 @@ class FetchedBlocks:
                 self._free += fetch.places[fetch.num_come :]
 
     def take(self, epoch: int, placed: PlacedBlocks) -> BlockPairs:
-        """The (place, device block) of each block that a step places. Its fetches are forgotten.
+        """The (place, device block) of each block that a step places.
 
-        The places are the caller's until it calls `release`. Raises MissingBlocksError, without any change, if a block
-        has not come.
+        A fetch is forgotten with its last block. The places are the caller's until it calls `release`. Raises
+        MissingBlocksError, without any change, if a block has not come, or was taken before.
         """
         if not placed:
             return []
         with self._lock:
             pairs = [(self._place(epoch, fetch_id, index), block) for fetch_id, index, block in placed]
-            taken = {place for place, _ in pairs}
+            for fetch_id, index, _ in placed:
+                fetch = self._fetches[epoch, fetch_id]
+                fetch.taken.add(fetch.places[index])
             for fetch_id in {fetch_id for fetch_id, _, _ in placed}:
-                self._forget(self._fetches[epoch, fetch_id], FetchEnd.PLACED, taken)
+                fetch = self._fetches[epoch, fetch_id]
+                if fetch.places[-1] in fetch.taken:
+                    self._forget(fetch, FetchEnd.PLACED)
             return pairs
 
     def release(self, pairs: BlockPairs) -> None:
@@ -146,14 +151,14 @@ class FetchedBlocks:
 
     def _place(self, epoch: int, fetch_id: int, index: int) -> int:
         fetch = self._fetches.get((epoch, fetch_id))
-        if fetch is None or index >= fetch.num_come:
+        if fetch is None or index >= fetch.num_come or fetch.places[index] in fetch.taken:
             raise MissingBlocksError(f"block {index} of fetch {fetch_id} has not come, or is kept no longer")
         return fetch.places[index]
 
-    def _forget(self, fetch: KeptFetch, end: FetchEnd, taken: Collection[int] = ()) -> None:
+    def _forget(self, fetch: KeptFetch, end: FetchEnd) -> None:
         """Free its places, but those taken, and those that a thread writes into, which frees them itself."""
         del self._fetches[fetch.epoch, fetch.fetch_id]
         fetch.end = end
         unused = fetch.places[: fetch.num_come] if fetch.is_written else fetch.places
-        self._free += [place for place in unused if place not in taken]
+        self._free += [place for place in unused if place not in fetch.taken]
         fetch.on_end(end)

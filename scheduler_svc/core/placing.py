@@ -1,0 +1,51 @@
+"""Placing of blocks that have come from another worker, in the destination's prefix cache, with its next plans.
+
+A plan that has rows of other groups places a few at a time, since these wait for it. Functions over the destination's
+state, which holds a reference to each block until all of the fetch are placed. Knows nothing of queues and calls.
+"""
+
+from collections.abc import Sequence as Seq
+
+from scheduler_svc.core.worker_state import PlacedBlock, WorkerState
+
+
+def num_placeable_blocks(worker: WorkerState, num_wanted: int) -> int:
+    """Return how many of so many blocks the next plan may place."""
+    if worker.max_placed_blocks is None or not worker.running or worker.trial is not None:
+        return num_wanted
+    return max(0, min(num_wanted, worker.max_placed_blocks - len(worker.unsent_placed)))
+
+
+def place_blocks(worker: WorkerState, fetch_id: int, hashes: Seq[bytes], indices: range) -> int | None:
+    """Put blocks of a fetch into the prefix cache; the next plan has them placed before it computes.
+
+    Return how many are new there; None if there was no room for all of them. A block that the cache has already is not
+    placed, unless it is the last of the fetch, which the worker forgets with that.
+    """
+    held = worker.placed_by_fetches[fetch_id]
+    num_new = 0
+    for index in indices:
+        here = worker.blocks.find(hashes[index])
+        if here is not None:  # computed here meanwhile
+            worker.blocks.share([here])
+            held.append(here)
+            if index < len(hashes) - 1:
+                continue
+        if worker.blocks.num_available_blocks <= worker.num_watermark_blocks:
+            return None
+        block = worker.blocks.allocate_block()
+        held.append(block)
+        is_new = worker.blocks.register(block, hashes[index])
+        worker.unsent_placed[block] = PlacedBlock(fetch_id, index, hashes[index] if is_new else None)
+        num_new += is_new
+    worker.num_fetched_blocks += num_new
+    return num_new
+
+
+def drop_unsent(worker: WorkerState, fetch_id: int) -> None:
+    """Forget the blocks of a fetch that no plan has placed yet: the worker keeps their content no more."""
+    for block, placed in list(worker.unsent_placed.items()):
+        if placed.fetch_id == fetch_id:
+            del worker.unsent_placed[block]
+            if placed.block_hash is not None:
+                worker.blocks.forget(placed.block_hash)
