@@ -1,0 +1,99 @@
+"""Fetched blocks that several steps place, since these have rows of others. Blocks hold 4 tokens."""
+
+import pytest
+
+from scheduler_svc.core.fetching import Fetch
+from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.sequence import SequenceGroup
+from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.test_scheduler_fetching import make_cluster, run, running_on_a
+
+
+def running_beside(cluster: Cluster, num_placed: int) -> tuple[SequenceGroup, Fetch]:
+    """A group whose 12 blocks have come to b, which places so many of them with a step, and has another to run."""
+    group = running_on_a(cluster, max_placed_blocks=num_placed)
+    cluster.scheduler.workers.drain_worker("a")
+    while cluster.in_flight["a"]:
+        cluster.complete("a")
+    group.fetch_id = 99  # as if it had been fetched for, so that the other goes first
+    cluster.scheduler.pause(group, keep_on_host=False)
+    cluster.add([9] * 3, 30)
+    run(cluster, "b", 2)
+    group.fetch_id = 0
+    cluster.scheduler.resume(group)
+    cluster.start("b")
+    (fetch,) = cluster.fetches
+    assert fetch.group is group and cluster.end_fetch(fetch) == 12
+    return group, fetch
+
+
+@pytest.mark.parametrize("num_placed", [1, 5, 12, 50])
+def test_what_has_come_is_placed_by_several_steps_while_others_decode(num_placed: int) -> None:
+    cluster = make_cluster(a={})
+    group, _ = running_beside(cluster, num_placed)
+    placed = []
+    while group.state is not GroupState.RUNNING:
+        plan = cluster.start("b")
+        assert plan is not None and len(plan.sequences) in (1, 2) and set(plan.num_tokens) == {1}
+        placed.append(len(plan.placed) // 3)
+        cluster.complete("b")
+        cluster.scheduler.check()
+    assert sum(placed) == 12 and max(placed) == min(num_placed, 12) and len(placed) == -(-12 // num_placed)
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+    assert group.num_recomputed_tokens == 0 and group.num_fetched_blocks == 12
+
+
+def test_what_is_left_is_placed_at_once_where_nothing_runs_any_more() -> None:
+    cluster = make_cluster(a={})
+    group, fetch = running_beside(cluster, 1)
+    run(cluster, "b", 2)
+    placed_before = fetch.num_placed - len(fetch.destination.unsent_placed)
+    assert placed_before == 2
+    (other,) = [sequence for sequence in cluster.sequences if sequence.group is not group]
+    cluster.scheduler.finish(other)
+    while cluster.in_flight["b"]:
+        cluster.complete("b")
+    plan = cluster.start("b")
+    assert plan is not None and group.state is GroupState.RUNNING and len(plan.placed) == 3 * (12 - placed_before)
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+
+
+@pytest.mark.parametrize("event", ["finish", "pause", "drop", "lose", "refuse", "fail", "drain", "no room"])
+def test_between_the_steps_that_place_a_fetch_anything_may_happen(event: str) -> None:
+    cluster = make_cluster(a={})
+    group, fetch = running_beside(cluster, 2)
+    run(cluster, "b", 2)
+    assert group.state is GroupState.FETCHING and len(fetch.destination.placed_by_fetches[fetch.fetch_id]) >= 4
+    workers = cluster.scheduler.workers
+    match event:
+        case "finish":
+            cluster.scheduler.finish_group(group)
+        case "pause":
+            cluster.scheduler.pause(group, keep_on_host=True)
+            cluster.scheduler.resume(group)
+        case "drop":
+            cluster.drop_fetch(fetch)
+        case "lose":
+            cluster.lose_worker("b")
+            cluster.add_worker("b", num_blocks=100, block_format="f")
+        case "refuse" | "fail":
+            cluster.start("b")
+            (cluster.refuse_steps if event == "refuse" else cluster.fail_steps)("b")
+        case "drain":
+            workers.undo_drain("a")
+            workers.drain_worker("b")
+        case "no room":
+            blocks = fetch.destination.blocks
+            pinned = blocks.allocate(blocks.num_available_blocks - 3)
+            for number in range(3):
+                run(cluster, "b", 1)
+                assert (group.state is GroupState.FETCHING) == (number < 1)
+            blocks.free(pinned)
+    cluster.assert_groups_are_listed()
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
