@@ -149,10 +149,15 @@ class Ledger:
         }
 
     def _check_copies(self, plan: StepPlan, known: set[int], here: list[Sequence]) -> None:
-        owners = Counter(block for s in here for block in s.block_table)
+        forked = set(plan.sampled_sequences) - set(plan.sequences)  # from what the plan computes
+        own = [s for s in here if s.source is None and s not in forked]
+        owners = Counter(block for s in own for block in s.block_table)
+        started = {block for s in own if s.first_step_id == plan.step_id for block in s.block_table}
         for destination in plan.copies[1::2]:
-            assert owners[destination] == 1 and destination not in known, f"block {destination} is copied over"
-        copied = [s for s in here if not set(plan.copies[1::2]).isdisjoint(s.block_table)]
+            is_new = destination in started  # the block may have been evicted for it, and found again
+            assert owners[destination] == 1, f"block {destination} is copied over"
+            assert is_new or destination not in known, f"block {destination} is in the prefix cache, and copied over"
+        copied = [s for s in own if not set(plan.copies[1::2]).isdisjoint(s.block_table)]
         assert len(copied) == len(plan.copies) // 2, "a sequence copies more than one block"
 
     def _defer(self, sequence: Sequence, held: _Holding) -> None:
