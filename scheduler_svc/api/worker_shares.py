@@ -6,6 +6,7 @@ One per leader of a deployment with several shards. A worker is told by the answ
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -51,6 +52,15 @@ class SharedWorker(Protocol):
         """True if it takes steps now."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Gift:
+    """A worker's life that is given away, and the shard that it goes to."""
+
+    worker_id: str
+    incarnation: str
+    shard: int
+
+
 class WorkerShares:
     """The leader's view of the shares. `shard`: the one that it leads."""
 
@@ -77,7 +87,7 @@ class WorkerShares:
         self._num_running = num_running
         self._clock = clock
         self._sent: dict[str, tuple[int, float]] = {}  # by worker_id: the shard a new one was sent to, and when
-        self._given: tuple[str, int] | None = None  # worker_id and its new shard, until it has left
+        self._given: _Gift | None = None  # until it has left, and that shows
         self._given_until_s = 0.0
         self._came: Latest[tuple[str, float]] = Latest()  # by worker_id: incarnation, and when it came
 
@@ -113,10 +123,16 @@ class WorkerShares:
         return chosen
 
     def _place_known(self, member: SharedWorker, now_s: float) -> int:
-        """The worker's new shard if it is the one that is given away; it stays so until it has left."""
+        """The worker's new shard if it is the one that is given away; it stays so until it has left.
+
+        A worker that was given away, and then to this shard again, is another incarnation, and stays.
+        """
         served_s = self._served_s(member, now_s)
-        if self._given is not None and (self._given[0] in self._members or now_s < self._given_until_s):
-            return self._given[1] if self._given[0] == member.worker_id else self.shard
+        if self._given is not None:
+            given = self._members.get(self._given.worker_id)
+            is_here = given is not None and given.incarnation == self._given.incarnation
+            if is_here or now_s < self._given_until_s:
+                return self._given.shard if is_here and member is given else self.shard
         self._given = None
         needy = shard_in_need(self.watch.shards, self.shard)
         if needy is None and served_s > _SLICE_S:
@@ -124,7 +140,8 @@ class WorkerShares:
         if needy is None or member is not self._idlest():
             return self.shard
         log.info("worker moves to another shard", worker_id=member.worker_id, shard=needy)
-        self._given, self._given_until_s = (member.worker_id, needy), now_s + _SETTLE_S
+        self._given = _Gift(member.worker_id, member.incarnation, needy)
+        self._given_until_s = now_s + _SETTLE_S
         return needy
 
     def _served_s(self, member: SharedWorker, now_s: float) -> float:
