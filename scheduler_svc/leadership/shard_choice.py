@@ -49,7 +49,8 @@ def shard_in_need(shards: Sequence[pb.Shard], giver: int) -> int | None:
 def starving_shard(shards: Sequence[pb.Shard], giver: int) -> int | None:
     """Number of a shard whose requests wait and that has no worker, where none has two: `giver` shall lend it its one.
 
-    Of the shards that have a worker, the one with the fewest requests lends it. None: `giver` keeps its worker.
+    Of the shards that have a worker, the one with the fewest requests lends it, to the next in the circle of numbers:
+    where most wait, some always wait again, and another shard would be left out for good. None: `giver` keeps it.
     """
     led = [shard for shard in shards if shard.leader]
     starving = [shard for shard in led if not shard.num_workers and shard.num_waiting]
@@ -57,9 +58,9 @@ def starving_shard(shards: Sequence[pb.Shard], giver: int) -> int | None:
     if not starving or not serving or any(shard.num_workers > 1 for shard in serving):
         return None
     lender = min(serving, key=lambda shard: (shard.num_running + shard.num_waiting, shard.number))
-    return (
-        max(starving, key=lambda shard: (shard.num_waiting, -shard.number)).number if lender.number == giver else None
-    )
+    if lender.number != giver:
+        return None
+    return min(starving, key=lambda shard: (shard.number - giver) % len(shards)).number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

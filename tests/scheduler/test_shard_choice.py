@@ -1,5 +1,7 @@
 """Choices among shards, by any numbers: new workers, workers that move, schedulers that stand by."""
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +95,23 @@ def test_a_shard_whose_requests_wait_borrows_a_worker_where_nobody_has_two(
     assert len(lent) == (is_short and can_lend)
     for giver, taker in lent.items():
         assert shards[giver].num_workers == 1 and not shards[taker].num_workers and shards[taker].num_waiting
+
+
+@given(st.integers(1, 3), st.lists(st.integers(1, 9), min_size=4, max_size=9), st.randoms(use_true_random=False))
+def test_a_shard_whose_requests_wait_gets_a_worker_after_at_most_all_the_others(
+    num_workers: int, num_waiting: list[int], random: Random
+) -> None:
+    """Requests wait everywhere again as soon as a worker has left; whichever shard lends, and however many wait."""
+    shards = shards_of([(True, int(number < num_workers)) for number in range(len(num_waiting))])
+    unserved = set(range(num_workers, len(shards)))
+    for _ in range(num_workers * len(shards)):
+        for shard, number in zip(shards, num_waiting, strict=True):
+            shard.num_waiting, shard.num_running = (number, 0) if not shard.num_workers else (0, random.randint(0, 9))
+        loans = {shard.number: starving_shard(shards, shard.number) for shard in shards}
+        ((giver, taker),) = ((giver, taker) for giver, taker in loans.items() if taker is not None)
+        shards[giver].num_workers, shards[taker].num_workers = 0, 1
+        unserved.discard(taker)
+    assert not unserved
 
 
 class Cluster:
