@@ -167,7 +167,7 @@ def _described(parts: Parts, leader: LeaderParts, cache_version: int) -> cluster
         epoch=leader.workers.epoch,
         num_workers=len(leader.workers.driven),
         num_running=sum(each.num_running_groups for each in stats.workers),
-        num_waiting=stats.num_waiting_groups,
+        num_waiting=stats.num_waiting_groups + (leader.admission.model is None),
         is_leaving=leader.is_leaving,
         num_uncomputed_tokens=scheduler.num_uncomputed_tokens(),
         cache_version=cache_version,

@@ -93,7 +93,9 @@ class Shard(_message.Message):
     num_running: _builtins.int
     """num_running is the number of requests that run."""
     num_waiting: _builtins.int
-    """num_waiting is the number of requests that wait for a worker."""
+    """num_waiting is the number of requests that wait for a worker; one more until a worker has described the model to the
+    leader, which refuses requests until then, so that a shard that never had a worker gets one.
+    """
     is_leaving: _builtins.bool
     """is_leaving: the leader was told to end, and hands over as soon as a scheduler stands by for the shard."""
     num_uncomputed_tokens: _builtins.int

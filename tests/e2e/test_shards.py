@@ -36,12 +36,14 @@ def named(request_id: str) -> GenerateParams:
 class Sharded(ModelSite):
     """Two shards, places for three schedulers of one store, and workers that know all three places."""
 
-    def __init__(self, factory: pytest.TempPathFactory, stack: ExitStack) -> None:
+    def __init__(self, factory: pytest.TempPathFactory, stack: ExitStack, num_workers: int = NUM_SHARDS) -> None:
         super().__init__(write_tiny_model("llama_gqa", factory.mktemp("model"), seed=3))
         self.places = [free_address() for _ in range(3)]
         self.address = ",".join(self.places)
         self.store = stack.enter_context(ValkeyProcess())
-        self.workers = [stack.enter_context(self.start_worker(f"w{i}", "--num-blocks", "600")) for i in range(2)]
+        self.workers = [
+            stack.enter_context(self.start_worker(f"w{i}", "--num-blocks", "600")) for i in range(num_workers)
+        ]
 
     def start(self, stack: ExitStack, place: str) -> Service:
         flags = ("--store", self.store.url, "--shards", str(NUM_SHARDS))
@@ -270,6 +272,20 @@ async def test_a_client_finds_what_another_process_has_computed(site: Sharded) -
                     break
         assert await in_a_client_process(place, [*prompt, 5, 6], "ours") == (1, 192)
         assert await in_a_client_process(place, [*prompt, 5, 6], "another's") == (0, 0)
+
+
+async def test_a_shard_that_never_had_a_worker_borrows_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Until then it refuses requests, for it does not know the model: none waits there that could call a worker."""
+    names = [f"round-{number}" for number in range(6)]
+    assert {shard_of_id(name, NUM_SHARDS) for name in names} == {0, 1}
+    with ExitStack() as stack:
+        site = Sharded(tmp_path_factory, stack, num_workers=1)
+        await asyncio.to_thread(site.start, stack, site.places[0])
+        async with quire.AsyncClient(site.address, retries=round(patient(60))) as client:
+            await client.wait_ready(patient(60))
+            outputs = await asyncio.gather(*(client.generate(PROMPTS[1], **named(name)) for name in names))
+            assert_greedy(site.reference, [PROMPTS[1]] * len(names), [each.token_ids for each in outputs], NUM_TOKENS)
+            await all_free(client)
 
 
 async def test_workers_go_round_where_there_are_fewer_than_shards_and_spread_where_there_are_more(
