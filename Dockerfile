@@ -29,18 +29,24 @@ ENV PIP_NO_INDEX=${PIP_NO_INDEX} PIP_FIND_LINKS=/tmp/wheels PIP_DISABLE_PIP_VERS
 RUN python3 -m venv /opt/venv
 # The glob lets the folder be absent.
 COPY constraints.txt wheel[s] /tmp/wheels/
-COPY pyproject.toml README.md LICENSE constraints.txt hatch_build.py ./
+COPY constraints.txt ./
+
+# Of the worker alone, and before anything that changes more often.
+FROM venv AS torch-venv
+ARG TORCH_INDEX
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
 
 # Installs only the dependencies: without code the distribution itself is empty, and is removed again.
 FROM venv AS scheduler-venv
+COPY pyproject.toml README.md LICENSE hatch_build.py ./
 RUN pip install -c constraints.txt '.[cli,scheduler]' && pip uninstall -y quire-llm
 
 FROM venv AS gateway-venv
+COPY pyproject.toml README.md LICENSE hatch_build.py ./
 RUN pip install -c constraints.txt '.[cli,gateway]' && pip uninstall -y quire-llm
 
-FROM venv AS worker-venv
-ARG TORCH_INDEX
-RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
+FROM torch-venv AS worker-venv
+COPY pyproject.toml README.md LICENSE hatch_build.py ./
 RUN pip install -c constraints.txt '.[cli,worker]' && pip uninstall -y quire-llm
 
 # Our code, with native kernels for each usual kind of processor.
@@ -48,6 +54,10 @@ FROM ${BUILDER} AS code
 ARG PIP_NO_INDEX
 ENV PIP_NO_INDEX=${PIP_NO_INDEX} PIP_FIND_LINKS=/tmp/wheels PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /srv/quire
+# First, and alone, since it takes minutes: a change of other code does not compile them again.
+COPY kernels/__init__.py kernels/__init__.py
+COPY kernels/native kernels/native
+RUN mkdir /opt/kernels && python3 -m kernels.native.prebuilding /opt/kernels
 RUN python3 -m venv /opt/venv
 COPY constraints.txt wheel[s] /tmp/wheels/
 COPY pyproject.toml README.md LICENSE hatch_build.py ./
@@ -57,7 +67,7 @@ COPY kernels kernels
 COPY quire quire
 COPY scheduler_svc scheduler_svc
 COPY worker_svc worker_svc
-RUN QUIRE_BUILD_KERNELS=required /opt/venv/bin/pip install --no-deps --target /opt/quire .
+RUN QUIRE_BUILD_KERNELS=required QUIRE_BUILT_KERNELS=/opt/kernels /opt/venv/bin/pip install --no-deps --target /opt/quire .
 
 FROM base AS scheduler
 COPY --from=scheduler-venv /opt/venv /opt/venv

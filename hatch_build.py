@@ -2,7 +2,8 @@
 
 Whoever installs the wheel needs no compiler. An editable install brings none: there they are compiled at first use.
 QUIRE_BUILD_KERNELS says what to do: `auto` (default) makes a wheel without them, and a warning, where they cannot be
-compiled; `required` fails there; `off` leaves them out. CXX names another compiler than g++.
+compiled; `required` fails there; `off` leaves them out. CXX names another compiler than g++. QUIRE_BUILT_KERNELS names
+a folder in which `kernels.native.prebuilding` has compiled them already.
 """
 
 import os
@@ -17,8 +18,6 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _WISHES = ("auto", "required", "off")
-# The C++ library goes along: the one of the machine that installs the wheel may be older.
-_LINK_FLAGS = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
 
 
 class NativeKernelsHook(BuildHookInterface[Any]):
@@ -58,19 +57,14 @@ class NativeKernelsHook(BuildHookInterface[Any]):
             shutil.rmtree(self._folder)
 
     def _compile(self) -> list[Path]:
-        from kernels.native.compiling import FLAGS, compile_library, find_compiler  # noqa: PLC0415 - found by then
+        from kernels.native.prebuilding import compile_variants  # noqa: PLC0415 - found by then
         from kernels.native.variants import variants_for  # noqa: PLC0415
 
-        compiler = find_compiler(os.environ)
-        variants = variants_for(platform.machine())
-        if not variants:
-            raise RuntimeError(f"there are no variants for {platform.machine()}")
-        self._folder = tempfile.mkdtemp(prefix="quire-kernels-")
-        built = [Path(self._folder) / each.file_name for each in variants]
-        for variant, path in zip(variants, built, strict=True):
-            self.app.display_info(f"compiling native kernels for {variant.name}")
-            compile_library(compiler, (*FLAGS, *variant.flags), path, _LINK_FLAGS)
-        return built
+        folder = os.environ.get("QUIRE_BUILT_KERNELS")
+        if folder is None:
+            folder = self._folder = tempfile.mkdtemp(prefix="quire-kernels-")
+            compile_variants(Path(folder), self.app.display_info)
+        return [Path(folder) / each.file_name for each in variants_for(platform.machine())]
 
 
 def _platform_tag() -> str:

@@ -109,6 +109,16 @@ def test_where_nothing_compiles_the_wheel_is_pure_with_a_warning_unless_kernels_
         build(tmp_path / "required", {"QUIRE_BUILD_KERNELS": "required", "CXX": "no-such-compiler"})
 
 
+def test_kernels_that_were_compiled_before_go_into_the_wheel_as_they_are(tmp_path: Path) -> None:
+    """Images do so, in a layer of their own."""
+    for variant in VARIANTS:
+        (tmp_path / variant.file_name).write_bytes(variant.name.encode())
+    made, _ = build(tmp_path / "made", {"QUIRE_BUILT_KERNELS": str(tmp_path), "CXX": "no-such-compiler"})
+    with zipfile.ZipFile(made) as archive:
+        found = {name: archive.read(name).decode() for name in archive.namelist() if "/prebuilt/" in name}
+    assert found == {f"kernels/native/prebuilt/{each.file_name}": each.name for each in VARIANTS}
+
+
 def test_the_sdk_lives_beside_a_users_own_common_and_protos(installed: Path, tmp_path: Path) -> None:
     """Among them an inference.proto that is registered before ours, under the path that ours once had."""
     user = tmp_path / "user"
