@@ -39,7 +39,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke clean
+.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -187,6 +187,10 @@ open-responses: $(VENV)/.dev
 # Needs podman, podman-compose and debootstrap where there is no Docker engine; see CONTRIBUTING.md.
 compose-smoke: $(VENV)/.dev
 	$(BIN)/python -m tests.compose_smoke
+
+# Workers 1 → 4 → 1 and schedulers 1 → 3 → 1 while streams are read: in containers, as compose-smoke; and as processes.
+compose-scale: $(VENV)/.dev
+	$(BIN)/python -m tests.scaling $(SCALE_ARGS)
 
 clean:
 	rm -rf $(VENV) .quire build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

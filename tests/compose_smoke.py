@@ -17,17 +17,12 @@ from functools import partial
 from pathlib import Path
 
 import quire
-from tests.compose import base_images, wheels
 from tests.compose.engine import ROOT, Engine, SmokeError, find_engine, say
+from tests.compose.images import SMALL_WORKERS, variables_of_images
 from tests.compose.load import PROMPTS, Reference, run_reference, running_load, spelled, until_stats
 from tests.compose.stack import IMAGES, Stack, wait_until
 
-# In float32, in which equal outputs are defined: logits in bfloat16 tie too often.
-SMALL_WORKERS = {
-    "QUIRE_WORKER_THREADS": "1",
-    "QUIRE_WORKER_KV_MEMORY_BYTES": str(64 * 2**20),
-    "QUIRE_WORKER_DTYPE": "float32",
-}
+PROJECT = "quire-smoke"
 STOP_S = 3.0
 HEALTH = ("quire", "health", "127.0.0.1:7847")
 
@@ -50,7 +45,7 @@ def main() -> None:
 def smoke(engine: Engine, model: Path) -> None:
     """Run the whole smoke test on one engine."""
     began_s = time.monotonic()
-    stack = Stack(engine, {**prepare(engine), **SMALL_WORKERS, "MODEL": str(model)})
+    stack = Stack(engine, PROJECT, {**variables_of_images(engine), **SMALL_WORKERS, "MODEL": str(model)})
     say("building the images")
     stack.build()
     check_images(engine)
@@ -68,23 +63,6 @@ def smoke(engine: Engine, model: Path) -> None:
     finally:
         stack.tear_down()
     say(f"compose-smoke: all well after {time.monotonic() - began_s:.0f} s; nothing left but cached images")
-
-
-def prepare(engine: Engine) -> dict[str, str]:
-    """Base images and wheels. Gives the variables of compose.yaml that name them."""
-    python = base_images.provide(engine, base_images.PYTHON_IMAGE)
-    base_images.check_python(engine, python)
-    builder = base_images.provide(engine, base_images.BUILDER_IMAGE)
-    redis = base_images.provide(engine, base_images.REDIS_IMAGE)
-    say(f"base images: {python}, {builder}, {redis}")
-    wheels.gather()
-    return {
-        base_images.PYTHON_IMAGE.variable: python,
-        base_images.BUILDER_IMAGE.variable: builder,
-        base_images.REDIS_IMAGE.variable: redis,
-        "PIP_NO_INDEX": "1",
-        "TORCH_INDEX": "",
-    }
 
 
 def check_images(engine: Engine) -> None:

@@ -23,7 +23,7 @@ from benchmarks.overhead import section as overhead
 from benchmarks.page_section import PageSection
 from benchmarks.paper import section as paper
 from benchmarks.peers import section as peers
-from benchmarks.results_page import conformance, faults, interfaces
+from benchmarks.results_page import conformance, faults, interfaces, scaling
 from benchmarks.scale import routing_hits, routing_speed, schedule_cost, shard_throughput, summary_forms, travel_section
 from benchmarks.scale import section as scale
 from benchmarks.services import gateway_cost
@@ -56,6 +56,7 @@ SECTIONS: tuple[PageSection, ...] = (
     faults.HOSTILE_INPUT,
     faults.STRUCTURED_OUTPUTS,
     faults.GATEWAY_DEATHS,
+    scaling.SCALING,
     interfaces.OPENAPI,
     interfaces.EVALUATION,
     conformance.OPEN_RESPONSES,

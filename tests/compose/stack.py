@@ -4,15 +4,15 @@ Brings services up and down and says how their containers are; knows nothing of 
 """
 
 import json
-import socket
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tests.compose.engine import Engine, SmokeError
+from tests.services import free_address
 
-PROJECT = "quire-smoke"
 TAG = "smoke"
 IMAGES = {service: f"quire-{service}:{TAG}" for service in ("scheduler", "gateway", "worker")}
 _LABEL = "com.docker.compose"  # podman-compose sets the same
@@ -29,35 +29,51 @@ class Container:
     name: str
     service: str
 
+    @property
+    def number(self) -> int:
+        """Number among the containers of its service, from 1; compose removes the highest first."""
+        return int(re.split("[-_]", self.name)[-1])
+
 
 class Stack:
     """The services of compose.yaml on one engine."""
 
-    def __init__(self, engine: Engine, env: Mapping[str, str]) -> None:
-        self.address = _free_address()
-        self.http_address = _free_address()
+    def __init__(self, engine: Engine, project: str, env: Mapping[str, str]) -> None:
+        """Take the name of the project, and variables of compose.yaml besides the addresses and the images' tag."""
+        self.address = free_address()
+        self.http_address = free_address()
         self._engine = engine
+        self._project = project
         self._env = {**env, "QUIRE_TAG": TAG, "PUBLISH": self.address, "PUBLISH_HTTP": self.http_address}
 
     def build(self) -> None:
-        self._compose("build", *IMAGES)
+        """Build the images one by one: built at once, as podman-compose does, each compiles the same kernels."""
+        for image in IMAGES:
+            self._compose("build", image)
 
-    def up(self, service: str, number: int = 1) -> None:
-        """Starts a service alone; containers of it that are there stay as they are."""
-        self._compose("up", "-d", "--no-deps", "--no-build", "--no-recreate", "--scale", f"{service}={number}", service)
+    def up(self, service: str, number: int = 1, **variables: str) -> None:
+        """Start a service alone; containers of it that are there stay as they are.
+
+        Args:
+            service: name of the service.
+            number: containers of it that run afterwards.
+            variables: of compose.yaml, for the containers that are made now.
+        """
+        scaled = ("--scale", f"{service}={number}", service)
+        self._compose("up", "-d", "--no-deps", "--no-build", "--no-recreate", *scaled, **variables)
 
     def tear_down(self) -> None:
         """Removes containers, volumes and networks. Raises SmokeError if anything is left."""
         self._compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
         kinds = {"container": ("ps", "-aq"), "volume": ("volume", "ls", "-q"), "network": ("network", "ls", "-q")}
         for kind, command in kinds.items():
-            left = self._engine.ask(*command, f"--filter=label={_LABEL}.project={PROJECT}")
+            left = self._engine.ask(*command, f"--filter=label={_LABEL}.project={self._project}")
             if left:
                 raise SmokeError(f"left behind after teardown: {kind} {left}")
 
     def containers(self, service: str | None = None) -> list[Container]:
         """List the containers of one service, or of all."""
-        filters = [f"--filter=label={_LABEL}.project={PROJECT}"]
+        filters = [f"--filter=label={_LABEL}.project={self._project}"]
         if service is not None:
             filters.append(f"--filter=label={_LABEL}.service={service}")
         ids = self._engine.ask("ps", "-aq", "--no-trunc", *filters).split()
@@ -74,6 +90,10 @@ class Stack:
     def stop(self, container: Container) -> None:
         """SIGTERM, and waits. Not by compose: podman-compose's `stop` knows no replicas added by --scale."""
         self._engine.ask("stop", f"--time={_STOP_TIMEOUT_S}", container.id)
+
+    def remove(self, container: Container) -> None:
+        """Removes a container that has ended, and its volumes without a name."""
+        self._engine.ask("rm", "--volumes", container.id)
 
     def execute(self, container: Container, *command: str) -> int:
         """Exit code of a command inside."""
@@ -106,8 +126,9 @@ class Stack:
         found: list[dict[str, Any]] = json.loads(self._engine.ask("container", "inspect", container_id))
         return found[0]
 
-    def _compose(self, *arguments: str) -> None:
-        self._engine.run_compose(["-p", PROJECT, "--profile", "cpu", *arguments], self._env)
+    def _compose(self, *arguments: str, **variables: str) -> None:
+        command = ["-p", self._project, "--profile", "cpu", *arguments]
+        self._engine.run_compose(command, {**self._env, **variables})
 
 
 def wait_until(what: str, is_so: Callable[[], bool], timeout_s: float = _START_TIMEOUT_S) -> None:
@@ -117,9 +138,3 @@ def wait_until(what: str, is_so: Callable[[], bool], timeout_s: float = _START_T
         if time.monotonic() > deadline:
             raise SmokeError(f"not within {timeout_s:.0f} s: {what}")
         time.sleep(_POLL_S)
-
-
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
