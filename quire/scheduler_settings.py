@@ -41,8 +41,16 @@ class SchedulerSettings(LimitSettings, AccessSettings):
     )
     store: str = Field(
         "memory",
-        description="where the journal lives: redis://, rediss://, unix:// or memory; set one with a "
-        "password as a variable, since everybody may read command lines",
+        description="where the journal lives: redis://, rediss://, unix://, redis+cluster://host:port,host:port "
+        "(a cluster, by some of its nodes; rediss+cluster:// with TLS) or memory; set one with a password as a "
+        "variable, since everybody may read command lines",
+    )
+    store_replicas: int | None = Field(
+        None,
+        ge=0,
+        le=16,
+        description="replicas that must have an entry of the journal before it counts as written, as far as the node "
+        "has so many; absent: 1 in a cluster, else 0",
     )
     store_timeout_s: float = Field(30.0, gt=0, description="how long to wait for the store at the start")
     delivery: Literal["durable", "relaxed"] = Field(

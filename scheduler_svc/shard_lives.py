@@ -100,4 +100,9 @@ class ShardLives:
 async def open_shard_store(settings: SchedulerSettings, shard: int) -> Store:
     """Open the store of one shard. Raises StoreError."""
     deployment = deployment_of(settings.deployment, shard)
-    return await open_store(settings.store, deployment=deployment, patience_s=settings.store_timeout_s)
+    return await open_store(
+        settings.store,
+        deployment=deployment,
+        patience_s=settings.store_timeout_s,
+        replicas=settings.store_replicas,
+    )

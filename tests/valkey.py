@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,10 +24,12 @@ _START_TIMEOUT_S = 20.0
 class ValkeyProcess:
     """Started by `with` or `start`; keeps its data over `kill` and `start` until `close`."""
 
-    def __init__(self, *, max_memory_bytes: int = 0) -> None:
+    def __init__(self, *, max_memory_bytes: int = 0, port: int = 0, options: Sequence[str] = ()) -> None:
         # Not below pytest's folder: a socket's path has at most about 100 characters.
         self._folder = Path(tempfile.mkdtemp(prefix="quire-vk-"))
         self._max_memory_bytes = max_memory_bytes
+        self._port = port
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self.socket_path = self._folder / "s"
 
@@ -40,12 +42,17 @@ class ValkeyProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """False once it has ended, or was killed."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Returns when the server answers."""
         assert self._process is None
-        command = [str(get_binary_path()), "--port", "0", "--unixsocket", str(self.socket_path)]
+        command = [str(get_binary_path()), "--port", str(self._port), "--unixsocket", str(self.socket_path)]
         command += ["--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
-        command += ["--maxmemory", str(self._max_memory_bytes), "--maxmemory-policy", "noeviction"]
+        command += ["--maxmemory", str(self._max_memory_bytes), "--maxmemory-policy", "noeviction", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         give_up_at = time.monotonic() + patient(_START_TIMEOUT_S)
         while not self._answers():

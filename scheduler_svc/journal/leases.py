@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from scheduler_svc.journal.store import StoreUnavailableError
+
 MOST_LONGER_MS = 10_000  # beyond its usual life a leader may hold the lease at most
 
 
@@ -96,14 +98,18 @@ class ShardReading(NamedTuple):
 class ShardReader(Protocol):
     """Reader of all shards of a deployment at once."""
 
-    async def read_shards(self, longest_ms: int) -> Sequence[ShardReading]:
-        """Every shard, by number. Raises StoreUnavailableError, within a short time limit.
+    async def read_shards(self, longest_ms: int) -> Sequence[ShardReading | StoreUnavailableError]:
+        """Every shard, by number, or why it could not be read. Raises StoreUnavailableError, if that concerns all.
+
+        Both within a short time limit.
 
         `longest_ms`: longest time for which a standby's announcement can count.
         """
 
-    async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes]:
+    async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes | None]:
         """Content that each of these shards published last of what is cached there; empty if nothing is.
+
+        None: it could not be read.
 
         Raises StoreUnavailableError, within a short time limit.
         """

@@ -10,18 +10,25 @@ from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import Store, StoreConfigurationError, StoreError
+from scheduler_svc.journal.store_url import CLUSTER_SCHEMES, is_cluster
 
 MEMORY_URL = "memory"
-_SCHEMES = ("redis://", "rediss://", "unix://")
+_SCHEMES = ("redis://", "rediss://", "unix://", *(f"{scheme}://" for scheme in CLUSTER_SCHEMES))
+_CLUSTER_REPLICAS = 1  # to wait for, unless it is said otherwise
 
 
-async def open_store(url: str, *, deployment: str = "default", patience_s: float = 30.0) -> Store:
+async def open_store(
+    url: str, *, deployment: str = "default", patience_s: float = 30.0, replicas: int | None = None
+) -> Store:
     """Open a store and wait until it answers.
 
     Args:
-        url: "memory", redis://[user:password@]host[:port][/db], rediss://… (TLS) or unix:///path/to/socket.
+        url: "memory", redis://[user:password@]host[:port][/db], rediss://… (TLS), unix:///path/to/socket, or of a
+            cluster redis+cluster://[user:password@]host[:port][,host[:port]…], rediss+cluster://….
         deployment: keeps several systems apart in one server.
         patience_s: longest wait for a server that does not answer.
+        replicas: that must have an entry before it counts as written, if there are so many. None: one in a cluster,
+            else none.
 
     Raises:
         StoreConfigurationError: the URL or the credentials are wrong.
@@ -31,11 +38,13 @@ async def open_store(url: str, *, deployment: str = "default", patience_s: float
         return MemoryStore()
     if not url.startswith(_SCHEMES):
         raise StoreConfigurationError(
-            f"store {without_passwords(url)!r}: give redis://host:port, rediss://host:port, unix:///path/to/socket or "
-            "memory"
+            f"store {without_passwords(url)!r}: give redis://host:port, rediss://host:port, unix:///path/to/socket, "
+            "redis+cluster://host:port,host:port or memory"
         )
+    if replicas is None:
+        replicas = _CLUSTER_REPLICAS if is_cluster(url) else 0
     try:
-        store = RedisStore(url, deployment=deployment)
+        store = RedisStore(url, deployment=deployment, replicas=replicas)
     except ValueError as error:
         why = "it has no valid port or database number" if has_password(url) else str(error)  # may show a part of it
         raise StoreConfigurationError(f"store {without_passwords(url)!r} cannot be used: {why}") from None

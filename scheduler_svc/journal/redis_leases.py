@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.leases import HeldLease, Lease, ShardReading
-from scheduler_svc.journal.redis_link import RedisLink, pack
+from scheduler_svc.journal.links import open_link
+from scheduler_svc.journal.redis_link import pack
+from scheduler_svc.journal.store import StoreUnavailableError
 
 MAX_TIMEOUT_S = 0.5
-_COMMANDS_A_SHARD = 4  # that read it
 
 # Each changes the lease in one step. KEYS: lease. ARGV: value, time to live in ms, an epoch, the holder.
 _TAKE = b"""
@@ -67,7 +68,7 @@ class RedisLeases:
     def __init__(self, url: str, *, deployment: str = "default", timeout_s: float = MAX_TIMEOUT_S) -> None:
         """Take the address. Raises StoreConfigurationError or ValueError if it or the deployment is malformed."""
         self._keys = Keys.of(deployment)
-        self._link = RedisLink(url, timeout_s=min(timeout_s, MAX_TIMEOUT_S), repeatable=False)
+        self._link = open_link(url, [self._keys.lease], timeout_s=min(timeout_s, MAX_TIMEOUT_S), repeatable=False)
 
     async def read(self) -> HeldLease | None:
         value, left_ms = await self._link.call_many([pack("GET", self._keys.lease), pack("PTTL", self._keys.lease)])
@@ -108,30 +109,38 @@ class RedisLeases:
 
 
 class RedisShardReader:
-    """Reads all shards in one round trip over one connection: hundreds of them cost a server no more connections."""
+    """Reads all shards in one round trip over one connection: hundreds of them cost a server no more connections.
+
+    In a cluster that is one of each for every node, at the same time; a node that fails concerns its own shards alone.
+    """
 
     def __init__(self, url: str, *, deployments: Sequence[str], timeout_s: float = MAX_TIMEOUT_S) -> None:
         """Take the address, and the deployment of each shard. Raises as RedisLeases does."""
         self._keys = [Keys.of(deployment) for deployment in deployments]
-        self._link = RedisLink(url, timeout_s=min(timeout_s, MAX_TIMEOUT_S), repeatable=False)
+        leases = [keys.lease for keys in self._keys]
+        self._link = open_link(url, leases, timeout_s=min(timeout_s, MAX_TIMEOUT_S), repeatable=False)
 
-    async def read_shards(self, longest_ms: int) -> Sequence[ShardReading]:
-        commands = []
+    async def read_shards(self, longest_ms: int) -> Sequence[ShardReading | StoreUnavailableError]:
+        batches = []
         for keys in self._keys:
             standbys = pack("EVAL", _STANDBYS, 1, keys.standbys, longest_ms)
-            commands += [pack("GET", keys.lease), pack("PTTL", keys.lease), pack("GET", keys.load), standbys]
-        replies = await self._link.call_many(commands)
-        return [
-            ShardReading(_held(value, left_ms), load or b"", _addresses(found))
-            for value, left_ms, load, found in zip(*[iter(replies)] * _COMMANDS_A_SHARD, strict=True)
-        ]
+            batches.append([pack("GET", keys.lease), pack("PTTL", keys.lease), pack("GET", keys.load), standbys])
+        answers = await self._link.call_each(batches)
+        return [each if isinstance(each, StoreUnavailableError) else _reading(*each) for each in answers]
 
-    async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes]:
-        found = await self._link.call_many([pack("GET", self._keys[shard].cached) for shard in shards])
-        return [cached or b"" for cached in found]
+    async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes | None]:
+        asked = set(shards)
+        batches = [[pack("GET", keys.cached)] if shard in asked else [] for shard, keys in enumerate(self._keys)]
+        answers = await self._link.call_each(batches)
+        found = [answers[shard] for shard in shards]
+        return [None if isinstance(each, StoreUnavailableError) else each[0] or b"" for each in found]
 
     async def close(self) -> None:
         await self._link.close()
+
+
+def _reading(value: bytes | None, left_ms: int, load: bytes | None, standbys: Sequence[bytes]) -> ShardReading:
+    return ShardReading(_held(value, left_ms), load or b"", _addresses(standbys))
 
 
 def _addresses(found: Sequence[bytes]) -> tuple[str, ...]:

@@ -5,12 +5,14 @@ exceptions into the store's. Repeats a command only if the caller says that this
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    MovedError,
     NoPermissionError,
     RedisError,
     ResponseError,
@@ -49,15 +51,32 @@ class RedisLink:
         """Sends one command and returns its reply, which may have so many bytes."""
         return (await self.call_many([command], answer_bytes=answer_bytes))[0]
 
-    async def call_many(self, commands: list[Packed], *, answer_bytes: int = 0) -> list[Any]:
-        """Sends all at once and returns their replies. Raises the first refusal after reading every reply."""
+    async def call_many(
+        self, commands: Sequence[Packed], *, then: Sequence[Packed] = (), answer_bytes: int = 0
+    ) -> list[Any]:
+        """Sends all at once, `then` behind the commands, and returns the replies in this order.
+
+        Raises the first refusal after reading every reply.
+        """
+        return refusing(await self.exchange([*commands, *then], answer_bytes=answer_bytes))
+
+    async def call_each(self, batches: Sequence[Sequence[Packed]]) -> list[list[Any] | StoreUnavailableError]:
+        """Sends several batches at once; returns the replies of each, or why it was refused."""
+        replies = iter(await self.exchange([command for batch in batches for command in batch]))
+        return [replies_or_refusal([next(replies) for _ in batch]) for batch in batches]
+
+    async def call_nodes(self, commands: Sequence[Packed]) -> dict[str, list[Any] | StoreUnavailableError]:
+        """Sends commands to every node that keeps the keys: to this one, which has no address of its own here."""
+        return {"": replies_or_refusal(await self.exchange(commands))}
+
+    async def exchange(self, commands: Sequence[Packed], *, answer_bytes: int = 0) -> list[Any]:
+        """Sends all at once and returns their replies, with a refusal as a ResponseError among them."""
         timeout_s = self._timeout_s + (sum(map(len, commands)) + answer_bytes) / _BYTES_PER_S
         async with self._lock:
             for attempt in range(self._attempts):
                 try:
                     async with asyncio.timeout(timeout_s):
-                        replies = await self._exchange(commands)
-                    break
+                        return await self._exchange(commands)
                 except TimeoutError as error:
                     raise StoreUnavailableError(f"no answer within {timeout_s:.3g} s") from error
                 except (RedisError, OSError) as error:
@@ -66,12 +85,9 @@ class RedisLink:
                         raise StoreConfigurationError(str(error)) from error
                     if attempt + 1 == self._attempts:
                         raise StoreUnavailableError(str(error)) from error
-        for reply in replies:
-            if isinstance(reply, ResponseError):
-                raise _refusal(reply) from reply
-        return replies
+        raise AssertionError("unreachable")
 
-    async def _exchange(self, commands: list[Packed]) -> list[Any]:
+    async def _exchange(self, commands: Sequence[Packed]) -> list[Any]:
         connection = self._connection
         await connection.send_packed_command(commands, check_health=False)  # connects first if it must
         replies: list[Any] = []
@@ -81,6 +97,11 @@ class RedisLink:
             except ResponseError as error:
                 replies.append(error)
         return replies
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a command waits for its reply."""
+        return self._lock.locked()
 
     async def close(self) -> None:
         """Drops the connection; a later command connects again."""
@@ -106,9 +127,27 @@ def _connection_to(url: str) -> AbstractConnection:
     return connection
 
 
+def refusing(replies: list[Any]) -> list[Any]:
+    """The replies. Raises the first refusal among them."""
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise _refusal(reply) from reply
+    return replies
+
+
+def replies_or_refusal(replies: list[Any]) -> list[Any] | StoreUnavailableError:
+    """The replies, or the first refusal among them."""
+    try:
+        return refusing(replies)
+    except StoreUnavailableError as error:
+        return error
+
+
 def _refusal(error: ResponseError) -> StaleEntryError | StoreUnavailableError:
     if "equal or smaller" in str(error):
         return StaleEntryError(str(error))
+    if isinstance(error, MovedError):
+        return StoreConfigurationError("it is a node of a cluster; write redis+cluster:// instead of redis://")
     if isinstance(error, _REFUSED):
         return StoreConfigurationError(str(error))
     return StoreUnavailableError(f"{type(error).__name__}: {error}")

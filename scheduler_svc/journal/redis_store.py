@@ -1,4 +1,4 @@
-"""Store in Redis (7.0 or later) or Valkey (8 or later).
+"""Store in Redis (7.0 or later) or Valkey (8 or later), in one server or a cluster.
 
 The journal has a connection of its own, so that no command waits before an entry. Knows commands and keys, not the
 contents of entries and records.
@@ -15,9 +15,11 @@ import structlog
 
 from quire.redaction import without_passwords
 from scheduler_svc.journal.keys import Keys
+from scheduler_svc.journal.links import open_link
 from scheduler_svc.journal.record_reads import RecordReads
 from scheduler_svc.journal.record_script import RECORDS_AT_ONCE, putting
-from scheduler_svc.journal.redis_link import RedisLink, pack
+from scheduler_svc.journal.redis_link import Packed, pack
+from scheduler_svc.journal.replica_wait import ReplicaWait
 from scheduler_svc.journal.store import (
     EntryId,
     Record,
@@ -27,6 +29,7 @@ from scheduler_svc.journal.store import (
     StoreFlushedError,
     StoreUnavailableError,
 )
+from scheduler_svc.journal.store_checks import UNKNOWN, check_nodes
 
 log = structlog.get_logger()
 
@@ -34,33 +37,33 @@ _CONNECT_PAUSE_S = 0.2
 _SIDE_TIMEOUT_S = 5.0
 _KEYS_AT_ONCE = 500
 _SHOWN_ENTRIES = 2  # the first and the last come with what is known of the stream
-_WORTH = {
-    "always": "fsync always: it outlives every process and the loss of power",
-    "everysec": "fsync everysec: the last two seconds may be lost with the store's process or with power",
-    "no": "fsync by the system's choice: half a minute may be lost with power, and some with the store's process",
-}
+_WAIT_PART = 0.5  # of the time limit of an entry, for replicas
 
 
 class RedisStore:
     """Each method is one command, or one pipeline of commands or scripts that do not depend on each other.
 
     Acknowledged entries and records are as durable as the server is configured to be: with `appendonly yes` and
-    `appendfsync always` they survive the loss of any process and of power.
+    `appendfsync always` they survive the loss of any process and of power. With `replicas` they are acknowledged once
+    so many replicas have them, too, as far as there are so many.
     """
 
     kind = "redis"
     durable = True
 
-    def __init__(self, url: str, *, deployment: str = "default", timeout_s: float = 1.0) -> None:
-        """Take the address; `connect` tries it.
+    def __init__(self, url: str, *, deployment: str = "default", timeout_s: float = 1.0, replicas: int = 0) -> None:
+        """Take the address; `connect` tries it. `replicas`: to wait for.
 
         Raises StoreConfigurationError (the address) or ValueError (the deployment) if it is malformed.
         """
         self.address = without_passwords(url)
-        self.durability = "unknown: the store does not show its configuration"
+        self.durability = UNKNOWN
         self._keys = Keys.of(deployment)
-        self._journal = RedisLink(url, timeout_s=timeout_s, repeatable=False)
-        self._side = RedisLink(url, timeout_s=max(timeout_s, _SIDE_TIMEOUT_S), repeatable=True)
+        keys, side_s = [self._keys.journal], max(timeout_s, _SIDE_TIMEOUT_S)
+        self._journal = open_link(url, keys, timeout_s=timeout_s, repeatable=False, reports_moves=True)
+        self._side = open_link(url, keys, timeout_s=side_s, repeatable=True)
+        self._replicas = ReplicaWait(replicas, timeout_s * _WAIT_PART)
+        self._is_unconfirmed = False  # replicas may lack what the node has
         self._record_reads = RecordReads(self._get_records)
         self._longest_bytes = 0  # of the entries sent
         self._append_head = _head(9 - 1, "XADD", self._keys.journal, "NOMKSTREAM")
@@ -77,7 +80,8 @@ class RedisStore:
         is_waiting = False
         while True:
             try:
-                persistence, memory = await self._side.call_many([pack("INFO", "persistence"), pack("INFO", "memory")])
+                await self._side.call(pack("EXISTS", self._keys.epoch))  # a node may answer, and not for our keys
+                self.durability = await check_nodes(self._side, self.address)
                 break
             except StoreConfigurationError as error:
                 raise StoreConfigurationError(f"the store at {self.address} refuses us: {error}") from error
@@ -88,27 +92,15 @@ class RedisStore:
                     log.warning("waiting for the store", store=self.address, reason=error.message)
                     is_waiting = True
                 await asyncio.sleep(_CONNECT_PAUSE_S)
-        self._warn_of_loss(_info(persistence), _info(memory))
-        await self._learn_durability(_info(persistence))
+        await self._look_for_replicas()
 
-    async def _learn_durability(self, persistence: dict[str, str]) -> None:
-        """Learn how durable an acknowledgement of the server is, if it allows the question."""
-        if persistence.get("aof_enabled") == "0":
-            self.durability = "none: accepted requests end with the store's process"
+    async def _look_for_replicas(self) -> None:
+        """Learn how many replicas there are to wait for."""
+        if not self._replicas.wanted:
             return
-        with suppress(StoreUnavailableError):
-            reply = await self._side.call(pack("CONFIG", "GET", "appendfsync"))
-            mode = reply.get(b"appendfsync", b"").decode()
-            self.durability = _WORTH.get(mode, self.durability)
-
-    def _warn_of_loss(self, persistence: dict[str, str], memory: dict[str, str]) -> None:
-        if persistence.get("aof_enabled") == "0":
-            log.warning(
-                "NOT DURABLE: the store keeps no append-only file, what was accepted dies with it; set appendonly yes",
-                store=self.address,
-            )
-        if memory.get("maxmemory", "0") != "0" and memory.get("maxmemory_policy") != "noeviction":
-            log.warning("the store may evict the journal: set maxmemory-policy noeviction", store=self.address)
+        with suppress(StoreUnavailableError):  # it is learned with the first entry, then
+            self._replicas.learn(await self._side.call(pack("INFO", "replication")))
+            self.durability += f"; replicas that must have an entry: {self._replicas.expected}"
 
     async def next_epoch(self) -> int:
         return int(await self._journal.call(pack("INCR", self._keys.epoch)))
@@ -130,19 +122,39 @@ class RedisStore:
             payload,
             crc32(payload),
         )
-        if await self._journal.call(command) is None:
+        waiting = self._replicas.begin()
+        self._is_unconfirmed = self._replicas.wanted > 0
+        added, *replies = await self._journal.call_many([command], then=waiting.commands)
+        if added is None:
             raise StoreFlushedError(f"{self._keys.journal} is gone from {self.address}")
+        await self._replicas.check(waiting, replies, self._journal)
+        self._is_unconfirmed = False
 
     async def last_entry_id(self) -> EntryId | None:
+        show = pack("XINFO", "STREAM", self._keys.journal)
         try:
-            reply = await self._journal.call(
-                pack("XINFO", "STREAM", self._keys.journal), answer_bytes=_SHOWN_ENTRIES * self._longest_bytes
-            )
+            if self._is_unconfirmed:
+                reply = await self._confirmed(show)
+            else:
+                reply = await self._journal.call(show, answer_bytes=_SHOWN_ENTRIES * self._longest_bytes)
         except StoreUnavailableError as error:
             if "no such key" in error.message:
                 return None
             raise
         return _entry_id(reply[b"last-generated-id"])
+
+    async def _confirmed(self, show: Packed) -> Any:
+        """Reply to this command once the replicas have what it shows, too, which may be an entry that we doubt.
+
+        Replicas answer for the last write of a connection, and there may have been none on this one.
+        """
+        waiting, write = self._replicas.begin(), pack("INCRBY", self._keys.epoch, 0)
+        answer_bytes = _SHOWN_ENTRIES * self._longest_bytes
+        sent = [write, show]
+        _, reply, *replies = await self._journal.call_many(sent, then=waiting.commands, answer_bytes=answer_bytes)
+        await self._replicas.check(waiting, replies, self._journal)
+        self._is_unconfirmed = False
+        return reply
 
     async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
         command = pack("XRANGE", self._keys.journal, str(first), "+", "COUNT", limit)
@@ -158,7 +170,10 @@ class RedisStore:
             putting(self._keys, records[start : start + RECORDS_AT_ONCE], limits, now_ns)
             for start in range(0, len(records), RECORDS_AT_ONCE)
         ]
-        return sum(await self._side.call_many(commands))
+        waiting = self._replicas.begin()
+        replies = await self._side.call_many(commands, then=waiting.commands)
+        await self._replicas.check(waiting, replies[len(commands) :], self._side)
+        return sum(replies[: len(commands)])
 
     async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:
         asked, ends = list(tenants), list[float | None]()
@@ -190,11 +205,6 @@ class RedisStore:
 def _head(num_words: int, *words: str) -> bytes:
     """The part of a command that is always the same."""
     return pack(*words).replace(b"*%d" % len(words), b"*%d" % num_words)
-
-
-def _info(reply: bytes) -> dict[str, str]:
-    lines = reply.decode().splitlines()
-    return dict(line.partition(":")[::2] for line in lines if ":" in line)
 
 
 def _entry_id(name: bytes) -> EntryId:

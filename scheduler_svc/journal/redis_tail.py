@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from scheduler_svc.journal.keys import Keys
-from scheduler_svc.journal.redis_link import RedisLink, pack
+from scheduler_svc.journal.links import open_link
+from scheduler_svc.journal.redis_link import pack
 from scheduler_svc.journal.redis_store import stored_entry
 from scheduler_svc.journal.store import EntryId, StoredEntry
 
@@ -17,7 +18,7 @@ class RedisTail:
     def __init__(self, url: str, *, deployment: str = "default") -> None:
         """Take the address. Raises StoreConfigurationError or ValueError if it or the deployment is malformed."""
         self._journal = Keys.of(deployment).journal
-        self._link = RedisLink(url, timeout_s=_TIMEOUT_S, repeatable=False)
+        self._link = open_link(url, [self._journal], timeout_s=_TIMEOUT_S, repeatable=False)
 
     async def read_after(self, last: EntryId, limit: int) -> Sequence[StoredEntry]:
         """Up to `limit` entries behind `last`; none if none has come for a while. Raises StoreUnavailableError."""

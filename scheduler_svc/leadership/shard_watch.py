@@ -49,17 +49,17 @@ class ShardWatch:
 
     async def run(self) -> None:
         """Look at every shard again and again, until cancelled."""
-        is_told = False
+        unseen: list[int] = []
         while True:
+            was_unseen = unseen
             try:
-                await self._look()
+                unseen, reason = await self._look()
             except StoreUnavailableError as error:
-                if not is_told:
-                    log.warning("shards not seen", reason=error.message)
-                is_told = True
-                self._free_since_s = [None] * len(self.shards)
-            else:
-                is_told = False
+                unseen, reason = list(range(len(self.shards))), error.message
+            if unseen and unseen != was_unseen:
+                log.warning("shards not seen", shards=unseen, reason=reason)
+            for number in unseen:
+                self._free_since_s[number] = None
             self._was_read.set()
             await asyncio.sleep(look_every_s(len(self.shards)))
 
@@ -94,18 +94,25 @@ class ShardWatch:
             for shard, since_s in zip(self.shards, self._free_since_s, strict=True)
         ]
 
-    async def _look(self) -> None:
-        """Look at every shard once. Raises StoreUnavailableError, and then has recorded nothing."""
-        readings = await self._reader.read_shards(4 * self._lease_ms)
-        seen = [_shard_of(number, each) for number, each in enumerate(readings)]
+    async def _look(self) -> tuple[list[int], str]:
+        """Look at every shard once. Returns those that were not seen, whose part of the store did not answer, and why.
+
+        Raises StoreUnavailableError if that holds for all, and then has recorded nothing.
+        """
+        answers = list(enumerate(await self._reader.read_shards(4 * self._lease_ms)))
+        readings = {number: each for number, each in answers if isinstance(each, ShardReading)}
+        errors = {number: each.message for number, each in answers if isinstance(each, StoreUnavailableError)}
+        seen = [_shard_of(number, each) for number, each in readings.items()]
         changed = [each for each in seen if each.cache_version != self.cached[each.number].version]
         with_content = [each.number for each in changed if each.cache_version]
         content = await self._reader.read_cached(with_content) if with_content else []
         cached = _cached_of(changed, content)
-        for shard, reading in zip(seen, readings, strict=True):
+        for shard in seen:
+            reading = readings[shard.number]
             self._standbys[shard.number] = reading.standbys
             self._record_freedom(shard.number, is_free=reading.held is None)
             self._set(shard, cached.get(shard.number, self.cached[shard.number]))
+        return list(errors), next(iter(errors.values()), "")
 
     def _record_freedom(self, number: int, *, is_free: bool) -> None:
         if not is_free:
@@ -137,15 +144,21 @@ def _shard_of(number: int, reading: ShardReading) -> pb.Shard:
     return seen
 
 
-def _cached_of(shards: Sequence[pb.Shard], content: Sequence[bytes]) -> dict[int, pb.CachedBeginnings]:
-    """Summary of each of these shards; `content` of those that have something cached, in their order."""
+def _cached_of(shards: Sequence[pb.Shard], content: Sequence[bytes | None]) -> dict[int, pb.CachedBeginnings]:
+    """Summary of each of these shards; `content` of those that have something cached, in their order.
+
+    Without those whose content could not be read.
+    """
     contents = iter(content)
-    cached = {shard.number: pb.CachedBeginnings() for shard in shards}
+    cached: dict[int, pb.CachedBeginnings] = {}
     for shard in shards:
-        if shard.cache_version:
-            try:
-                cached[shard.number].ParseFromString(next(contents))
-            except DecodeError:
-                cached[shard.number].Clear()
+        found = next(contents) if shard.cache_version else b""
+        if found is None:
+            continue
+        cached[shard.number] = pb.CachedBeginnings()
+        try:
+            cached[shard.number].ParseFromString(found)
+        except DecodeError:
+            cached[shard.number].Clear()
         cached[shard.number].shard = shard.number
     return cached

@@ -19,10 +19,6 @@ class ChaosStore(ValkeyProcess):
         return self
 
     @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
     def folder(self) -> Path:
         """Folder of its files."""
         return self._folder

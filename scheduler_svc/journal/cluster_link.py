@@ -1,0 +1,238 @@
+"""Link to a cluster of Redis or Valkey: each command goes to the node that has its keys, wherever that is by now.
+
+Does for a cluster what RedisLink does for one server, by one RedisLink for each node. Knows slots and redirections,
+and nothing of what the commands do.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from redis.crc import key_slot
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+
+from scheduler_svc.journal.redis_link import Packed, RedisLink, pack, refusing, replies_or_refusal
+from scheduler_svc.journal.slot_map import SlotMap, SlotNodes, address_of
+from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
+from scheduler_svc.journal.store_url import ClusterUrl, NodeAddress
+
+_MOST_HOPS = 16  # of one call
+_TRY_AGAIN_S = 0.02  # while keys that belong together are on two nodes
+_REDIRECTIONS = (AskError, ClusterDownError, TryAgainError)  # MovedError is an AskError
+_ASKING = pack("ASKING")
+_SLOTS = pack("CLUSTER", "SLOTS")
+
+Batch = Sequence[Packed]
+Answer = list[Any] | StoreUnavailableError
+
+
+class ClusterLink:
+    """Commands whose keys have one of a few hash tags, in one slot each.
+
+    A node that refuses a command because its keys are elsewhere has not done it, so the command is sent there. After
+    a node has failed, others are asked in turn who has its slots now. The map is this link's own: it changes only
+    while one of its calls is under way.
+    """
+
+    def __init__(
+        self, url: str, keys: Sequence[str], *, timeout_s: float, repeatable: bool, reports_moves: bool = False
+    ) -> None:
+        """Take the addresses.
+
+        Args:
+            url: redis+cluster:// or rediss+cluster://.
+            keys: one key of each slot.
+            timeout_s: of each node that is asked.
+            repeatable: a command whose node failed is sent once more.
+            reports_moves: a call whose slot is at another node now fails, and the next one goes there. For who writes
+                in order: the other node may lack what this one had acknowledged.
+
+        Raises StoreConfigurationError if the URL is malformed.
+        """
+        try:
+            self._url = ClusterUrl.parse(url)
+        except ValueError as error:
+            raise StoreConfigurationError(str(error)) from error
+        self._slots = [key_slot(key.encode()) for key in keys]
+        self._map = SlotMap(self._slots, self._url.seeds)
+        self._timeout_s = timeout_s
+        self._attempts = 2 if repeatable else 1
+        self._reports_moves = reports_moves
+        self._links: dict[NodeAddress, RedisLink] = {}
+
+    async def call(self, command: Packed, *, answer_bytes: int = 0) -> Any:
+        """Sends one command and returns its reply, which may have so many bytes."""
+        return (await self.call_many([command], answer_bytes=answer_bytes))[0]
+
+    async def call_many(self, commands: Batch, *, then: Batch = (), answer_bytes: int = 0) -> list[Any]:
+        """Sends commands of the first slot, and `then` right behind them on the same connection.
+
+        Raises the first refusal after reading every reply; StoreUnavailableError, too, if the commands are done on two
+        nodes, so that `then` would concern one of them alone.
+        """
+        for attempt in range(self._attempts):
+            try:
+                replies = await self._call_owner(commands, then, answer_bytes)
+                break
+            except StoreUnavailableError as error:
+                if attempt + 1 == self._attempts or isinstance(error, StoreConfigurationError):
+                    raise
+        return refusing(replies)
+
+    async def call_each(self, batches: Sequence[Batch]) -> list[Answer]:
+        """Sends a batch for each slot, those of one node together, all nodes at once.
+
+        Returns the replies of each batch, or why it has none: a node that fails concerns its own slots alone.
+        """
+        answers: dict[int, Answer] = {number: [] for number, batch in enumerate(batches) if not batch}
+        asked = [number for number, batch in enumerate(batches) if batch]
+        known = [number for number in asked if self._map.owner(self._slots[number]) is not None]
+        unknown = [number for number in asked if self._map.owner(self._slots[number]) is None]
+        await asyncio.gather(self._call_nodes(known, batches, answers), self._find_nodes(unknown, batches, answers))
+        return [answers[number] for number in range(len(batches))]
+
+    async def call_nodes(self, commands: Batch) -> dict[str, Answer]:
+        """Sends commands without keys to the primary and the replicas of the first slot; answers by address."""
+        if self._map.owner(self._slots[0]) is None:
+            await self._learn()
+        nodes = self._map.nodes_of(self._slots[0])
+        answers = await asyncio.gather(*(self._ask(node, commands) for node in nodes), return_exceptions=True)
+        await self._close_unused()
+        found: dict[str, Answer] = {}
+        for node, answer in zip(nodes, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, StoreUnavailableError):
+                raise answer
+            found[str(node)] = answer if isinstance(answer, StoreUnavailableError) else replies_or_refusal(answer)
+        return found
+
+    async def close(self) -> None:
+        """Drops every connection; a later command connects again."""
+        for link in self._links.values():
+            await link.close()
+        self._links.clear()
+
+    async def _call_owner(self, commands: Batch, then: Batch, answer_bytes: int) -> list[Any]:
+        """Replies, refusals among them. Raises StoreUnavailableError."""
+        slot = self._slots[0]
+        if self._map.owner(slot) is None:
+            await self._learn()
+        node = self._owner(slot)
+        replies = await self._ask(node, [*commands, *then], answer_bytes)
+        if any(isinstance(reply, _REDIRECTIONS) for reply in replies):
+            return await self._redirect(slot, node, commands, then, replies)
+        return replies
+
+    async def _find_nodes(self, numbers: Sequence[int], batches: Sequence[Batch], answers: dict[int, Answer]) -> None:
+        """Ask for the nodes of these batches, and send them."""
+        if not numbers:
+            return
+        try:
+            await self._learn()
+        except StoreUnavailableError as error:
+            answers.update(dict.fromkeys(numbers, error))
+        else:
+            await self._call_nodes(numbers, batches, answers)
+
+    async def _call_nodes(self, numbers: Sequence[int], batches: Sequence[Batch], answers: dict[int, Answer]) -> None:
+        """Send the batches of these numbers to the nodes of their slots."""
+        numbers_of: dict[NodeAddress, list[int]] = defaultdict(list)
+        for number in numbers:
+            try:
+                numbers_of[self._owner(self._slots[number])].append(number)
+            except StoreUnavailableError as error:
+                answers[number] = error
+        await asyncio.gather(*(self._call_node(node, of, batches, answers) for node, of in numbers_of.items()))
+
+    async def _call_node(
+        self, node: NodeAddress, numbers: Sequence[int], batches: Sequence[Batch], answers: dict[int, Answer]
+    ) -> None:
+        try:
+            replies = iter(await self._ask(node, [command for number in numbers for command in batches[number]]))
+        except StoreUnavailableError as error:
+            answers.update(dict.fromkeys(numbers, error))
+            return
+        for number in numbers:
+            own = [next(replies) for _ in batches[number]]
+            try:
+                own = await self._redirect(self._slots[number], node, batches[number], (), own)
+            except StoreUnavailableError as error:
+                answers[number] = error
+            else:
+                answers[number] = replies_or_refusal(own)
+
+    async def _redirect(
+        self, slot: int, node: NodeAddress, commands: Batch, then: Batch, replies: list[Any]
+    ) -> list[Any]:
+        """Send what was refused to where it belongs, until nothing is. Raises StoreUnavailableError."""
+        replies = list(replies)
+        for _ in range(_MOST_HOPS):
+            refused = [i for i in range(len(commands)) if isinstance(replies[i], _REDIRECTIONS)]
+            if not refused:
+                return replies
+            if then and len(refused) < len(commands):
+                raise StoreUnavailableError(f"{node}: slot {slot} is being moved to another node")
+            reason = replies[refused[0]]
+            alike = [i for i in refused if (type(replies[i]), str(replies[i])) == (type(reason), str(reason))]
+            prefix, node = await self._next_node(slot, node, reason)
+            sent = [part for i in alike for part in (*prefix, commands[i])]
+            more = await self._ask(node, [*sent, *then])
+            for position, i in enumerate(alike):
+                replies[i] = more[(position + 1) * (len(prefix) + 1) - 1]
+            replies[len(commands) :] = more[len(sent) :]
+        raise StoreUnavailableError(f"{node}: redirected {_MOST_HOPS} times, for slot {slot}")
+
+    async def _next_node(
+        self, slot: int, node: NodeAddress, reason: ResponseError
+    ) -> tuple[tuple[Packed, ...], NodeAddress]:
+        """Node to send to after a redirection, and what to send before each command."""
+        if isinstance(reason, MovedError):
+            target = address_of(reason.host, reason.port, node)
+            self._map.record_move(slot, target)
+            await self._close_unused()
+            if self._reports_moves:
+                raise StoreUnavailableError(f"{node}: slot {slot} was moved to {target}")
+            return (), target
+        if isinstance(reason, AskError):
+            return (_ASKING,), address_of(reason.host, reason.port, node)
+        if isinstance(reason, TryAgainError):
+            await asyncio.sleep(_TRY_AGAIN_S)
+            return (), node
+        self._map.record_failure(node)
+        raise StoreUnavailableError(f"{node}: the cluster is down: {reason}")
+
+    async def _learn(self) -> None:
+        """Ask a node which node has which slot. Raises StoreUnavailableError."""
+        node = self._map.next_to_ask()
+        (reply,) = await self._ask(node, [_SLOTS])
+        if isinstance(reply, ResponseError):
+            if "cluster support disabled" in str(reply):
+                raise StoreConfigurationError(f"{node} is no cluster: write redis:// instead of redis+cluster://")
+            refusing([reply])
+        self._map.learn(SlotNodes.parse(item, node) for item in reply)
+        await self._close_unused()
+
+    def _owner(self, slot: int) -> NodeAddress:
+        owner = self._map.owner(slot)
+        if owner is None:
+            raise StoreUnavailableError(f"no node of the cluster has slot {slot}")
+        return owner
+
+    async def _ask(self, node: NodeAddress, commands: Batch, answer_bytes: int = 0) -> list[Any]:
+        """Replies of a node, refusals among them. Raises StoreUnavailableError, which names the node."""
+        link = self._links.get(node)
+        if link is None:
+            link = self._links[node] = RedisLink(self._url.of(node), timeout_s=self._timeout_s, repeatable=False)
+        try:
+            return await link.exchange(commands, answer_bytes=answer_bytes)
+        except StoreUnavailableError as error:
+            self._map.record_failure(node)
+            raise type(error)(f"{node}: {error.message}") from error
+
+    async def _close_unused(self) -> None:
+        """Drop connections to nodes that have none of our slots, unless another call waits there."""
+        unused: Iterable[NodeAddress] = [
+            node for node, link in self._links.items() if not link.is_busy and not self._map.owns_any(node)
+        ]
+        for node in unused:
+            await self._links.pop(node).close()

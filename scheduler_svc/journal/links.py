@@ -1,0 +1,42 @@
+"""Choice of a link to the store by its URL: to one server, or to a cluster."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from scheduler_svc.journal.cluster_link import ClusterLink
+from scheduler_svc.journal.redis_link import Packed, RedisLink
+from scheduler_svc.journal.store import StoreUnavailableError
+from scheduler_svc.journal.store_url import is_cluster
+
+
+class StoreLink(Protocol):
+    """Commands of one shard, or of several, for the store. RedisLink and ClusterLink have the details."""
+
+    async def call(self, command: Packed, *, answer_bytes: int = 0) -> Any:
+        """Send one command and return its reply."""
+
+    async def call_many(
+        self, commands: Sequence[Packed], *, then: Sequence[Packed] = (), answer_bytes: int = 0
+    ) -> list[Any]:
+        """Send commands of one shard, `then` behind them on the same connection; return all replies."""
+
+    async def call_each(self, batches: Sequence[Sequence[Packed]]) -> list[list[Any] | StoreUnavailableError]:
+        """Send a batch for each shard; return the replies of each, or why it has none."""
+
+    async def call_nodes(self, commands: Sequence[Packed]) -> dict[str, list[Any] | StoreUnavailableError]:
+        """Send commands without keys to every node that keeps the first shard; return the answers by address."""
+
+    async def close(self) -> None:
+        """Drop every connection."""
+
+
+def open_link(
+    url: str, keys: Sequence[str], *, timeout_s: float, repeatable: bool, reports_moves: bool = False
+) -> StoreLink:
+    """Make a link, which connects when it is used. Raises StoreConfigurationError if the URL is malformed.
+
+    `keys`: one of each shard. The other arguments are those of ClusterLink.
+    """
+    if is_cluster(url):
+        return ClusterLink(url, keys, timeout_s=timeout_s, repeatable=repeatable, reports_moves=reports_moves)
+    return RedisLink(url, timeout_s=timeout_s, repeatable=repeatable)

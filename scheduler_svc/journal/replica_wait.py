@@ -1,0 +1,83 @@
+"""Wait for replicas: an entry counts as written once as many replicas have it as there are, up to a number.
+
+A replica that is gone is not waited for, so that the journal goes on after a failover; one that is only cut off still
+counts as there, so that a primary which is cut off from all others acknowledges nothing that they may never get.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import structlog
+
+from scheduler_svc.journal.links import StoreLink
+from scheduler_svc.journal.redis_link import Packed, pack
+from scheduler_svc.journal.store import StoreUnavailableError
+
+log = structlog.get_logger()
+
+LONGEST_LAG_S = 20  # a replica that was silent for longer is gone; a primary that is cut off ends serving before
+_LOOK_AGAIN_S = 1.0
+_INFO = pack("INFO", "replication")
+
+
+class Waiting(NamedTuple):
+    """Commands to send behind a write, and how many replicas must answer."""
+
+    commands: list[Packed]
+    expected: int
+
+
+class ReplicaWait:
+    """Owned by the loop's thread.
+
+    `wanted`: replicas that must have an entry, if there are so many; `expected`: those that must, as far as is known.
+    """
+
+    def __init__(self, wanted: int, timeout_s: float) -> None:
+        """`timeout_s`: for which a node may wait for its replicas."""
+        self.wanted = wanted
+        self._timeout_ms = round(timeout_s * 1000)
+        self.expected = wanted
+        self._looked_s = 0.0
+
+    def begin(self) -> "Waiting":
+        """Make the commands to send behind a write."""
+        commands = [pack("WAIT", self.expected, self._timeout_ms)] if self.expected else []
+        if self.expected < self.wanted and time.monotonic() > self._looked_s + _LOOK_AGAIN_S:
+            commands.append(_INFO)
+        return Waiting(commands, self.expected)
+
+    async def check(self, waiting: "Waiting", replies: Sequence[Any], link: StoreLink) -> None:
+        """Return if the replicas have the write. Raises StoreUnavailableError.
+
+        `replies`: to the commands of `waiting`; `link`: asks the same node how many replicas it has, if too few answer.
+        """
+        num_with = replies[0] if waiting.expected else 0
+        if len(replies) > bool(waiting.expected):
+            self.learn(replies[-1])
+        if num_with >= waiting.expected:
+            return
+        self.learn(await link.call(_INFO))
+        if num_with < self.expected:
+            raise StoreUnavailableError(f"{num_with} of {self.expected} replicas have answered for what was written")
+
+    def learn(self, info: bytes) -> None:
+        """Learn how many replicas there are, from a node's INFO replication."""
+        self._looked_s = time.monotonic()
+        num_there = num_replicas(info)
+        expected = min(self.wanted, num_there)
+        if expected < self.expected:
+            log.warning("the journal waits for fewer replicas, since the node has no more", replicas=expected)
+        elif expected > self.expected:
+            log.info("the journal waits for more replicas again", replicas=expected)
+        self.expected = expected
+
+
+def num_replicas(info: bytes) -> int:
+    """Replicas that follow a node, by its INFO replication, without those that have been silent for long."""
+    lines = [line.partition(b":")[::2] for line in info.splitlines()]
+    replicas = [dict(part.partition(b"=")[::2] for part in value.split(b",")) for _, value in lines if b"state=" in value]
+    return sum(
+        replica[b"state"] == b"online" and int(replica.get(b"lag", b"0")) <= LONGEST_LAG_S for replica in replicas
+    )
