@@ -118,6 +118,12 @@ class ValkeyCluster:
         (found,) = [node for node in replicas if b"master_port:%b\r" % primary in node.command("INFO", "replication")]
         return found
 
+    def move(self, shard: int, target: ClusterNode) -> None:
+        """Move a shard's slot."""
+        self.begin_move(shard, target)
+        self.move_keys(shard, target)
+        self.end_move(shard, target)
+
     def begin_move(self, shard: int, target: ClusterNode) -> None:
         """Begin to move a shard's slot in the way of all versions: key by key, by `move_keys`, until `end_move`."""
         slot, source = str(self._slots[shard]), self.primary_of(shard)

@@ -180,7 +180,7 @@ class ClusterLink:
             for position, i in enumerate(alike):
                 replies[i] = more[(position + 1) * (len(prefix) + 1) - 1]
             replies[len(commands) :] = more[len(sent) :]
-        raise StoreUnavailableError(f"{node}: redirected {_MOST_HOPS} times, for slot {slot}")
+        raise StoreUnavailableError(f"{node}: the keys of slot {slot} are not at one node now: {reason}")
 
     async def _next_node(
         self, slot: int, node: NodeAddress, reason: ResponseError

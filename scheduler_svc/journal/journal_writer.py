@@ -87,6 +87,7 @@ class JournalWriter:
         self._latest_epoch = 0  # of any leader that was seen in the journal
         self._familiar_epochs: set[int] = set()  # ours, and those that were read
         self._is_whole = True  # the store has each entry that it acknowledged, as far as is known
+        self._is_sure = True  # it has the last one, since no command has failed after it
         self._whole_s = time.monotonic()  # when the journal was last found as we left it
         self._give_up = asyncio.Event()
 
@@ -125,7 +126,7 @@ class JournalWriter:
         start = pb.LeaderStart(leader_id=self._leader_id, started_unix_ns=time.time_ns(), says_all_again=says_all_again)
         payload = pb.JournalEntry(leader_start=start).SerializeToString()
         await self._store.append(EntryId(epoch, 0), payload, create=last is None)
-        self.epoch, self.last_id = epoch, EntryId(epoch, 0)
+        self.epoch, self.last_id, self._is_sure = epoch, EntryId(epoch, 0), True
         self._latest_epoch = max(self._latest_epoch, epoch)
         self._familiar_epochs.add(epoch)
         self.num_entries += 1
@@ -155,6 +156,8 @@ class JournalWriter:
         entry_id = EntryId(self.epoch, self.last_id.seq + 1)
         pauses = growing_pauses()
         is_there = may_be_there = False
+        if not self._is_sure:  # another server may answer by now, which would take this entry without those before it
+            await self._has_arrived(entry_id, may_be_there=False)
         while not is_there:
             try:
                 self.num_commands += 1
@@ -288,6 +291,7 @@ class JournalWriter:
         if last is None or last < self.last_id:
             log.error("the store lost acknowledged entries", last=str(last), acknowledged=str(self.last_id))
             raise JournalLostError(f"the store has the journal up to {last}, and had acknowledged {self.last_id}")
+        self._is_sure = True
 
     async def _last_id(self) -> EntryId | None:
         return await self._until_answered(self._store.last_entry_id)
@@ -301,6 +305,7 @@ class JournalWriter:
                 with self.health.asking():
                     return await ask()
             except StoreUnavailableError as error:
+                self._is_sure = False
                 self.health.record_trouble(error.message)
                 await self._pause(next(pauses))
 

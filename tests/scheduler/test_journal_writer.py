@@ -22,6 +22,7 @@ class WatchedStore(MemoryStore):
         super().__init__()
         self.is_away = False
         self.num_counts = 0
+        self.loses_on_read = 0  # entries, with the next read, which fails
         self.urgent_reads: list[bool] = []
 
     async def next_epoch(self) -> int:
@@ -35,6 +36,10 @@ class WatchedStore(MemoryStore):
 
     async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
         self.urgent_reads.append(is_urgent)
+        if num_lost := self.loses_on_read:
+            self.loses_on_read = 0
+            await lose_end(self, num_lost)
+            raise StoreUnavailableError("replaced")
         return await super().read_entries(first, limit)
 
     def _check(self) -> None:
@@ -89,6 +94,21 @@ async def test_a_look_back_is_as_urgent_as_an_entry() -> None:
         store.urgent_reads.clear()
         await journal.admit(admission(2))
         assert store.urgent_reads == [True]
+
+
+async def test_an_entry_is_not_put_behind_a_gap_where_the_store_was_replaced_during_a_look_back() -> None:
+    store = WatchedStore()
+    async with running_journal(store, probe_every_s=0.0) as journal:
+        for sequence in (1, 2, 3):
+            await journal.admit(admission(sequence))
+        store.loses_on_read = 1  # the last entry; what is looked back at is the one before
+        await journal.admit(admission(4))
+        assert store.loses_on_read == 0 and journal.stats.num_recreated == 1
+        stored = await store.read_entries(JOURNAL_START, 99)
+        entries = [pb.JournalEntry.FromString(each.payload or b"") for each in stored]
+        again = entries[max(number for number, entry in enumerate(entries) if entry.HasField("leader_start")) :]
+        restated = [each.admission.sequence for entry in again for each in entry.restatements]
+        assert restated == [1, 2, 3] and [each.sequence for each in again[-1].admissions] == [4]
 
 
 async def test_the_store_is_degraded_until_all_that_lives_is_restated() -> None:
