@@ -28,11 +28,17 @@ class ClusterNode(ValkeyProcess):
     def __init__(self, *, node_timeout_ms: int) -> None:
         self.address = free_address()
         self._bus = free_address()
-        port, bus = self.address.rpartition(":")[2], self._bus.rpartition(":")[2]
-        options = ("--cluster-enabled", "yes", "--cluster-port", bus, "--cluster-node-timeout", str(node_timeout_ms))
-        options += ("--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0")
-        options += ("--repl-diskless-sync-delay", "0", "--cluster-allow-replica-migration", "no")
-        super().__init__(port=int(port), options=options)
+        options = {
+            "--cluster-enabled": "yes",
+            "--cluster-port": self._bus.rpartition(":")[2],
+            "--cluster-node-timeout": str(node_timeout_ms),
+            "--cluster-require-full-coverage": "no",  # what is left goes on
+            "--cluster-replica-validity-factor": "0",  # a replica takes over however long it was without its primary
+            "--cluster-allow-replica-migration": "no",
+            "--repl-diskless-sync-delay": "0",
+        }
+        words = [word for option in options.items() for word in option]
+        super().__init__(port=int(self.address.rpartition(":")[2]), options=words)
 
     def meet(self, other: "ClusterNode") -> None:
         """Introduce another node."""
@@ -123,6 +129,17 @@ class ValkeyCluster:
         self.begin_move(shard, target)
         self.move_keys(shard, target)
         self.end_move(shard, target)
+
+    def move_at_once(self, shard: int, target: ClusterNode) -> None:
+        """Move a shard's slot in the way of Valkey 9, which moves it as a whole."""
+        slot, source = str(self._slots[shard]), self.primary_of(shard)
+        source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.node_id)
+        self.until(lambda: self._slots[shard] not in source.slots() and self._slots[shard] in target.slots())
+
+    def until_taken_over(self, shard: int) -> None:
+        """Return when a living node has the slot of a shard: when a replica has followed its dead primary."""
+        slot = self._slots[shard]
+        self.until(lambda: any(slot in node.slots() for node in self.nodes if node.is_running and node.is_primary))
 
     def begin_move(self, shard: int, target: ClusterNode) -> None:
         """Begin to move a shard's slot in the way of all versions: key by key, by `move_keys`, until `end_move`."""

@@ -33,7 +33,7 @@ class Watched:
             yield chunk
 
 
-async def until_more_has_come(watched: Watched, runs: Sequence["asyncio.Task[quire.Completion]"]) -> None:
+async def until_more_has_come(watched: Watched, runs: Sequence["asyncio.Task[object]"]) -> None:
     """Returns when 300 more tokens have come; raises what ended a run early."""
     enough = watched.num_tokens + 300
     async with asyncio.timeout(patient(60)):
