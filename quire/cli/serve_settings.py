@@ -58,7 +58,7 @@ _KNOWN_VARIABLES = {
 _HINTS = {
     "http": "write host:port, with a port of at most 65535, such as 127.0.0.1:8000",
     "listen": "write host:port, with a port of at most 65535, such as 127.0.0.1:7847",
-    "redis_url": "write redis://host:port/db, rediss://… or unix:///path/to/socket",
+    "redis_url": "write redis://host:port/db, rediss://…, unix:///path/to/socket, or redis+cluster://host:port,host:port",
 }
 
 
@@ -91,8 +91,9 @@ class ServeSettings(Settings):
     )
     redis_url: str | None = Field(
         None,
-        pattern=r"^(rediss?|unix)://",
-        description="Redis or Valkey for the journal; REDIS_URL means the same; absent: an embedded Valkey",
+        pattern=r"^(rediss?(\+cluster)?|unix)://",
+        description="Redis or Valkey for the journal, one server or a cluster; REDIS_URL means the same; absent: an "
+        "embedded Valkey",
     )
     store: Literal["auto", "embedded", "memory"] = Field(
         "auto", description="store of the journal if no URL is given: auto, embedded or memory (not durable)"

@@ -15,7 +15,7 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseErr
 from scheduler_svc.journal.redis_link import Packed, RedisLink, pack, refusing, replies_or_refusal
 from scheduler_svc.journal.slot_map import SlotMap, SlotNodes, address_of
 from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
-from scheduler_svc.journal.store_url import ClusterUrl, NodeAddress
+from quire.store_url import ClusterUrl, NodeAddress
 
 _MOST_HOPS = 16  # of one call
 _TRY_AGAIN_S = 0.02  # while keys that belong together are on two nodes

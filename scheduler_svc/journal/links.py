@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from scheduler_svc.journal.cluster_link import ClusterLink
 from scheduler_svc.journal.redis_link import Packed, RedisLink
 from scheduler_svc.journal.store import StoreUnavailableError
-from scheduler_svc.journal.store_url import is_cluster
+from quire.store_url import is_cluster
 
 
 class StoreLink(Protocol):

@@ -10,7 +10,7 @@ from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import Store, StoreConfigurationError, StoreError
-from scheduler_svc.journal.store_url import CLUSTER_SCHEMES, is_cluster
+from quire.store_url import CLUSTER_SCHEMES, is_cluster
 
 MEMORY_URL = "memory"
 _SCHEMES = ("redis://", "rediss://", "unix://", *(f"{scheme}://" for scheme in CLUSTER_SCHEMES))

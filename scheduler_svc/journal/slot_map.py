@@ -6,7 +6,7 @@ Pure: does no I/O. Nodes are asked in turn, since one that is cut off from the o
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from scheduler_svc.journal.store_url import NodeAddress
+from quire.store_url import NodeAddress
 
 
 class SlotNodes(NamedTuple):

@@ -74,6 +74,22 @@ async def test_what_is_no_store_is_told_by_its_answer(answer: bytes, is_store: b
                 await probe_store(url)
 
 
+async def test_a_cluster_is_there_if_one_of_its_nodes_is() -> None:
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"+PONG\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        await probe_store(f"redis+cluster://u:secret@127.0.0.1:1,127.0.0.1:{port}")
+        with pytest.raises(AddressError, match=r"redis\+cluster://u:\*\*\*@127\.0\.0\.1:1,127\.0\.0\.1:2 cannot be reach"):
+            await probe_store("redis+cluster://u:secret@127.0.0.1:1,127.0.0.1:2")
+    with pytest.raises(AddressError, match="no database numbers") as refused:
+        await probe_store("redis+cluster://u:secret@h:1,g:1/3")
+    assert "secret" not in str(refused.value)
+
+
 async def test_a_store_that_keeps_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cli.supervisor.listen_addresses.PROBE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(AddressError, match="no answer"):

@@ -63,7 +63,8 @@ def test_what_is_printed_settles_the_same_again(tmp_path: Path) -> None:
 def test_the_redis_url_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere:6379")
     assert settled("m")["redis_url"] == "redis://elsewhere:6379"
-    assert settled("m", "--redis-url", "unix:///tmp/s")["redis_url"] == "unix:///tmp/s"
+    for url in ("unix:///tmp/s", "rediss+cluster://a:1,b:2"):
+        assert settled("m", "--redis-url", url)["redis_url"] == url
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.journal.slot_map import SlotMap, SlotNodes, address_of
-from scheduler_svc.journal.store_url import NodeAddress
+from quire.store_url import NodeAddress
 
 NUM_SLOTS = 16384
 NODES = [NodeAddress("10.0.0.1", port) for port in range(7000, 7006)]

@@ -5,6 +5,7 @@ import socket
 from urllib.parse import urlsplit
 
 from quire.redaction import without_passwords
+from quire.store_url import ClusterUrl, is_cluster
 
 PROBE_S = 3.0
 REDIS_PORT = 6379
@@ -58,16 +59,29 @@ def dial_address(listen: str) -> str:
 
 
 async def probe_store(url: str) -> None:
-    """Raises AddressError if no store listens at the URL.
+    """Raises AddressError if no store listens at the URL; of a cluster it is enough that one of its nodes does.
 
     Any answer in the Redis protocol is enough: the scheduler reports errors such as a wrong password better.
     """
+    nodes = [url]
+    if is_cluster(url):
+        try:
+            cluster = ClusterUrl.parse(url)
+        except ValueError as error:
+            raise _no_store(url, "cannot be used", str(error)) from None
+        nodes = [cluster.of(seed) for seed in cluster.seeds]
+    faults = [fault for node in nodes if (fault := await _fault_of(node)) is not None]
+    if len(faults) == len(nodes):
+        raise _no_store(url, *faults[0])
+
+
+async def _fault_of(url: str) -> tuple[str, str] | None:
+    """What is the matter with the URL of one server, and why; None if a store listens there."""
     try:
         parts = urlsplit(url)
         port = parts.port or REDIS_PORT
     except ValueError:  # its message may contain a part of a password
-        why = "it has no valid port; write / ? # and @ of a password as %2F %3F %23 %40"
-        raise _no_store(url, "cannot be used", why) from None
+        return "cannot be used", "it has no valid port; write / ? # and @ of a password as %2F %3F %23 %40"
     try:
         async with asyncio.timeout(PROBE_S):
             if parts.scheme == "unix":
@@ -79,9 +93,8 @@ async def probe_store(url: str) -> None:
             finally:
                 writer.close()
     except (OSError, TimeoutError, ValueError) as error:
-        raise _no_store(url, "cannot be reached", str(error) or "no answer") from error
-    if not speaks:
-        raise _no_store(url, "cannot be used", "what listens there is neither Redis nor Valkey")
+        return "cannot be reached", str(error) or "no answer"
+    return None if speaks else ("cannot be used", "what listens there is neither Redis nor Valkey")
 
 
 async def _speaks_redis(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio.connection import parse_url
 
-from scheduler_svc.journal.store_url import ClusterUrl, NodeAddress, is_cluster
+from quire.store_url import ClusterUrl, NodeAddress, is_cluster
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?(\.[a-z0-9]{1,5})?", fullmatch=True)
 addresses = st.builds(NodeAddress, names, st.integers(1, 65535))
