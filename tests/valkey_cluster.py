@@ -103,13 +103,18 @@ class ValkeyCluster:
         self.until(self.is_well)
 
     def is_well(self) -> bool:
-        """True if all living nodes serve all slots, and every living replica follows its primary."""
-        return all(
-            b"cluster_state:ok" in node.command("CLUSTER", "INFO")
-            and (node.is_primary or b"master_link_status:up" in node.command("INFO", "replication"))
-            for node in self.nodes
-            if node.is_running
+        """True if all living nodes serve, and every living replica follows its primary, as all of them know."""
+        living = [node for node in self.nodes if node.is_running]
+        replicas = [node for node in living if not node.is_primary]
+        return all(b"cluster_state:ok" in node.command("CLUSTER", "INFO") for node in living) and all(
+            b"master_link_status:up" in replica.command("INFO", "replication")
+            and all(_sees_replica(node, replica) for node in living)
+            for replica in replicas
         )
+
+    def slot_of(self, shard: int) -> int:
+        """Slot of a shard's keys."""
+        return self._slots[shard]
 
     def primary_of(self, shard: int) -> ClusterNode:
         """Living node that has the slot of a shard, as it says itself."""
@@ -136,10 +141,14 @@ class ValkeyCluster:
         source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.node_id)
         self.until(lambda: self._slots[shard] not in source.slots() and self._slots[shard] in target.slots())
 
-    def until_taken_over(self, shard: int) -> None:
-        """Return when a living node has the slot of a shard: when a replica has followed its dead primary."""
+    def until_taken_over(self, shard: int, *, without: ClusterNode | None = None) -> None:
+        """Return when a living node has the slot of a shard: when a replica has followed its dead primary.
+
+        `without`: one that is frozen, and is not asked.
+        """
         slot = self._slots[shard]
-        self.until(lambda: any(slot in node.slots() for node in self.nodes if node.is_running and node.is_primary))
+        others = [node for node in self.nodes if node is not without]
+        self.until(lambda: any(node.is_running and node.is_primary and slot in node.slots() for node in others))
 
     def begin_move(self, shard: int, target: ClusterNode) -> None:
         """Begin to move a shard's slot in the way of all versions: key by key, by `move_keys`, until `end_move`."""
@@ -169,7 +178,7 @@ class ValkeyCluster:
         """Wait for something that nobody tells. Raises AssertionError if it takes too long."""
         give_up_at = time.monotonic() + patient(_FORM_TIMEOUT_S)
         while not is_so():
-            assert time.monotonic() < give_up_at, [node.command("CLUSTER", "NODES") for node in self.nodes]
+            assert time.monotonic() < give_up_at, "the cluster is not as it should be by now"
             time.sleep(0.02)
 
     def close(self) -> None:
@@ -200,3 +209,8 @@ class ValkeyCluster:
         node = ClusterNode(node_timeout_ms=self._node_timeout_ms)
         self._stack.callback(node.close)
         return node
+
+
+def _sees_replica(node: ClusterNode, replica: ClusterNode) -> bool:
+    lines = [line.split() for line in node.command("CLUSTER", "NODES").split(b"\n")]
+    return any(b"slave" in words[2] and b"fail" not in words[2] for words in lines if replica.node_id.encode() in words)

@@ -12,10 +12,10 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
+from quire.store_url import ClusterUrl, NodeAddress
 from scheduler_svc.journal.redis_link import Packed, RedisLink, pack, refusing, replies_or_refusal
 from scheduler_svc.journal.slot_map import SlotMap, SlotNodes, address_of
 from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
-from quire.store_url import ClusterUrl, NodeAddress
 
 _MOST_HOPS = 16  # of one call
 _TRY_AGAIN_S = 0.02  # while keys that belong together are on two nodes
@@ -48,12 +48,9 @@ class ClusterLink:
             reports_moves: a call whose slot is at another node now fails, and the next one goes there. For who writes
                 in order: the other node may lack what this one had acknowledged.
 
-        Raises StoreConfigurationError if the URL is malformed.
+        Raises ValueError if the URL is malformed, with nothing of it in the message.
         """
-        try:
-            self._url = ClusterUrl.parse(url)
-        except ValueError as error:
-            raise StoreConfigurationError(str(error)) from error
+        self._url = ClusterUrl.parse(url)
         self._slots = [key_slot(key.encode()) for key in keys]
         self._map = SlotMap(self._slots, self._url.seeds)
         self._timeout_s = timeout_s

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from quire.redaction import has_password, without_passwords
+from quire.store_url import is_cluster
 from scheduler_svc.journal.cluster_link import ClusterLink
 from scheduler_svc.journal.redis_link import Packed, RedisLink
-from scheduler_svc.journal.store import StoreUnavailableError
-from quire.store_url import is_cluster
+from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
 
 
 class StoreLink(Protocol):
@@ -37,6 +38,11 @@ def open_link(
 
     `keys`: one of each shard. The other arguments are those of ClusterLink.
     """
-    if is_cluster(url):
-        return ClusterLink(url, keys, timeout_s=timeout_s, repeatable=repeatable, reports_moves=reports_moves)
-    return RedisLink(url, timeout_s=timeout_s, repeatable=repeatable)
+    try:
+        if is_cluster(url):
+            return ClusterLink(url, keys, timeout_s=timeout_s, repeatable=repeatable, reports_moves=reports_moves)
+        return RedisLink(url, timeout_s=timeout_s, repeatable=repeatable)
+    except ValueError as error:
+        may_show = has_password(url) and not is_cluster(url)  # a part of it
+        why = "it has no valid port or database number" if may_show else str(error)
+        raise StoreConfigurationError(f"store {without_passwords(url)!r} cannot be used: {why}") from None

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from quire.redaction import has_password, without_passwords
+from quire.redaction import without_passwords
+from quire.store_url import CLUSTER_SCHEMES, is_cluster
 from scheduler_svc.journal.leases import Leases, ShardLeases, ShardReader
 from scheduler_svc.journal.memory_leases import MemoryLeases
 from scheduler_svc.journal.memory_store import MemoryStore
@@ -10,7 +11,6 @@ from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import Store, StoreConfigurationError, StoreError
-from quire.store_url import CLUSTER_SCHEMES, is_cluster
 
 MEMORY_URL = "memory"
 _SCHEMES = ("redis://", "rediss://", "unix://", *(f"{scheme}://" for scheme in CLUSTER_SCHEMES))
@@ -46,8 +46,7 @@ async def open_store(
     try:
         store = RedisStore(url, deployment=deployment, replicas=replicas)
     except ValueError as error:
-        why = "it has no valid port or database number" if has_password(url) else str(error)  # may show a part of it
-        raise StoreConfigurationError(f"store {without_passwords(url)!r} cannot be used: {why}") from None
+        raise StoreConfigurationError(f"store {without_passwords(url)!r} cannot be used: {error}") from None
     try:
         await store.connect(patience_s)
     except StoreError:

@@ -35,7 +35,7 @@ class RedisLink:
     """
 
     def __init__(self, url: str, *, timeout_s: float, repeatable: bool) -> None:
-        """Take the address.
+        """Take the address. Raises ValueError if it is malformed; the message may show a part of it.
 
         Args:
             url: redis://, rediss:// or unix://.
@@ -118,10 +118,7 @@ def pack(*words: bytes | str | int) -> Packed:
 
 
 def _connection_to(url: str) -> AbstractConnection:
-    try:
-        options: dict[str, Any] = dict(parse_url(url))
-    except ValueError as error:
-        raise StoreConfigurationError(str(error)) from error
+    options: dict[str, Any] = dict(parse_url(url))
     kind = options.pop("connection_class", Connection)
     connection: AbstractConnection = kind(**{**options, **_OPTIONS})
     return connection

@@ -77,7 +77,9 @@ class ReplicaWait:
 def num_replicas(info: bytes) -> int:
     """Replicas that follow a node, by its INFO replication, without those that have been silent for long."""
     lines = [line.partition(b":")[::2] for line in info.splitlines()]
-    replicas = [dict(part.partition(b"=")[::2] for part in value.split(b",")) for _, value in lines if b"state=" in value]
+    replicas = [
+        dict(part.partition(b"=")[::2] for part in value.split(b",")) for _, value in lines if b"state=" in value
+    ]
     return sum(
         replica[b"state"] == b"online" and int(replica.get(b"lag", b"0")) <= LONGEST_LAG_S for replica in replicas
     )

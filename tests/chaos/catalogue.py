@@ -3,6 +3,7 @@
 from tests.chaos import (
     client_faults,
     clock_faults,
+    cluster_faults,
     input_faults,
     move_faults,
     overload_faults,
@@ -22,6 +23,7 @@ _BY_THEME = (
     poison_faults,
     scheduler_faults,
     shard_faults,
+    cluster_faults,
     move_faults,
     store_faults,
     slow_store_faults,

@@ -22,9 +22,10 @@ LED_TIMEOUT_S = 60.0
 class Shards:
     """The schedulers by number, and who leads which shard, as their logs say."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, num_shards: int = NUM_SHARDS) -> None:
         self.deployment = deployment
-        self.addresses = (deployment.address, free_address(), free_address())
+        self.num_shards = num_shards
+        self.addresses = (deployment.address, *(free_address() for _ in range(num_shards)))  # with one to spare
         self.schedulers: list[Life] = []
         deployment.worker_scheduler = deployment.client_address = ",".join(self.addresses)
 
@@ -54,14 +55,17 @@ class Shards:
     async def until_led(self) -> None:
         """Wait until every shard has a leader. Raises TimeoutError."""
         async with asyncio.timeout(LED_TIMEOUT_S):
-            while len(self.leaders()) < NUM_SHARDS:  # noqa: ASYNC110 - logs have nobody to tell
+            while len(self.leaders()) < self.num_shards:  # noqa: ASYNC110 - logs have nobody to tell
                 await asyncio.sleep(0.02)
 
 
-async def begin_shards(stage: Stage) -> Shards:
+async def begin_shards(stage: Stage, *, num_shards: int = NUM_SHARDS, store_url: str | None = None) -> Shards:
+    """Begin a deployment of shards; `store_url`: of another store than its own."""
     await stage.reference()
-    flags = ("--shards", str(NUM_SHARDS), "--lease-ms", str(LEASE_MS))
-    shards = Shards(stage.own(scheduler_flags=flags))
+    flags = ("--shards", str(num_shards), "--lease-ms", str(LEASE_MS))
+    deployment = stage.own(scheduler_flags=flags)
+    deployment.store_url = store_url or deployment.store_url
+    shards = Shards(deployment, num_shards)
     await shards.begin()
     return shards
 

@@ -83,7 +83,9 @@ async def test_a_cluster_is_there_if_one_of_its_nodes_is() -> None:
     async with await asyncio.start_server(reply, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
         await probe_store(f"redis+cluster://u:secret@127.0.0.1:1,127.0.0.1:{port}")
-        with pytest.raises(AddressError, match=r"redis\+cluster://u:\*\*\*@127\.0\.0\.1:1,127\.0\.0\.1:2 cannot be reach"):
+        with pytest.raises(
+            AddressError, match=r"redis\+cluster://u:\*\*\*@127\.0\.0\.1:1,127\.0\.0\.1:2 cannot be reach"
+        ):
             await probe_store("redis+cluster://u:secret@127.0.0.1:1,127.0.0.1:2")
     with pytest.raises(AddressError, match="no database numbers") as refused:
         await probe_store("redis+cluster://u:secret@h:1,g:1/3")

@@ -1,6 +1,7 @@
 """The store in a real cluster: redirections while a slot is moved, replicas, a primary that dies, nodes that fail."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -8,10 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.journal.keys import Keys, deployment_of
+from scheduler_svc.journal.leases import Lease, ShardReading
 from scheduler_svc.journal.open_store import open_leases, open_store, open_tail
 from scheduler_svc.journal.redis_leases import RedisShardReader
 from scheduler_svc.journal.redis_store import RedisStore
-from scheduler_svc.journal.leases import Lease, ShardReading
 from scheduler_svc.journal.store import JOURNAL_START, EntryId, StoreConfigurationError, StoreUnavailableError
 from tests.patience import patient
 from tests.scheduler.journal_setup import (
@@ -285,3 +286,45 @@ async def test_nodes_of_a_cluster_are_warned_of_by_their_names(cluster: ValkeyCl
     finally:
         for name, value in (("appendfsync", "always"), ("maxmemory", "0"), ("maxmemory-policy", "noeviction")):
             replica.ask("CONFIG", "SET", name, value)
+
+
+async def test_a_tail_that_waits_goes_on_at_the_node_to_which_its_slot_was_moved(cluster: ValkeyCluster) -> None:
+    source, target = cluster.primary_of(0), other_primary(cluster, 0)
+    tail = open_tail(cluster.url, deployment=NAMES[0])
+    async with store_of(cluster) as store:
+        await store.append(EntryId(1, 0), b"", create=True)
+        assert len(await tail.read_after(JOURNAL_START, 10)) == 1
+        waiting = asyncio.create_task(tail.read_after(EntryId(1, 0), 10))
+        await asyncio.to_thread(cluster.move_at_once, 0, target)
+        assert await waiting == []
+        with pytest.raises(StoreUnavailableError, match="was moved to"):
+            await store.append(EntryId(1, 1), b"")
+        await store.append(EntryId(1, 1), b"")
+        assert [each.entry_id for each in await tail.read_after(EntryId(1, 0), 10)] == [EntryId(1, 1)]
+    await tail.close()
+    await asyncio.to_thread(cluster.move_at_once, 0, source)
+
+
+async def test_the_same_credentials_open_every_node_and_a_wrong_password_is_no_outage(cluster: ValkeyCluster) -> None:
+    for node in cluster.nodes:
+        node.ask("ACL", "SETUSER", "quire", "on", ">s3cret", "~{quire:*", "+@all")
+    async with store_of(cluster) as store:
+        await store.append(EntryId(1, 0), b"", create=True)
+    opened = await open_store(cluster.url.replace("://", "://quire:s3cret@"))
+    assert await opened.last_entry_id() == EntryId(1, 0)
+    await opened.close()
+    with pytest.raises(StoreConfigurationError, match="refuses us") as refused:
+        await open_store(cluster.url.replace("://", "://quire:wr0ng@"), patience_s=60.0)
+    assert "wr0ng" not in str(refused.value)
+
+
+async def test_where_nobody_has_a_slot_the_store_is_waited_for(cluster: ValkeyCluster) -> None:
+    """As while the only primary of a slot is down for good: others answer that the cluster is down for it."""
+    slot, node = str(cluster.slot_of(2)), cluster.primary_of(2)
+    node.ask("CLUSTER", "DELSLOTS", slot)
+    with pytest.raises(StoreUnavailableError, match="did not answer within") as unreachable:
+        await open_store(cluster.url, deployment=NAMES[2], patience_s=0.5)
+    assert re.search("cluster is down: Hash slot not served|no node of the cluster has slot", str(unreachable.value))
+    node.ask("CLUSTER", "ADDSLOTS", slot)
+    async with store_of(cluster, 2) as store:
+        assert await store.last_entry_id() is None

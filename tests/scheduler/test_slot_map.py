@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.journal.slot_map import SlotMap, SlotNodes, address_of
 from quire.store_url import NodeAddress
+from scheduler_svc.journal.slot_map import SlotMap, SlotNodes, address_of
 
 NUM_SLOTS = 16384
 NODES = [NodeAddress("10.0.0.1", port) for port in range(7000, 7006)]
@@ -66,6 +66,4 @@ def test_a_node_without_a_name_is_where_it_told_so() -> None:
     for unnamed in (b"", None, b"?", ""):
         assert address_of(unnamed, 7001, told_by) == NodeAddress("10.0.0.9", 7001)
     item = [0, 99, [b"a", 7001, b"id"], [b"", 7002, b"id2", {}]]
-    assert SlotNodes.parse(item, told_by) == SlotNodes(
-        0, 99, NodeAddress("a", 7001), (NodeAddress("10.0.0.9", 7002),)
-    )
+    assert SlotNodes.parse(item, told_by) == SlotNodes(0, 99, NodeAddress("a", 7001), (NodeAddress("10.0.0.9", 7002),))

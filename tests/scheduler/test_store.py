@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,15 +25,30 @@ from scheduler_svc.journal.store import (
     StoreUnavailableError,
 )
 from tests.scheduler.journal_setup import put_records, redis_store
+from tests.services import free_address
 from tests.valkey import ValkeyProcess
+from tests.valkey_cluster import ValkeyCluster
 
 MINUTE_NS = 60_000_000_000
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ValkeyCluster]:
+    with ValkeyCluster(replicas=0, num_shards=1) as nodes:
+        yield nodes
+
+
+def cluster_url(request: pytest.FixtureRequest) -> str:
+    """URL of the emptied cluster."""
+    nodes: ValkeyCluster = request.getfixturevalue("cluster")
+    nodes.primary_of(0).ask("FLUSHALL")
+    return nodes.url
+
+
+@pytest.fixture(params=["memory", "redis", "cluster"])
 async def store(request: pytest.FixtureRequest, valkey: ValkeyProcess) -> AsyncIterator[Store]:
-    url = "memory" if request.param == "memory" else valkey.url
-    opened = await open_store(url)
+    url = cluster_url(request) if request.param == "cluster" else valkey.url
+    opened = await open_store("memory" if request.param == "memory" else url)
     yield opened
     await opened.close()
 
@@ -239,10 +254,33 @@ async def test_the_password_is_used_and_never_shown(valkey: ValkeyProcess) -> No
     assert "wr0ng" not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["", "redis", "http://localhost:6379", "localhost:6379", "rediss:/x"])
+@pytest.mark.parametrize("url", ["", "redis", "http://localhost:6379", "localhost:6379", "rediss:/x", "cluster://h"])
 async def test_an_address_that_is_none_is_refused_with_what_to_write(url: str) -> None:
     with pytest.raises(StoreConfigurationError, match="redis://host:port"):
         await open_store(url)
+
+
+async def test_a_malformed_url_of_a_cluster_is_refused_without_its_password() -> None:
+    with pytest.raises(StoreConfigurationError, match=r"redis\+cluster://u:\*\*\*@h:1,g:1/2") as refused:
+        await open_store("redis+cluster://u:s3cret@h:1,g:1/2")
+    assert "no database numbers" in str(refused.value) and "s3cret" not in str(refused.value)
+
+
+async def test_a_malformed_url_of_one_server_is_refused_without_its_password() -> None:
+    for url in ("redis://u:xyz#uvw@h", "redis://:xyz/uvw@h:1", "redis://u:xyz@h:port"):
+        with pytest.raises(StoreConfigurationError, match="cannot be used: it has no valid port") as refused:
+            await open_store(url)
+        with pytest.raises(StoreConfigurationError) as refused_again:  # a standby opens its tail first
+            open_tail(url, deployment="one")
+        for each in (refused, refused_again):
+            assert "xyz" not in str(each.value) and "uvw" not in str(each.value)
+
+
+async def test_one_server_is_no_cluster_and_says_what_to_write() -> None:
+    with ValkeyProcess(port=int(free_address().rpartition(":")[2])) as server:
+        port = server.command("CONFIG", "GET", "port").split(b"\r\n")[-2].decode()
+        with pytest.raises(StoreConfigurationError, match=rf"127.0.0.1:{port} is no cluster: write redis://"):
+            await open_store(f"redis+cluster://127.0.0.1:{port}")
 
 
 async def test_a_malformed_deployment_is_refused_at_the_opening() -> None:
