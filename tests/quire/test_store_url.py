@@ -20,7 +20,7 @@ def test_every_address_is_found_and_every_node_gets_the_same_credentials(
     url = ClusterUrl.parse(f"rediss+cluster://{user}{','.join(map(str, nodes))}{path}?ssl_ca_certs=/ca.pem")
     assert url.seeds == tuple(nodes)
     for node in nodes:
-        options = parse_url(url.of(node))
+        options = dict(parse_url(url.of(node)))
         assert (options.get("host"), options.get("port")) == (node.host, node.port)
         assert options.get("password") == secret and options["ssl_ca_certs"] == "/ca.pem"
 

@@ -1,15 +1,16 @@
 """The watch of all shards, on a real store: who leads each, with which load, over one connection in one round trip."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 from structlog.testing import capture_logs
 
 from quire.v1 import cluster_pb2 as pb
 from scheduler_svc.journal.keys import deployment_of
-from scheduler_svc.journal.leases import Lease
+from scheduler_svc.journal.leases import HeldLease, Lease, ShardReading
 from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
+from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.shard_watch import ShardWatch, look_every_s
 from tests.patience import patient
 from tests.valkey import ValkeyProcess
@@ -77,6 +78,51 @@ async def test_a_store_that_was_away_is_looked_at_again(
     valkey.thaw()
     await leases[5].take_lease(Lease("us", "10.0.0.1:7847", 1), LONG_MS)
     await until(lambda: watch.leader_of(5) == "10.0.0.1:7847")
+
+
+class HalfAway:
+    """Reader of two shards; `is_away`: the part of the store that has shard 1 does not answer."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.leaders = ["10.0.0.1:7847", "10.0.0.2:7847"]
+
+    async def read_shards(self, longest_ms: int) -> Sequence[ShardReading | StoreUnavailableError]:
+        readings: list[ShardReading | StoreUnavailableError] = []
+        for number, leader in enumerate(self.leaders):
+            load = pb.Shard(number=number, epoch=1, cache_version=3).SerializeToString()
+            readings.append(ShardReading(HeldLease(Lease("us", leader, 1), LEASE_MS), load, ()))
+        if self.is_away:
+            readings[1] = StoreUnavailableError("10.1.0.2:6379: no answer within 0.5 s")
+        return readings
+
+    async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes | None]:
+        content = pb.CachedBeginnings(version=3).SerializeToString()
+        return [None if shard == 1 and self.is_away else content for shard in shards]
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_node_that_does_not_answer_hides_its_shards_alone_and_is_named(leases: list[RedisLeases]) -> None:
+    reader = HalfAway()
+    watch = ShardWatch(leases[:2], reader, lease_ms=LEASE_MS)
+    running = asyncio.create_task(watch.run())
+    with capture_logs() as logs:
+        await until(lambda: [each.version for each in watch.cached] == [3, 3])
+        reader.is_away = True
+        await until(lambda: bool(logs))
+        reader.leaders[:] = ["10.0.0.3:7847", "10.0.0.4:7847"]
+        await until(lambda: watch.leader_of(0) == "10.0.0.3:7847")
+        assert watch.leader_of(1) == "10.0.0.2:7847"  # as it was seen last
+        assert not watch.views()[1].is_in_need
+        reader.is_away = False
+        await until(lambda: watch.leader_of(1) == "10.0.0.4:7847")
+    assert [(each["event"], each["shards"], each["reason"]) for each in logs] == [
+        ("shards not seen", [1], "10.1.0.2:6379: no answer within 0.5 s")
+    ]
+    running.cancel()
+    await asyncio.wait({running})
 
 
 def test_the_store_is_asked_in_proportion_to_the_shards_and_not_to_their_square() -> None:
