@@ -21,7 +21,7 @@ _LOOK_AGAIN_S = 1.0
 _INFO = pack("INFO", "replication")
 
 
-class Waiting(NamedTuple):
+class ReplicaQuery(NamedTuple):
     """Commands to send behind a write, and how many replicas must answer."""
 
     commands: list[Packed]
@@ -41,14 +41,14 @@ class ReplicaWait:
         self.expected = wanted
         self._looked_s = 0.0
 
-    def begin(self) -> "Waiting":
+    def begin(self) -> "ReplicaQuery":
         """Make the commands to send behind a write."""
         commands = [pack("WAIT", self.expected, self._timeout_ms)] if self.expected else []
         if self.expected < self.wanted and time.monotonic() > self._looked_s + _LOOK_AGAIN_S:
             commands.append(_INFO)
-        return Waiting(commands, self.expected)
+        return ReplicaQuery(commands, self.expected)
 
-    async def check(self, waiting: "Waiting", replies: Sequence[Any], link: StoreLink) -> None:
+    async def check(self, waiting: "ReplicaQuery", replies: Sequence[Any], link: StoreLink) -> None:
         """Return if the replicas have the write. Raises StoreUnavailableError.
 
         `replies`: to the commands of `waiting`; `link`: asks the same node how many replicas it has, if too few answer.

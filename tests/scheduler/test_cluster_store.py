@@ -38,7 +38,7 @@ def whole_cluster() -> Iterator[ValkeyCluster]:
 
 @pytest.fixture
 def cluster(whole_cluster: ValkeyCluster) -> ValkeyCluster:
-    """All nodes up, and empty."""
+    """Cluster of which all nodes are up, and empty."""
     for node in whole_cluster.nodes:
         if not node.is_running:
             node.start()
@@ -319,7 +319,7 @@ async def test_the_same_credentials_open_every_node_and_a_wrong_password_is_no_o
 
 
 async def test_where_nobody_has_a_slot_the_store_is_waited_for(cluster: ValkeyCluster) -> None:
-    """As while the only primary of a slot is down for good: others answer that the cluster is down for it."""
+    """Ask as if the only primary of a slot were down for good: others answer that the cluster is down for it."""
     slot, node = str(cluster.slot_of(2)), cluster.primary_of(2)
     node.ask("CLUSTER", "DELSLOTS", slot)
     with pytest.raises(StoreUnavailableError, match="did not answer within") as unreachable:

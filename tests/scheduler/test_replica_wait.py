@@ -1,4 +1,4 @@
-"""How many replicas an entry waits for, by what a node says of them. Waiting itself: `test_cluster_store.py`."""
+"""Number of replicas that an entry waits for, by what a node says of them. Waiting itself: `test_cluster_store.py`."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What a link knows of a cluster: owners of slots by what nodes tell, and whom it asks next."""
+"""Map of a cluster: owners of slots by what nodes tell, and whom it asks next."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -76,7 +76,7 @@ async def probe_store(url: str) -> None:
 
 
 async def _fault_of(url: str) -> tuple[str, str] | None:
-    """What is the matter with the URL of one server, and why; None if a store listens there."""
+    """Fault of the URL of one server, and its reason; None if a store listens there."""
     try:
         parts = urlsplit(url)
         port = parts.port or REDIS_PORT
