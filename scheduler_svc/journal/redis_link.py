@@ -46,6 +46,7 @@ class RedisLink:
         self._timeout_s = timeout_s
         self._attempts = 2 if repeatable else 1
         self._lock = asyncio.Lock()
+        self._num_calls = 0  # under way, or waiting for their turn
 
     async def call(self, command: Packed, *, answer_bytes: int = 0) -> Any:
         """Sends one command and returns its reply, which may have so many bytes."""
@@ -72,20 +73,27 @@ class RedisLink:
     async def exchange(self, commands: Sequence[Packed], *, answer_bytes: int = 0) -> list[Any]:
         """Sends all at once and returns their replies, with a refusal as a ResponseError among them."""
         timeout_s = self._timeout_s + (sum(map(len, commands)) + answer_bytes) / _BYTES_PER_S
-        async with self._lock:
-            for attempt in range(self._attempts):
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        return await self._exchange(commands)
-                except TimeoutError as error:
-                    raise StoreUnavailableError(f"no answer within {timeout_s:.3g} s") from error
-                except (RedisError, OSError) as error:
-                    # The library may wrap what the server said while connecting.
-                    if isinstance(error, _REFUSED) or isinstance(error.__cause__, _REFUSED):
-                        raise StoreConfigurationError(str(error)) from error
-                    if attempt + 1 == self._attempts:
-                        raise StoreUnavailableError(str(error)) from error
-        raise AssertionError("unreachable")
+        self._num_calls += 1
+        try:
+            async with self._lock:
+                return await self._exchange_within(timeout_s, commands)
+        finally:
+            self._num_calls -= 1
+
+    async def _exchange_within(self, timeout_s: float, commands: Sequence[Packed]) -> list[Any]:
+        for attempt in range(self._attempts):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._exchange(commands)
+            except TimeoutError as error:
+                raise StoreUnavailableError(f"no answer within {timeout_s:.3g} s") from error
+            except (RedisError, OSError) as error:
+                # The library may wrap what the server said while connecting.
+                if isinstance(error, _REFUSED) or isinstance(error.__cause__, _REFUSED):
+                    raise StoreConfigurationError(str(error)) from error
+                if attempt + 1 == self._attempts:
+                    raise StoreUnavailableError(str(error)) from error
+        raise AssertionError("there is one attempt at least")
 
     async def _exchange(self, commands: Sequence[Packed]) -> list[Any]:
         connection = self._connection
@@ -100,8 +108,8 @@ class RedisLink:
 
     @property
     def is_busy(self) -> bool:
-        """True while a command waits for its reply."""
-        return self._lock.locked()
+        """True while a call is under way, or waits for its turn."""
+        return self._num_calls > 0
 
     async def close(self) -> None:
         """Drops the connection; a later command connects again."""

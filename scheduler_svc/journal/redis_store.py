@@ -127,7 +127,8 @@ class RedisStore:
         added, *replies = await self._journal.call_many([command], then=waiting.commands)
         if added is None:
             raise StoreFlushedError(f"{self._keys.journal} is gone from {self.address}")
-        await self._replicas.check(waiting, replies, self._journal)
+        if replies:
+            await self._replicas.check(waiting, replies, self._journal)
         self._is_unconfirmed = False
 
     async def last_entry_id(self) -> EntryId | None:

@@ -26,12 +26,16 @@ class SlotNodes(NamedTuple):
 
 
 class SlotMap:
-    """Owners of the slots that a link needs; invariant: `_to_ask` has each known node once."""
+    """Owners of the slots that a link needs; invariant: `_to_ask` has each known node once.
+
+    Known are the seeds, and the nodes that were told last: those of a cluster may be replaced again and again.
+    """
 
     def __init__(self, slots: Iterable[int], seeds: Iterable[NodeAddress]) -> None:
         """`slots`: those that are needed; `seeds`: nodes to begin with."""
         self._slots = sorted(set(slots))
-        self._to_ask = list(dict.fromkeys(seeds))
+        self._seeds = tuple(seeds)
+        self._to_ask = list(dict.fromkeys(self._seeds))
         self._nodes_of: dict[int, SlotNodes] = {}  # by slot
         self._owners: dict[int, NodeAddress] = {}  # by slot
 
@@ -57,11 +61,14 @@ class SlotMap:
         """Learn what a node told of all slots."""
         self._nodes_of.clear()
         self._owners.clear()
+        known = dict.fromkeys(self._seeds)
         for each in ranges:
             for slot in self._slots:
                 if each.first <= slot <= each.last:
                     self._nodes_of[slot], self._owners[slot] = each, each.primary
-            self._to_ask += [node for node in (each.primary, *each.replicas) if node not in self._to_ask]
+            known |= dict.fromkeys((each.primary, *each.replicas))
+        asked = [node for node in self._to_ask if node in known]
+        self._to_ask = list(dict.fromkeys([*asked, *known]))
 
     def record_move(self, slot: int, node: NodeAddress) -> None:
         """Record that a slot is at another node now."""

@@ -55,6 +55,13 @@ def test_every_known_node_has_its_turn_whatever_happens_in_between(changes: list
     assert {*asked[: len(expected)]} == expected and asked[: len(expected)] == asked[len(expected) :]
 
 
+def test_nodes_that_are_told_no_more_are_forgotten_unless_they_are_seeds() -> None:
+    known = SlotMap([5], SEEDS)
+    known.learn([SlotNodes(0, NUM_SLOTS - 1, NODES[2], (NODES[3],))])
+    known.learn([SlotNodes(0, NUM_SLOTS - 1, NODES[4], ())])
+    assert {known.next_to_ask() for _ in range(9)} == {*SEEDS, NODES[4]}
+
+
 def test_a_failed_node_is_asked_after_all_others() -> None:
     known = SlotMap([5], NODES)
     known.record_failure(NODES[0])
