@@ -22,6 +22,7 @@ _TRY_AGAIN_S = 0.02  # while keys that belong together are on two nodes
 _REDIRECTIONS = (AskError, ClusterDownError, TryAgainError)  # MovedError is an AskError
 _ASKING = pack("ASKING")
 _SLOTS = pack("CLUSTER", "SLOTS")
+_MYID = pack("CLUSTER", "MYID")
 
 Batch = Sequence[Packed]
 Answer = list[Any] | StoreUnavailableError
@@ -102,6 +103,23 @@ class ClusterLink:
                 raise answer
             found[str(node)] = answer if isinstance(answer, StoreUnavailableError) else replies_or_refusal(answer)
         return found
+
+    async def confirm_owner(self) -> None:
+        """Return if all other nodes that answer say, too, that the first slot is where we take it to be.
+
+        A node that was frozen or cut off does not know yet that its replica leads. Raises StoreUnavailableError.
+        """
+        slot = self._slots[0]
+        owner = self._owner(slot)
+        others = [node for node in self._map.known() if node != owner]
+        asked = (self._ask(node, [_SLOTS, _MYID]) for node in others)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        heard = [(node, reply) for node, reply in zip(others, answers, strict=True) if isinstance(reply, list)]
+        said = [found for node, reply in heard for found in _owners_in(reply, slot, node)]
+        await self._close_unused()
+        if others and (not said or any(each != owner for each in said)):
+            self._map.record_failure(owner)
+            raise StoreUnavailableError(f"{owner}: other nodes do not say that it has slot {slot}")
 
     async def close(self) -> None:
         """Drops every connection; a later command connects again."""
@@ -233,3 +251,14 @@ class ClusterLink:
         ]
         for node in unused:
             await self._links.pop(node).close()
+
+
+def _owners_in(replies: list[Any], slot: int, told_by: NodeAddress) -> list[NodeAddress | None]:
+    """Node that has a slot by these replies, None being nobody; nothing if a node says so of itself by another name."""
+    slots, my_id = replies
+    if isinstance(slots, ResponseError):
+        return []
+    found = [item for item in slots if int(item[0]) <= slot <= int(item[1])]
+    if found and found[0][2][2] == my_id:
+        return []
+    return [SlotNodes.parse(found[0], told_by).primary if found else None]

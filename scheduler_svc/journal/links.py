@@ -27,6 +27,12 @@ class StoreLink(Protocol):
     async def call_nodes(self, commands: Sequence[Packed]) -> dict[str, list[Any] | StoreUnavailableError]:
         """Send commands without keys to every node that keeps the first shard; return the answers by address."""
 
+    async def confirm_owner(self) -> None:
+        """Return if the node that answers for the first shard is its own, as the other nodes say, too.
+
+        Raises StoreUnavailableError if another is, or nobody says.
+        """
+
     async def close(self) -> None:
         """Drop every connection."""
 

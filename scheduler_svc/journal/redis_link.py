@@ -70,6 +70,9 @@ class RedisLink:
         """Sends commands to every node that keeps the keys: to this one, which has no address of its own here."""
         return {"": replies_or_refusal(await self.exchange(commands))}
 
+    async def confirm_owner(self) -> None:
+        """Nothing: one server has every key."""
+
     async def exchange(self, commands: Sequence[Packed], *, answer_bytes: int = 0) -> list[Any]:
         """Sends all at once and returns their replies, with a refusal as a ResponseError among them."""
         timeout_s = self._timeout_s + (sum(map(len, commands)) + answer_bytes) / _BYTES_PER_S

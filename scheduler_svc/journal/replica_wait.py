@@ -54,13 +54,18 @@ class ReplicaWait:
         `replies`: to the commands of `waiting`; `link`: asks the same node how many replicas it has, if too few answer.
         """
         num_with = replies[0] if waiting.expected else 0
-        if len(replies) > bool(waiting.expected):
+        has_looked = len(replies) > bool(waiting.expected)
+        if has_looked:
             self.learn(replies[-1])
-        if num_with >= waiting.expected:
-            return
-        self.learn(await link.call(_INFO))
-        if num_with < self.expected:
-            raise StoreUnavailableError(f"{num_with} of {self.expected} replicas have answered for what was written")
+        if num_with < waiting.expected:
+            self.learn(await link.call(_INFO))
+            if num_with < self.expected:
+                raise StoreUnavailableError(
+                    f"{num_with} of {self.expected} replicas have answered for what was written"
+                )
+            has_looked = True
+        if has_looked and self.expected < self.wanted:
+            await link.confirm_owner()  # a replica may be gone because it leads, where this node was frozen or cut off
 
     def learn(self, info: bytes) -> None:
         """Learn how many replicas there are, from a node's INFO replication."""

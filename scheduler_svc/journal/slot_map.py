@@ -52,6 +52,10 @@ class SlotMap:
         nodes = self._nodes_of.get(slot)
         return () if nodes is None else (nodes.primary, *nodes.replicas)
 
+    def known(self) -> tuple[NodeAddress, ...]:
+        """Every known node."""
+        return tuple(self._to_ask)
+
     def next_to_ask(self) -> NodeAddress:
         """Node to ask for the slots now; each node has its turn."""
         self._to_ask.append(self._to_ask.pop(0))
