@@ -314,7 +314,8 @@ class AsyncClient:
         """
         try:
             request = pin_to_pb(name, prefix, tenant, cache_salt)
-            answers = await self._of_all(lambda at: at.call(at.inference.PinPrefix, request, timeout_s))
+            taking = (await self._deployed().taking()).values()
+            answers = await asyncio.gather(*(at.call(at.inference.PinPrefix, request, timeout_s) for at in taking))
         except InvalidRequestError as error:
             raise in_keywords(error, "prefix") from error
         return prefix_from_pb(answers[0].prefix, created=any(answer.created for answer in answers))
@@ -344,6 +345,20 @@ class AsyncClient:
     async def shards(self) -> tuple[Shard, ...]:
         """The shards of the deployment, who leads them, and what runs there, as it was published lately; mostly one."""
         return tuple(await self._deployed().shards())
+
+    async def set_shards(self, num_shards: int) -> int:
+        """Changes the number of shards, while requests run; returns how many take new requests at that moment.
+
+        Fewer do so at once; more do so when each of the new ones has a leader and a worker, as `shards` shows.
+        Repeating it is harmless. Raises InvalidRequestError, and FailedPreconditionError if the store is the
+        scheduler's memory.
+
+        Args:
+            num_shards: from 1 to 999.
+        """
+        request = encode(cluster_pb2.SetShardsRequest, num_shards=num_shards)
+        connection = self._deployed().first
+        return (await connection.call(connection.cluster.SetShards, request)).num_shards
 
     async def drain_worker(self, worker_id: str, *, undo: bool = False) -> int:
         """Takes a worker out of service, or with `undo` back into it. Returns the number of sequences still on it.

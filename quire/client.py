@@ -316,6 +316,10 @@ class Client:
         """The shards of the deployment; see `AsyncClient.shards`."""
         return self._thread.run(self._client.shards())
 
+    def set_shards(self, num_shards: int) -> int:
+        """Changes the number of shards; see `AsyncClient.set_shards`."""
+        return self._thread.run(self._client.set_shards(num_shards))
+
     def drain_worker(self, worker_id: str, *, undo: bool = False) -> int:
         """Takes a worker out of service, or back into it; see `AsyncClient.drain_worker`."""
         return self._thread.run(self._client.drain_worker(worker_id, undo=undo))

@@ -18,6 +18,7 @@ from quire.errors import (
     QuireError,
     RequestExpiredError,
     RetryableError,
+    ShardsChangedError,
     UnavailableError,
 )
 from quire.params import ClientOptions
@@ -25,7 +26,8 @@ from quire.results import Health
 from quire.rpc import error_of, server_error_of
 from quire.server_errors import no_leader_error, unreachable_error
 from quire.servers import Servers
-from quire.session import Session
+from quire.session import Placed, Session
+from quire.session_entry import Entry
 from quire.v1 import cluster_pb2_grpc, inference_pb2_grpc
 from quire.v1 import inference_pb2 as pb
 
@@ -40,15 +42,22 @@ Response = TypeVar("Response")
 class Connection:
     """Channel, stubs and session of one client. Belongs to the event loop it was made in."""
 
-    def __init__(self, address: str, options: ClientOptions, credentials: Credentials, shard: int = 0) -> None:
-        """`shard`: the number of the shard whose leader is called."""
+    def __init__(
+        self,
+        address: str,
+        options: ClientOptions,
+        credentials: Credentials,
+        shard: int,
+        move: Callable[[Entry, ShardsChangedError], Placed],
+    ) -> None:
+        """`shard`: number of the shard whose leader is called. `move`: of its session, for what it does not take."""
         self._address = address
         self._options = options
         self._servers = Servers(address, credentials, shard)
         channel = self._servers.channel
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)
-        self.session = Session(self._servers, address, options)
+        self.session = Session(self._servers, address, options, move)
 
     async def close(self) -> None:
         """Ends the session, then the channels."""

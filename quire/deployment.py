@@ -5,27 +5,37 @@ own, and its connection finds that one, and the next one that leads it, among th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from quire.connection import Connection
 from quire.credentials import Credentials
 from quire.deferred_session import DeferredSession
-from quire.errors import NotFoundError
+from quire.errors import NotFoundError, RetryableError, ShardsChangedError
 from quire.params import ClientOptions
 from quire.prompt_beginnings import Prompt, unpack_hashes
 from quire.session import Session
 from quire.session_entry import Entry
 from quire.shard_router import ShardRouter
-from quire.shards import Shard, names_its_shard, new_request_id, shard_of_id
+from quire.shards import (
+    Shard,
+    ShardNumbers,
+    names_its_shard,
+    new_request_id,
+    places_of_id,
+    shard_of_id,
+)
 from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 
 _ASK_S = 2.0  # for the shards, before a client goes on as if there were one
 _AGAIN_S = 0.5  # before the shards are asked for again
+_CHANGE_S = 0.5  # to wait for news of a change of their number, before a request that was refused for it is sent again
+_MOST_MADE = 4096  # ids that were made here and not used yet
 
 Answer = TypeVar("Answer")
 
@@ -42,6 +52,8 @@ class Deployment:
         self._asking: asyncio.Task[None] | None = None
         self._are_known = asyncio.Event()  # or were asked for in vain
         self._deferred: set[DeferredSession] = set()  # whose shard is not known yet
+        self._made: OrderedDict[str, None] = OrderedDict()  # ids that no request has yet
+        self._have_changed = asyncio.Event()  # replaced when it is set: the numbers of shards
 
     @property
     def first(self) -> Connection:
@@ -60,16 +72,23 @@ class Deployment:
         led = [shard for shard in shards if shard.leader] or shards
         return {shard.number: self._connection_to(shard.number) for shard in led}
 
+    async def taking(self) -> dict[int, Connection]:
+        """The connections to the shards that take new requests, by number."""
+        led = await self.all()
+        return {number: led[number] for number in led if number < self._router.numbers.num_shards} or led
+
     async def of_request(self, request_id: str, call: Callable[[Connection], Awaitable[Answer]]) -> Answer:
         """The answer of the shard that has the request. Raises the error of its own shard if none has it."""
-        num_shards = len(await self.shards())
-        own = shard_of_id(request_id, num_shards)
+        await self.shards()
+        numbers = self._router.numbers
+        own, *others = places_of_id(request_id, numbers)
         try:
             return await call(self._connection_to(own))
         except NotFoundError:
-            if num_shards == 1 or names_its_shard(request_id):
+            if numbers.num_kept == 1 or (numbers.are_settled and names_its_shard(request_id)):
                 raise
-            for other in range(num_shards):  # it was submitted by a client that knew of other shards
+            # It was submitted by a client that knew of other shards.
+            for other in dict.fromkeys([*others, *range(numbers.num_kept)]):
                 if other != own:
                     with suppress(NotFoundError):
                         return await call(self._connection_to(other))
@@ -77,23 +96,26 @@ class Deployment:
 
     @property
     def has_choice(self) -> bool:
-        """True if several shards are known."""
-        return len(self._router.shards) > 1
+        """True if several shards take new requests."""
+        return self._router.numbers.num_shards > 1
 
     def new_id(self, prompt: Prompt, *, salt: str | None, tenant: str | None, prefix: str = "") -> str:
         """The id of a new request, which decides where it goes: where its beginning is known, or where least runs."""
-        if not self.has_choice:
-            return new_request_id(None, prefix)
-        return new_request_id(self._router.choose_shard(prompt, salt=salt, tenant=tenant), prefix)
+        shard = self._router.choose_shard(prompt, salt=salt, tenant=tenant) if self.has_choice else None
+        made = new_request_id(shard, prefix)
+        self._made[made] = None
+        if len(self._made) > _MOST_MADE:
+            self._made.popitem(last=False)
+        return made
 
     def open(self, entry: Entry) -> "Session | DeferredSession":
         """Submits a request, or attaches to it, as soon as its shard is known."""
-        num_shards, request_id = len(self._router.shards), entry.request.request_id
-        if not num_shards or (num_shards > 1 and self._must_be_found(entry)):
-            deferred = DeferredSession(self._session_of(entry), entry, self._deferred.discard)
-            self._deferred.add(deferred)
-            return deferred
-        session = self._connection_to(shard_of_id(request_id, num_shards)).session
+        numbers, request_id = self._router.numbers, entry.request.request_id
+        entry.is_new = entry.submission is not None and self._made.pop(request_id, 0) is None
+        if not self._router.shards or self._must_be_found(entry):
+            return self._defer(entry, self._session_of(entry))
+        entry.shards_version = 0 if entry.is_new else numbers.version
+        session = self._connection_to(shard_of_id(request_id, numbers.num_shards)).session
         session.open(entry)
         return session
 
@@ -106,26 +128,84 @@ class Deployment:
             await asyncio.wait({self._asking})
         await asyncio.gather(*(connection.close() for connection in self._connections.values()))
 
+    def _defer(self, entry: Entry, finding: Coroutine[Any, Any, Session]) -> DeferredSession:
+        deferred = DeferredSession(finding, entry, self._deferred.discard)
+        self._deferred.add(deferred)
+        return deferred
+
+    def _move(self, entry: Entry, error: ShardsChangedError) -> DeferredSession:
+        """Takes over a request that a shard has refused, since the number of shards has changed."""
+        return self._defer(entry, self._session_after(entry, error))
+
+    async def _session_after(self, entry: Entry, error: ShardsChangedError) -> Session:
+        """The session of the shard that takes a request, once the change that the error spoke of is known here."""
+        now_s = asyncio.get_running_loop().time()
+        entry.moved_since_s = entry.moved_since_s or now_s
+        if now_s - entry.moved_since_s > self._options.reconnect_timeout_s:
+            raise error
+        if self._router.numbers.version >= error.version:
+            await asyncio.sleep(error.retry_after_s)  # it is the server that does not know, or we do by now
+        else:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CHANGE_S):
+                    await self._have_changed.wait()
+        entry.is_new = False
+        return await self._session_of(entry)
+
     async def _session_of(self, entry: Entry) -> Session:
+        """The session of the shard that a request is in or goes to; waits while a shard cannot say."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._options.reconnect_timeout_s
+        while True:
+            await self.shards()
+            try:
+                if entry.submission is None:
+                    return (await self._connection_of(entry.request.request_id)).session
+                return await self._place(entry, self._router.numbers)
+            except RetryableError as error:
+                if loop.time() + error.retry_after_s > min(until_s, entry.deadline_s or until_s):
+                    raise
+                await asyncio.sleep(error.retry_after_s)
+
+    async def _connection_of(self, request_id: str) -> Connection:
+        """The connection to the shard of a request that was submitted, perhaps to another one than its id says."""
+        numbers = self._router.numbers
+        if numbers.are_settled and (numbers.num_kept == 1 or names_its_shard(request_id)):
+            return self._connection_to(shard_of_id(request_id, numbers.num_shards))
+
+        async def find(connection: Connection) -> Connection:
+            await connection.call(connection.inference.GetRequest, pb.GetRequestRequest(request_id=request_id))
+            return connection
+
+        return await self.of_request(request_id, find)
+
+    async def _place(self, entry: Entry, numbers: ShardNumbers) -> Session:
+        """The session of the shard that has a request already, else of the one that it belongs to by these numbers."""
         request_id = entry.request.request_id
-        num_shards = len(await self.shards())
-        if num_shards > 1 and self._must_be_found(entry):
-
-            async def find(connection: Connection) -> Session:
-                await connection.call(connection.inference.GetRequest, pb.GetRequestRequest(request_id=request_id))
-                return connection.session
-
-            return await self.of_request(request_id, find)
-        return self._connection_to(shard_of_id(request_id, num_shards)).session
+        own, *others = places_of_id(request_id, numbers)
+        if entry.is_new:
+            return self._connection_to(own).session
+        look = pb.GetRequestRequest(request_id=request_id, shards_version=numbers.version)
+        for other in others:
+            connection = self._connection_to(other)
+            with suppress(NotFoundError):
+                await connection.call(connection.inference.GetRequest, look)
+                own = other
+                break
+        entry.shards_version = numbers.version
+        return self._connection_to(own).session
 
     def _must_be_found(self, entry: Entry) -> bool:
-        """True of a request that was submitted with an id that names no shard, perhaps to another one than it says."""
-        return entry.submission is None and not names_its_shard(entry.request.request_id)
+        """True of a request that may be in another shard than the one that takes its id now."""
+        numbers, request_id = self._router.numbers, entry.request.request_id
+        if entry.submission is not None:
+            return not entry.is_new and bool(numbers.former) and len(places_of_id(request_id, numbers)) > 1
+        return not (numbers.are_settled and (numbers.num_kept == 1 or names_its_shard(request_id)))
 
     def _connection_to(self, shard: int) -> Connection:
         if shard not in self._connections:
-            self._connections[shard] = Connection(self._address, self._options, self._credentials, shard)
-        if self.has_choice:
+            self._connections[shard] = Connection(self._address, self._options, self._credentials, shard, self._move)
+        if len(self._router.shards) > 1:
             self._connections[shard].session.expect_leader()
         return self._connections[shard]
 
@@ -139,37 +219,50 @@ class Deployment:
         return self._router.shards or [Shard(number=0)]
 
     async def _follow(self) -> None:
-        """Follows the shards while there are several; returns if there is one, or if nobody says."""
+        """Follows the shards while there are several or can be; returns if there is one, or if nobody says."""
         while True:
             is_over = False
             try:
                 is_over = await self._read_topology()
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED and not self._router.shards:
                     self._router.record_shards([Shard(number=0)])
             except TimeoutError:
                 pass
             finally:
                 self._are_known.set()
-            if is_over or len(self._router.shards) <= 1:
+            if is_over or (len(self._router.shards) <= 1 and not self._router.numbers.version):
                 return
             await asyncio.sleep(_AGAIN_S)
 
     async def _read_topology(self) -> bool:
-        """Reads messages until the stream breaks. Returns True if there is one shard, and nothing more to know."""
+        """Reads messages until the stream ends. Returns True if there is one shard, and never another one."""
         connection = self.first
         async with asyncio.timeout(None if self._router.shards else _ASK_S) as limit:
             await connection.find_reachable()
             async for message in connection.cluster.Topology(cluster_pb2.TopologyRequest()):
                 limit.reschedule(None)
-                self._router.record_shards([_shard(each) for each in message.shards])
+                self._record_shards(message)
                 for each in message.cached:
                     self._router.record_cached(each.shard, unpack_hashes(each.hashes))
                 self._are_known.set()
-        return len(self._router.shards) == 1
+        return len(self._router.shards) == 1 and not self._router.numbers.version
+
+    def _record_shards(self, message: cluster_pb2.TopologyResponse) -> None:
+        numbers = ShardNumbers(
+            version=message.version,
+            num_shards=message.num_shards or len(message.shards),
+            num_kept=len(message.shards),
+            former=tuple(message.former_num_shards),
+        )
+        has_changed = numbers != self._router.numbers
+        self._router.record_shards([_shard(each, numbers.num_shards) for each in message.shards], numbers)
+        if has_changed:
+            self._have_changed.set()
+            self._have_changed = asyncio.Event()
 
 
-def _shard(message: cluster_pb2.Shard) -> Shard:
+def _shard(message: cluster_pb2.Shard, num_shards: int) -> Shard:
     return Shard(
         number=message.number,
         leader=message.leader,
@@ -178,4 +271,5 @@ def _shard(message: cluster_pb2.Shard) -> Shard:
         num_running=message.num_running,
         num_waiting=message.num_waiting,
         num_uncomputed_tokens=message.num_uncomputed_tokens,
+        takes_requests=message.number < num_shards,
     )

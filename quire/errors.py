@@ -17,6 +17,8 @@ DOMAIN = "quire"
 MAX_RETRY_AFTER_S = 300.0  # longer delays of a server are cut to this
 M = TypeVar("M", bound=Message)
 _LEADER = "leader"  # in the metadata of an ErrorInfo
+_VERSION = "version"
+_MOST_DIGITS = 20
 
 
 class QuireError(Exception):
@@ -136,6 +138,19 @@ class DataLossError(QuireError):
     reason = "DATA_LOSS"
 
 
+class ShardsChangedError(UnavailableError):
+    """The shard does not take this request now, since the number of shards changes. The SDK finds the one that does.
+
+    `version`: of the number of shards that the server knows; 0: it did not say.
+    """
+
+    reason = "SHARDS_CHANGED"
+
+    def __init__(self, message: str, retry_after_s: float = 0.1, *, version: int = 0) -> None:
+        super().__init__(message, retry_after_s)
+        self.version = version
+
+
 class SlowReaderError(UnavailableError):
     """The reader of a stream read nothing for too long; it may attach again and continue from its position."""
 
@@ -186,6 +201,8 @@ def to_status(error: QuireError) -> status_pb2.Status:
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     if isinstance(error, NotLeaderError) and error.leader is not None:
         info.metadata[_LEADER] = error.leader
+    if isinstance(error, ShardsChangedError):
+        info.metadata[_VERSION] = str(error.version)
     details = [_any(info)]
     if isinstance(error, InvalidRequestError) and error.violations:
         violations = [
@@ -207,12 +224,14 @@ def from_status(status: status_pb2.Status) -> QuireError:
         bad_request = _detail(status, error_details_pb2.BadRequest()) or error_details_pb2.BadRequest()
         violations = [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
         return kind(status.message, violations)
+    if kind in (UnavailableError, FailedPreconditionError):
+        info = _detail(status, error_details_pb2.ErrorInfo()) or error_details_pb2.ErrorInfo()
+        if kind is UnavailableError and info.reason == ShardsChangedError.reason:
+            return ShardsChangedError(status.message, _retry_after_s(status), version=_version_of(info))
+        if kind is FailedPreconditionError and info.reason == NotLeaderError.reason:
+            return NotLeaderError(status.message, info.metadata.get(_LEADER))
     if issubclass(kind, RetryableError):
         return kind(status.message, _retry_after_s(status))
-    if kind is FailedPreconditionError:
-        info = _detail(status, error_details_pb2.ErrorInfo())
-        if info is not None and info.reason == NotLeaderError.reason:
-            return NotLeaderError(status.message, info.metadata.get(_LEADER))
     return kind(status.message)
 
 
@@ -221,6 +240,11 @@ def _retry_after_s(status: status_pb2.Status) -> float:
     if retry_info is None:
         return 1.0
     return min(max(0.0, float(retry_info.retry_delay.ToMilliseconds()) / 1000), MAX_RETRY_AFTER_S)
+
+
+def _version_of(info: error_details_pb2.ErrorInfo) -> int:
+    text = info.metadata.get(_VERSION, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else 0
 
 
 def _detail(status: status_pb2.Status, empty: M) -> M | None:

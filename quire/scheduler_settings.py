@@ -31,8 +31,9 @@ class SchedulerSettings(LimitSettings, AccessSettings):
         1,
         ge=1,
         le=999,
-        description="number of shards, the same for all schedulers of the deployment: each has a leader, a journal, "
-        "requests and workers of its own. Any number of schedulers leads them, evenly; it takes as many workers",
+        description="number of shards with which an empty store begins; `quire shards N` changes it later. Each has a "
+        "leader, a journal, requests and workers of its own. Any number of schedulers leads them, evenly; it takes as "
+        "many workers",
     )
     lease_ms: int = Field(
         1500,

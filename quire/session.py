@@ -9,8 +9,9 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import grpc
 
@@ -23,6 +24,7 @@ from quire.errors import (
     RequestCancelledError,
     RequestExpiredError,
     RetryableError,
+    ShardsChangedError,
 )
 from quire.keywords import in_keywords
 from quire.open_request import OpenRequest
@@ -55,10 +57,32 @@ FATAL_CODES = frozenset(
 )
 
 
-class Session:
-    """The one stream of a client. Belongs to the event loop it was made in."""
+class Placed(Protocol):
+    """A request where it is handled now."""
 
-    def __init__(self, servers: Servers, address: str, options: ClientOptions) -> None:
+    def cancel(self, request: OpenRequest) -> None:
+        """Cancels it; see `Session.cancel`."""
+
+    def detach(self, request: OpenRequest) -> None:
+        """Stops reading it; see `Session.detach`."""
+
+    def catch_up(self, request: OpenRequest) -> None:
+        """Attaches again from the reader's position; see `Session.catch_up`."""
+
+
+class Session:
+    """The one stream of a client to one shard. Belongs to the event loop it was made in."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        address: str,
+        options: ClientOptions,
+        move: Callable[[Entry, ShardsChangedError], Placed],
+    ) -> None:
+        """`move` takes over a request that the shard does not take, since the number of shards has changed."""
+        self._move = move
+        self._moved: WeakKeyDictionary[OpenRequest, Placed] = WeakKeyDictionary()
         self._servers = servers
         self._address = address
         self._options = options
@@ -96,6 +120,8 @@ class Session:
         """Cancels a request whose output nobody reads any more."""
         entry = self._entries.get(request)
         if entry is None:
+            if (moved := self._moved.get(request)) is not None:
+                moved.cancel(request)
             return
         entry.is_cancelled = True
         request.fail(RequestCancelledError(f"request {request.request_id} was cancelled by its reader"))
@@ -112,6 +138,8 @@ class Session:
         """Stops reading a request; its on_disconnect decides whether it goes on."""
         entry = self._entries.get(request)
         if entry is None:
+            if (moved := self._moved.get(request)) is not None:
+                moved.detach(request)
             return
         request.fail(RequestCancelledError(f"the reader of request {request.request_id} was closed"))
         if entry.handle is not None:
@@ -121,6 +149,8 @@ class Session:
     def catch_up(self, request: OpenRequest) -> None:
         """Attaches again from the reader's position, after output was dropped because the buffer was full."""
         entry = self._entries.get(request)
+        if entry is None and (moved := self._moved.get(request)) is not None:
+            moved.catch_up(request)
         if entry is None or self._outgoing is None:
             return
         late = entry.handle
@@ -237,7 +267,8 @@ class Session:
         entry.silence.record_request(self._loop.time())
         request = entry.request
         if request.accepted is None and entry.submission is not None and not entry.is_cancelled:
-            self._send(pb.SessionRequest(handle=handle, submit=entry.submission))
+            submit = pb.SessionRequest(handle=handle, submit=entry.submission, shards_version=entry.shards_version)
+            self._send(submit)
         else:
             attach = pb.Attach(request_id=request.request_id, from_positions=request.next_positions)
             self._send(pb.SessionRequest(handle=handle, attach=attach))
@@ -264,6 +295,7 @@ class Session:
             case "chunk":
                 self._take(entry, event.chunk)
             case "accepted":
+                entry.moved_since_s = None
                 request.record_acceptance(accepted_from_pb(event.accepted))
             case "finished" if request.is_behind and not request.has_ended:
                 self._drop_handle(entry)  # its end comes again when the rest is fetched
@@ -295,6 +327,10 @@ class Session:
         request = entry.request
         if isinstance(error, NotFoundError) and entry.submission is not None and request.accepted is not None:
             error = lost_request_error(request.request_id, request.num_tokens)
+        if isinstance(error, ShardsChangedError) and request.accepted is None and not entry.is_cancelled:
+            self._forget(entry)
+            self._moved[request] = self._move(entry, error)
+            return
         delay_s = self._retry_delay_s(entry, error)
         if delay_s is None:
             self._give_up(entry, error)

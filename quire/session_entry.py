@@ -20,6 +20,9 @@ class Entry:
     was_sent: bool = False
     is_cancelled: bool = False
     num_refusals: int = 0
+    is_new: bool = False  # its id was made for it, so that no shard can have it
+    shards_version: int = 0  # of the numbers of shards by which its shard was chosen; 0: it is in no other shard
+    moved_since_s: float | None = None  # shards have refused it since then, because their number had changed
     num_misfits: int = 0  # chunks in a row that did not fit what is here
     retries_later: bool = False  # refused for now; one of the timers brings it back
     unreachable_since_s: float | None = None

@@ -6,7 +6,7 @@ Pure; one per client. Knows neither connections nor where its knowledge of the s
 
 from quire.prefix_memory import PrefixMemory
 from quire.prompt_beginnings import Prompt, beginnings_of, num_bytes_of
-from quire.shards import Shard, load_of_request, shard_of_new_request
+from quire.shards import Shard, ShardNumbers, load_of_request, shard_of_new_request
 
 
 class ShardRouter:
@@ -14,11 +14,18 @@ class ShardRouter:
 
     def __init__(self) -> None:
         self.shards: list[Shard] = []  # by number; empty: not known yet
+        self.numbers = ShardNumbers()
         self._sent: list[float] = []  # load since the shard was described
         self._prefixes = PrefixMemory()
 
-    def record_shards(self, shards: list[Shard]) -> None:
-        """Record a description of every shard, by number. What was sent to a shard counts until its own changes."""
+    def record_shards(self, shards: list[Shard], numbers: ShardNumbers | None = None) -> None:
+        """Record a description of every shard, by number. What was sent to a shard counts until its own changes.
+
+        `numbers`: of the shards; None: all take requests, and their number does not change.
+        """
+        self.numbers = numbers or ShardNumbers(num_shards=len(shards), num_kept=len(shards))
+        for gone in range(len(shards), len(self.shards)):
+            self._prefixes.record_cached(gone, frozenset())
         before = {shard.number: shard for shard in self.shards}
         sent = dict(enumerate(self._sent))
         self._sent = [sent.get(shard.number, 0.0) if before.get(shard.number) == shard else 0.0 for shard in shards]
@@ -36,7 +43,7 @@ class ShardRouter:
         """
         beginnings = beginnings_of(prompt, salt, tenant)
         known_bytes = self._prefixes.find(beginnings)
-        shard = shard_of_new_request(self.shards, self._sent, known_bytes)
+        shard = shard_of_new_request(self.shards[: self.numbers.num_shards], self._sent, known_bytes)
         self._prefixes.record_sent(beginnings, shard)
         num_bytes = num_bytes_of(prompt) if beginnings else 0
         self._sent[shard] += load_of_request(num_bytes, known_bytes.get(shard, 0))

@@ -1,7 +1,8 @@
 """Shards of a deployment as its clients see them: which one a request belongs to, and which one takes a new request.
 
 Pure. An id that the SDK makes names its shard; for any other id it follows from the id and the number of shards, so
-that every client finds the request.
+that every client finds the request. Where that number has changed, a request may be in the shard that followed from an
+earlier one.
 """
 
 import re
@@ -30,6 +31,22 @@ class Shard:
     num_running: int = 0
     num_waiting: int = 0
     num_uncomputed_tokens: int = 0  # of those that run or wait
+    takes_requests: bool = True  # new ones; False: it is being added, or was removed and finishes what it has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardNumbers:
+    """Numbers of shards of a deployment. The shards below `num_shards` take new requests."""
+
+    version: int = 0  # grows with every change; 0: there will be none
+    num_shards: int = 1
+    num_kept: int = 1  # with those that are being added or removed
+    former: tuple[int, ...] = ()  # earlier values of num_shards by which requests may have been placed, the last first
+
+    @property
+    def are_settled(self) -> bool:
+        """True if every request is where its id says."""
+        return not self.former and self.num_kept == self.num_shards
 
 
 def new_request_id(shard: int | None, prefix: str = "") -> str:
@@ -47,6 +64,12 @@ def shard_of_id(request_id: str, num_shards: int) -> int:
         return int(named[1])
     # The greatest hash wins: one shard more takes its part of the ids, and moves no other.
     return max(range(num_shards), key=lambda shard: blake2b(f"{shard}/{request_id}".encode(), digest_size=8).digest())
+
+
+def places_of_id(request_id: str, numbers: ShardNumbers) -> list[int]:
+    """Shards that may have a request with this id: the one that takes it if none has, then those of earlier numbers."""
+    homes = [shard_of_id(request_id, count) for count in (numbers.num_shards, *numbers.former)]
+    return [shard for shard in dict.fromkeys(homes) if shard < numbers.num_kept]
 
 
 def names_its_shard(request_id: str) -> bool:

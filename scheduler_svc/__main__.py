@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import sys
-from collections.abc import Sequence
 
 import structlog
 
@@ -19,12 +18,11 @@ from common.waits import end_tasks
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import names_given, to_toml
 from quire.time_slice import shorten_slice
-from scheduler_svc.composition import is_standby, open_door
-from scheduler_svc.journal.keys import deployment_of
-from scheduler_svc.journal.leases import Leases
-from scheduler_svc.journal.open_store import open_leases, open_shard_leases, open_shard_reader, open_tail
+from scheduler_svc.composition import open_door
+from scheduler_svc.journal.open_store import MEMORY_URL, open_leases, open_tail
+from scheduler_svc.journal.shard_store import ShardStore
 from scheduler_svc.journal.store import FencedError, StoreError
-from scheduler_svc.leadership.shard_watch import ShardWatch
+from scheduler_svc.leadership.shard_watch import open_watch
 from scheduler_svc.life import before, open_server, serve_shard
 from scheduler_svc.shard_lives import ShardLives, open_shard_store
 from scheduler_svc.workers.worker_loop import SupersededError
@@ -57,40 +55,37 @@ async def serve(settings: SchedulerSettings) -> None:
 
     Raises AccessError, ListenError, StoreError, and SupersededError if a newer scheduler took over.
     """
-    if is_standby(settings):
+    is_shared = settings.store != MEMORY_URL
+    if settings.standby or settings.shards > 1:
         open_tail(settings.store, deployment=settings.deployment)  # says so at once if there can be none
     end = stop_event(settings.parent_pipe_fd)
     store = await before(open_shard_store(settings, 0), end.wait())
     if store is None:
         log.info("scheduler ended", reason="told to end while it waited for the store")
         return
-    shards: Sequence[Leases]
     watch = None
-    if settings.shards > 1:
-        names = [deployment_of(settings.deployment, shard) for shard in range(settings.shards)]
-        shards = watched = open_shard_leases(settings.store, deployments=names, lease_ms=settings.lease_ms)
-        reader = open_shard_reader(settings.store, deployments=names, lease_ms=settings.lease_ms)
-        watch = ShardWatch(watched, reader, lease_ms=settings.lease_ms)
-    else:
-        shards = [open_leases(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)]
     running: list[asyncio.Task[None]] = []
     try:
+        if is_shared:
+            shards = ShardStore(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)
+            watch = await open_watch(
+                shards, settings.shards, lease_ms=settings.lease_ms, patience_s=settings.store_timeout_s
+            )
         door = open_door(settings, watch)
-        if is_standby(settings):
+        if door.is_standby:
             await open_server(door)
             log.info("listening", address=door.address, store=store.kind, standby=True)
         running.append(asyncio.create_task(door.gc_gate.run(door.num_sequences)))
         if watch is None:
-            await unless_failed(serve_shard(door, 0, store, shards[0], end), running)
+            leases = open_leases(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)
+            await unless_failed(serve_shard(door, 0, store, leases, end), running)
         else:
-            running.append(asyncio.create_task(watch.run()))
-            await unless_failed(ShardLives(door, watch, shards).run(end), running)
+            running.append(asyncio.create_task(watch.run(door.me.address)))
+            await unless_failed(ShardLives(door, watch, store).run(end), running)
         await door.server.stop(1.0)
         log.info("scheduler ended")
     finally:
         await end_tasks(*running)
-        for leases in shards:
-            await leases.close()
         if watch is not None:
             await watch.close()
         await store.close()

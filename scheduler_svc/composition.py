@@ -35,6 +35,7 @@ from scheduler_svc.journal.open_store import open_tail
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import Store
 from scheduler_svc.leadership.hot_journal import HotJournal
+from scheduler_svc.leadership.settling import Settling
 from scheduler_svc.leadership.shard_watch import ShardWatch
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
@@ -55,6 +56,7 @@ from scheduler_svc.requests.prefixes.prefix_requests import Prefixes
 from scheduler_svc.requests.recovery.recovery import Recovery
 from scheduler_svc.requests.request_control import RequestControl
 from scheduler_svc.requests.request_list import RequestList
+from scheduler_svc.requests.shard_rule import ShardRule
 from scheduler_svc.workers.workers import Workers
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -63,14 +65,9 @@ CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
 log = structlog.get_logger()
 
 
-def is_standby(settings: SchedulerSettings) -> bool:
-    """True if the scheduler stands by before it leads: with several shards each one does."""
-    return settings.standby or settings.shards > 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """Parts that a process has once, for all of its shards. `watch`: of several shards; None: there is one.
+    """Parts that a process has once, for all of its shards. `watch`: None if there can be but one, in memory.
 
     `num_live` has the number of live sequences of each shard that is led or stood by for.
     """
@@ -85,6 +82,22 @@ class Door:
     gc_gate: GcGate
     metrics: SchedulerMetrics
     num_live: dict[int, Callable[[], int]]
+    opened: asyncio.Event = field(default_factory=asyncio.Event)  # the server is
+
+    @property
+    def is_several(self) -> bool:
+        """True if there are several shards, or may have been."""
+        return self.watch is not None and self.watch.is_several
+
+    @property
+    def is_ending(self) -> bool:
+        """True if a life that ends is the end of this process; else the shard is forgotten, or led by another one."""
+        return self.watch is None or self.watch.has_ended
+
+    @property
+    def is_standby(self) -> bool:
+        """True if the scheduler stands by before it leads: with several shards each one does."""
+        return self.settings.standby or self.is_several
 
     def num_sequences(self) -> int:
         """Live sequences of all shards."""
@@ -114,7 +127,9 @@ class LeaderParts:
 
     leading: Leading
     admission: Admission
-    cached: CacheSummary | None  # None: there is one shard, or nothing is cached
+    control: RequestControl
+    cached: CacheSummary | None  # None: there can be but one shard, or nothing is cached
+    settling: Settling
     keeper: PrefixKeeper
     workers: Workers
     readiness: Readiness
@@ -127,7 +142,10 @@ class LeaderParts:
 
 def open_door(settings: SchedulerSettings, watch: ShardWatch | None) -> Door:
     """Build the server, bound but not started. Raises ListenError, AccessError."""
-    gates = ShardGates((INFERENCE, CLUSTER), watch.leader_of if watch is not None else lambda shard: None)
+    if watch is not None:
+        gates = ShardGates((INFERENCE, CLUSTER), watch.leader_of, watch.takes_requests)
+    else:
+        gates = ShardGates((INFERENCE, CLUSTER), lambda shard: None)
     server = GrpcServer(
         (INFERENCE, CLUSTER),
         PUBLIC_MESSAGE_BYTES,
@@ -161,7 +179,7 @@ def compose(door: Door, store: Store, leases: Leases, shard: int) -> Parts:
     settings, me = door.settings, door.me
     gate = door.gates.gates[shard] = LeaderGate((INFERENCE, CLUSTER))
     hot = standby = None
-    if is_standby(settings):
+    if door.is_standby:
         tail = open_tail(settings.store, deployment=deployment_of(settings.deployment, shard))
         hot = HotJournal(tail, store, record_ttl_s=settings.record_ttl_s)
         standby = Standby(leases, me, hot, lease_ms=settings.lease_ms, on_leader=gate.set_leader)
@@ -183,11 +201,13 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
     door, store, attempt = parts.door, parts.store, leading.attempt
     settings = door.settings
     engine, recovery, limits = attempt.engine, attempt.recovery, admission_limits(settings)
-    control = RequestControl(engine, recovery, limits)
-    cached = None
-    if door.watch is not None and settings.prefix_cache:
-        cached = CacheSummary(parts.shard, engine.scheduler.workers)
-    admission = Admission(engine, limits, attempt.readers, recovery, control, cached=cached)
+    shard_rule = cached = None
+    if door.watch is not None:
+        shard_rule = ShardRule(parts.shard, door.watch, asyncio.get_running_loop().time())
+        if settings.prefix_cache:
+            cached = CacheSummary(parts.shard, engine.scheduler.workers)
+    control = RequestControl(engine, recovery, limits, shard_rule=shard_rule)
+    admission = Admission(engine, limits, attempt.readers, recovery, control, cached=cached, shard_rule=shard_rule)
     keeper = PrefixKeeper(engine, admission.in_flight_admissions_still_fit)
     if settings.prefix_cache:
         keeper.restore(recovery.pins)
@@ -228,7 +248,9 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
     return LeaderParts(
         leading=leading,
         admission=admission,
+        control=control,
         cached=cached,
+        settling=Settling(settings.record_ttl_s),
         keeper=keeper,
         workers=workers,
         readiness=readiness,

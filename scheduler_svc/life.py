@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import structlog
@@ -11,7 +12,7 @@ from common.waits import end_tasks
 from quire.v1 import cluster_pb2
 from scheduler_svc.composition import CLUSTER, INFERENCE, Door, LeaderParts, Parts, compose, compose_leader
 from scheduler_svc.journal.leases import Leases
-from scheduler_svc.journal.store import Store
+from scheduler_svc.journal.store import Store, StoreUnavailableError
 from scheduler_svc.leadership.shard_watch import ShardWatch
 from scheduler_svc.leadership.take_over import Leading
 from scheduler_svc.requests.admission import Admission
@@ -43,6 +44,11 @@ async def serve_shard(door: Door, shard: int, store: Store, leases: Leases, end:
         if leading is None:
             return
         leader = compose_leader(parts, leading)
+        if door.watch is not None:
+            with suppress(
+                StoreUnavailableError
+            ):  # it is read again soon; until then ids are not taken that may be known
+                await door.watch.read_plan()
         try:
             await lead(parts, leader, end)
         finally:
@@ -87,7 +93,7 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
         leader.successors = await lease.standbys()
     if not leader.successors:
         draining = _drain(engine, leader.admission, door.settings.drain_timeout_s)
-        others = () if door.watch is None else (_until_succeeded(leader),)
+        others = (_until_succeeded(leader),) if door.is_several else ()
         await unless_failed(before(draining, *others), (leader.fatal, *leader.running))
         leader.is_drained = not leader.successors
     if leader.successors:
@@ -108,21 +114,24 @@ async def end_leading(parts: Parts, leader: LeaderParts) -> None:
         log.info("handed over", epoch=leader.leading.epoch)
     await attempt.journal.close()
     await lease.release()
-    if not leader.is_drained:  # else they end by themselves
+    if not leader.is_drained or not parts.door.is_ending:  # else they end by themselves
         parts.gate.end_streams()
         await asyncio.sleep(_LINGER_S)
-    if parts.door.watch is None:  # else the process may have other shards
+    if not parts.door.is_several:  # else the process may have other shards
         await parts.door.server.stop(1.0)
     for ready in (CLUSTER, JOURNAL):
         await leader.readiness.close(ready)
     await attempt.records.close()
     await end_tasks(*leader.running)  # the first error is raised already
-    if parts.door.watch is not None:
+    if parts.door.is_several:
         log.info("shard left", shard=parts.shard)
 
 
 async def open_server(door: Door) -> None:
-    """Start the server: the process is healthy, its services are not yet."""
+    """Start the server, unless it was: the process is healthy, its services are not yet."""
+    if door.opened.is_set():
+        return
+    door.opened.set()
     await door.server.start()
     await door.server.set_serving("", True)
 
@@ -141,18 +150,20 @@ def _log_leading(parts: Parts, epoch: int) -> None:
         log.warning("relaxed delivery: clients may see output that a later scheduler has to compute again")
     event = "listening" if parts.hot is None else "leading"
     store = parts.store
-    where = {} if parts.door.watch is None else {"shard": parts.shard}
+    where = {"shard": parts.shard} if parts.door.is_several else {}
     log.info(event, address=parts.door.address, store=store.kind, durability=store.durability, epoch=epoch, **where)
 
 
 async def _publish_load(parts: Parts, leader: LeaderParts, watch: ShardWatch) -> None:
-    """Publish what this leader says of its shard, again and again."""
+    """Publish what this leader says of its shard, again and again, once there are several."""
+    await watch.several.wait()
     loop = asyncio.get_running_loop()
     cached, cached_until_s = cluster_pb2.CachedBeginnings(shard=parts.shard), loop.time()
     while True:
         if leader.cached is not None and loop.time() >= cached_until_s:
             cached = leader.cached.to_pb()
             cached_until_s = loop.time() + _CACHED_S_EACH * len(watch.shards)
+        leader.settling.update(watch.plan, leader.control.present_ids, loop.time())
         await watch.publish(_described(parts, leader, cached.version), cached)
         await asyncio.sleep(_PUBLISH_S)
 
@@ -171,6 +182,7 @@ def _described(parts: Parts, leader: LeaderParts, cache_version: int) -> cluster
         is_leaving=leader.is_leaving,
         num_uncomputed_tokens=scheduler.num_uncomputed_tokens(),
         cache_version=cache_version,
+        settled_version=leader.settling.settled_version,
     )
 
 

@@ -10,6 +10,7 @@ class SeenFleet:
     def __init__(self, latest: list[pb.Shard]) -> None:
         self._latest = latest
         self.shards = list(latest)
+        self.num_wanted = len(latest)
 
     def look(self) -> None:
         """Look at the store."""

@@ -43,6 +43,18 @@ class TopologyResponse(_message.Message):
 
     SHARDS_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    NUM_SHARDS_FIELD_NUMBER: _builtins.int
+    FORMER_NUM_SHARDS_FIELD_NUMBER: _builtins.int
+    WANTED_SHARDS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """version of the numbers below, which grows with every change of them. 0: the number of shards cannot change."""
+    num_shards: _builtins.int
+    """num_shards that take new requests: those with the lowest numbers. Absent or 0: all. The others are new and are
+    prepared, or were removed and still have requests, or records of them.
+    """
+    wanted_shards: _builtins.int
+    """wanted_shards is the number of shards that was asked for last. It differs from num_shards while shards are added."""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shard]:
         """shards in the order of their numbers, which begin with 0."""
@@ -53,19 +65,82 @@ class TopologyResponse(_message.Message):
         that have one. At most one for each shard.
         """
 
+    @_builtins.property
+    def former_num_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """former_num_shards are earlier values of num_shards, the last first, under which requests were submitted that may
+        live still or have records. A request id belongs to the shard that follows from it and num_shards; if it was
+        submitted under an earlier number, the request is in the shard that follows from that one.
+        """
+
     def __init__(
         self,
         *,
         shards: _abc.Iterable[Global___Shard] | None = ...,
         cached: _abc.Iterable[Global___CachedBeginnings] | None = ...,
+        version: _builtins.int = ...,
+        num_shards: _builtins.int = ...,
+        former_num_shards: _abc.Iterable[_builtins.int] | None = ...,
+        wanted_shards: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "former_num_shards", b"former_num_shards", "num_shards", b"num_shards", "shards", b"shards", "version", b"version", "wanted_shards", b"wanted_shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopologyResponse: _TypeAlias = TopologyResponse  # noqa: Y015
+
+@_typing.final
+class SetShardsRequest(_message.Message):
+    """SetShardsRequest asks for a number of shards."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_SHARDS_FIELD_NUMBER: _builtins.int
+    num_shards: _builtins.int
+    """num_shards that shall take requests, from 1 to 999. INVALID_ARGUMENT for another one."""
+    def __init__(
+        self,
+        *,
+        num_shards: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_shards", b"num_shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetShardsRequest: _TypeAlias = SetShardsRequest  # noqa: Y015
+
+@_typing.final
+class SetShardsResponse(_message.Message):
+    """SetShardsResponse says what has begun."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NUM_SHARDS_FIELD_NUMBER: _builtins.int
+    WANTED_SHARDS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """version of the numbers of shards, as in TopologyResponse."""
+    num_shards: _builtins.int
+    """num_shards that take new requests now."""
+    wanted_shards: _builtins.int
+    """wanted_shards is the number that was asked for last."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        num_shards: _builtins.int = ...,
+        wanted_shards: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_shards", b"num_shards", "version", b"version", "wanted_shards", b"wanted_shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetShardsResponse: _TypeAlias = SetShardsResponse  # noqa: Y015
 
 @_typing.final
 class Shard(_message.Message):
@@ -82,6 +157,7 @@ class Shard(_message.Message):
     IS_LEAVING_FIELD_NUMBER: _builtins.int
     NUM_UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_VERSION_FIELD_NUMBER: _builtins.int
+    SETTLED_VERSION_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """number of the shard."""
     leader: _builtins.str
@@ -104,6 +180,10 @@ class Shard(_message.Message):
     """
     cache_version: _builtins.int
     """cache_version is the `version` of what the shard has cached."""
+    settled_version: _builtins.int
+    """settled_version is a version of TopologyResponse: of what the shard had accepted before the version began, nothing
+    lives and no record is kept.
+    """
     def __init__(
         self,
         *,
@@ -116,10 +196,11 @@ class Shard(_message.Message):
         is_leaving: _builtins.bool = ...,
         num_uncomputed_tokens: _builtins.int = ...,
         cache_version: _builtins.int = ...,
+        settled_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_version", b"cache_version", "epoch", b"epoch", "is_leaving", b"is_leaving", "leader", b"leader", "num_running", b"num_running", "num_uncomputed_tokens", b"num_uncomputed_tokens", "num_waiting", b"num_waiting", "num_workers", b"num_workers", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_version", b"cache_version", "epoch", b"epoch", "is_leaving", b"is_leaving", "leader", b"leader", "num_running", b"num_running", "num_uncomputed_tokens", b"num_uncomputed_tokens", "num_waiting", b"num_waiting", "num_workers", b"num_workers", "number", b"number", "settled_version", b"settled_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

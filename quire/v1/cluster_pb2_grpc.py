@@ -28,10 +28,10 @@ if _version_not_supported:
 class ClusterStub(object):
     """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
     its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
-    Topology alone is served by every scheduler.
+    Topology and SetShards are served by every scheduler.
 
-    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS) that have nothing in common: each has a leader, a
-    journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
+    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS, SetShards) that have nothing in common: each has a
+    leader, a journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
     "quire-shard"; a scheduler that does not lead that shard answers NOT_LEADER with the address of the one that does.
     Without this metadata the scheduler that is called answers for the shard that it leads.
     """
@@ -57,15 +57,20 @@ class ClusterStub(object):
                 request_serializer=quire_dot_v1_dot_cluster__pb2.TopologyRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_cluster__pb2.TopologyResponse.FromString,
                 _registered_method=True)
+        self.SetShards = channel.unary_unary(
+                '/quire.v1.Cluster/SetShards',
+                request_serializer=quire_dot_v1_dot_cluster__pb2.SetShardsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_cluster__pb2.SetShardsResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer(object):
     """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
     its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
-    Topology alone is served by every scheduler.
+    Topology and SetShards are served by every scheduler.
 
-    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS) that have nothing in common: each has a leader, a
-    journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
+    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS, SetShards) that have nothing in common: each has a
+    leader, a journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
     "quire-shard"; a scheduler that does not lead that shard answers NOT_LEADER with the address of the one that does.
     Without this metadata the scheduler that is called answers for the shard that it leads.
     """
@@ -98,8 +103,18 @@ class ClusterServicer(object):
 
     def Topology(self, request, context):
         """Topology says which shards there are, who leads them and what they have cached: at once, and again whenever that
-        changes, at most four times a second. With one shard the stream ends after its first message, since there is
-        nothing to choose.
+        changes, at most four times a second. If their number cannot change (`version` 0), the stream of a deployment with
+        one shard ends after its first message, since there is nothing to choose.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetShards(self, request, context):
+        """SetShards changes the number of shards while requests run; it returns when the store has the number. Fewer shards
+        take new requests from then on; more do so once each of the new ones has a leader and a worker. Shards that are
+        removed finish what they have, and are led until the records of their requests have expired. Repeating a call does
+        no harm. FAILED_PRECONDITION if the scheduler's store is its own memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,6 +138,11 @@ def add_ClusterServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_cluster__pb2.TopologyRequest.FromString,
                     response_serializer=quire_dot_v1_dot_cluster__pb2.TopologyResponse.SerializeToString,
             ),
+            'SetShards': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetShards,
+                    request_deserializer=quire_dot_v1_dot_cluster__pb2.SetShardsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_cluster__pb2.SetShardsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'quire.v1.Cluster', rpc_method_handlers)
@@ -134,10 +154,10 @@ def add_ClusterServicer_to_server(servicer, server):
 class Cluster(object):
     """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
     its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
-    Topology alone is served by every scheduler.
+    Topology and SetShards are served by every scheduler.
 
-    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS) that have nothing in common: each has a leader, a
-    journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
+    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS, SetShards) that have nothing in common: each has a
+    leader, a journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
     "quire-shard"; a scheduler that does not lead that shard answers NOT_LEADER with the address of the one that does.
     Without this metadata the scheduler that is called answers for the shard that it leads.
     """
@@ -213,6 +233,33 @@ class Cluster(object):
             '/quire.v1.Cluster/Topology',
             quire_dot_v1_dot_cluster__pb2.TopologyRequest.SerializeToString,
             quire_dot_v1_dot_cluster__pb2.TopologyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetShards(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.Cluster/SetShards',
+            quire_dot_v1_dot_cluster__pb2.SetShardsRequest.SerializeToString,
+            quire_dot_v1_dot_cluster__pb2.SetShardsResponse.FromString,
             options,
             channel_credentials,
             insecure,

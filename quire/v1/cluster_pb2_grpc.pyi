@@ -29,10 +29,10 @@ GRPC_VERSION: str
 class ClusterStub:
     """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
     its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
-    Topology alone is served by every scheduler.
+    Topology and SetShards are served by every scheduler.
 
-    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS) that have nothing in common: each has a leader, a
-    journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
+    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS, SetShards) that have nothing in common: each has a
+    leader, a journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
     "quire-shard"; a scheduler that does not lead that shard answers NOT_LEADER with the address of the one that does.
     Without this metadata the scheduler that is called answers for the shard that it leads.
     """
@@ -61,18 +61,24 @@ class ClusterStub:
     """
     Topology: _grpc.UnaryStreamMultiCallable[_cluster_pb2.TopologyRequest, _cluster_pb2.TopologyResponse]
     """Topology says which shards there are, who leads them and what they have cached: at once, and again whenever that
-    changes, at most four times a second. With one shard the stream ends after its first message, since there is
-    nothing to choose.
+    changes, at most four times a second. If their number cannot change (`version` 0), the stream of a deployment with
+    one shard ends after its first message, since there is nothing to choose.
+    """
+    SetShards: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.SetShardsRequest, _cluster_pb2.SetShardsResponse]
+    """SetShards changes the number of shards while requests run; it returns when the store has the number. Fewer shards
+    take new requests from then on; more do so once each of the new ones has a leader and a worker. Shards that are
+    removed finish what they have, and are led until the records of their requests have expired. Repeating a call does
+    no harm. FAILED_PRECONDITION if the scheduler's store is its own memory.
     """
 
 @_typing.type_check_only
 class ClusterAsyncStub(ClusterStub):
     """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
     its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
-    Topology alone is served by every scheduler.
+    Topology and SetShards are served by every scheduler.
 
-    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS) that have nothing in common: each has a leader, a
-    journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
+    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS, SetShards) that have nothing in common: each has a
+    leader, a journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
     "quire-shard"; a scheduler that does not lead that shard answers NOT_LEADER with the address of the one that does.
     Without this metadata the scheduler that is called answers for the shard that it leads.
     """
@@ -98,17 +104,23 @@ class ClusterAsyncStub(ClusterStub):
     """
     Topology: _aio.UnaryStreamMultiCallable[_cluster_pb2.TopologyRequest, _cluster_pb2.TopologyResponse]  # type: ignore[assignment]
     """Topology says which shards there are, who leads them and what they have cached: at once, and again whenever that
-    changes, at most four times a second. With one shard the stream ends after its first message, since there is
-    nothing to choose.
+    changes, at most four times a second. If their number cannot change (`version` 0), the stream of a deployment with
+    one shard ends after its first message, since there is nothing to choose.
+    """
+    SetShards: _aio.UnaryUnaryMultiCallable[_cluster_pb2.SetShardsRequest, _cluster_pb2.SetShardsResponse]  # type: ignore[assignment]
+    """SetShards changes the number of shards while requests run; it returns when the store has the number. Fewer shards
+    take new requests from then on; more do so once each of the new ones has a leader and a worker. Shards that are
+    removed finish what they have, and are led until the records of their requests have expired. Repeating a call does
+    no harm. FAILED_PRECONDITION if the scheduler's store is its own memory.
     """
 
 class ClusterServicer(metaclass=_abc_1.ABCMeta):
     """Cluster is served by the scheduler that leads. A standby answers FAILED_PRECONDITION with the reason NOT_LEADER;
     its ErrorInfo has the leader's address as metadata "leader", if there is a leader. The same holds for Inference.
-    Topology alone is served by every scheduler.
+    Topology and SetShards are served by every scheduler.
 
-    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS) that have nothing in common: each has a leader, a
-    journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
+    A deployment has one shard, or several (QUIRE_SCHEDULER_SHARDS, SetShards) that have nothing in common: each has a
+    leader, a journal and epoch, requests and workers of its own. A call for one shard carries its number as metadata
     "quire-shard"; a scheduler that does not lead that shard answers NOT_LEADER with the address of the one that does.
     Without this metadata the scheduler that is called answers for the shard that it leads.
     """
@@ -150,8 +162,20 @@ class ClusterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_cluster_pb2.TopologyResponse], _abc.AsyncIterator[_cluster_pb2.TopologyResponse]]:
         """Topology says which shards there are, who leads them and what they have cached: at once, and again whenever that
-        changes, at most four times a second. With one shard the stream ends after its first message, since there is
-        nothing to choose.
+        changes, at most four times a second. If their number cannot change (`version` 0), the stream of a deployment with
+        one shard ends after its first message, since there is nothing to choose.
+        """
+
+    @_abc_1.abstractmethod
+    def SetShards(
+        self,
+        request: _cluster_pb2.SetShardsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.SetShardsResponse, _abc.Awaitable[_cluster_pb2.SetShardsResponse]]:
+        """SetShards changes the number of shards while requests run; it returns when the store has the number. Fewer shards
+        take new requests from then on; more do so once each of the new ones has a leader and a worker. Shards that are
+        removed finish what they have, and are led until the records of their requests have expired. Repeating a call does
+        no harm. FAILED_PRECONDITION if the scheduler's store is its own memory.
         """
 
 def add_ClusterServicer_to_server(servicer: ClusterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

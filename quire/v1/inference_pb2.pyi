@@ -1371,12 +1371,20 @@ class SessionRequest(_message.Message):
     ATTACH_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     DETACH_FIELD_NUMBER: _builtins.int
+    SHARDS_VERSION_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """handle names the request within this session. The client chooses one that is not in use; events carry it. A submit
     or attach with a handle in use gets an error with a violation of the field "handle": that concerns this message
     alone, and the handle stays in use by the earlier one.
+    """
+    shards_version: _builtins.int
+    """shards_version goes with a submit whose request_id may have been submitted before: the `version` of the Topology by
+    which the client chose this shard, once GetRequest with that version had answered NOT_FOUND in each other shard that
+    the id belongs to by `former_num_shards`. A shard that knows another version does not take a new request then: the
+    error is UNAVAILABLE with the reason SHARDS_CHANGED and its own version as metadata "version". So an id is accepted
+    once, whatever shards come and go. 0 or absent: not compared.
     """
     number: _builtins.int
     """number counts the messages of this stream, from 1 on. Absent or 0: not counted. An unexpected number means that a
@@ -1410,12 +1418,13 @@ class SessionRequest(_message.Message):
         attach: Global___Attach | None = ...,
         cancel: Global___Cancellation | None = ...,
         detach: Global___Detachment | None = ...,
+        shards_version: _builtins.int = ...,
         number: _builtins.int = ...,
         checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attach", b"attach", "cancel", b"cancel", "detach", b"detach", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attach", b"attach", "cancel", b"cancel", "checksum", b"checksum", "detach", b"detach", "handle", b"handle", "number", b"number", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attach", b"attach", "cancel", b"cancel", "checksum", b"checksum", "detach", b"detach", "handle", b"handle", "number", b"number", "shards_version", b"shards_version", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["submit", "attach", "cancel", "detach"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
@@ -1770,16 +1779,22 @@ class GetRequestRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SHARDS_VERSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id of the request. At most 128 characters."""
+    shards_version: _builtins.int
+    """shards_version that the scheduler must know to answer, of Topology: from then on the shard takes no new request for
+    an id that belongs elsewhere. UNAVAILABLE with the reason SHARDS_CHANGED while it does not. 0 or absent: any.
+    """
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
+        shards_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "shards_version", b"shards_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

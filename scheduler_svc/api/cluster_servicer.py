@@ -7,17 +7,17 @@ from quire.errors import FieldViolation, InvalidRequestError
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from scheduler_svc.api.shard_gates import not_leader_of
-from scheduler_svc.api.topology import topology
+from scheduler_svc.api.topology import set_shards, topology
 from scheduler_svc.api.worker_shares import WorkerShares
 from scheduler_svc.leadership.shard_watch import ShardWatch
 from scheduler_svc.workers.workers import LEASE_MS, Workers
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
-    """Answers `Register` and `DrainWorker`; `Topology` is answered before it, by every scheduler."""
+    """Answers `Register` and `DrainWorker`; the others are answered before it, by every scheduler."""
 
     def __init__(self, workers: Workers, shares: WorkerShares | None = None, watch: ShardWatch | None = None) -> None:
-        """`shares`: of the workers among several shards, which `watch` sees; None: there is one shard."""
+        """`shares`: of the workers among several shards, which `watch` sees; None: there can be but one shard."""
         self._workers = workers
         self._shares = shares
         self._watch = watch
@@ -31,7 +31,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         ]
         if violations:
             raise InvalidRequestError.of(violations)
-        shares = self._shares
+        shares = self._shares if self._watch is not None and self._watch.is_several else None
         shard = 0
         if shares is not None:
             shard = shares.shard_of(request)
@@ -49,3 +49,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     def Topology(self, request: pb.TopologyRequest, context: Context) -> AsyncIterator[pb.TopologyResponse]:
         """Stream the shards, as the handler before the gate does."""
         return topology(self._watch)
+
+    async def SetShards(self, request: pb.SetShardsRequest, context: Context) -> pb.SetShardsResponse:
+        """Change the number of shards, as the handler before the gate does."""
+        return await set_shards(self._watch, request)

@@ -108,7 +108,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.GetRequestResponse:
         """Describe a request."""
-        response = await self._control.response(request.request_id)
+        response = await self._control.response(request.request_id, request.shards_version)
         response.waiting_for = self._requests.waiting_for(request.request_id)
         return response
 

@@ -180,7 +180,7 @@ class ServerSession:
         self._news.set()
 
     async def _submit(self, start: _Start, request: pb.SessionRequest) -> None:
-        stream, accepted = await self._admission.submit(request.submit, None)
+        stream, accepted = await self._admission.submit(request.submit, None, request.shards_version)
         self._open(start, self._admission.readers.subscribe(stream, (), self._on_news), accepted)
 
     async def _attach(self, start: _Start, request: pb.SessionRequest) -> None:

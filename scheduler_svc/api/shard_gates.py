@@ -19,11 +19,23 @@ _MOST_DIGITS = 6
 class ShardGates(grpc.GenericRpcHandler):
     """One per process, added to its server once. `gates` has a gate by the number of each shard."""
 
-    def __init__(self, services: Sequence[str], leader_of: Callable[[int], str | None]) -> None:
-        """`services`: full names of those behind the gates. `leader_of`: address of a shard's leader elsewhere."""
+    def __init__(
+        self,
+        services: Sequence[str],
+        leader_of: Callable[[int], str | None],
+        takes_requests: Callable[[int], bool] = lambda shard: True,
+    ) -> None:
+        """Take what is behind the gates.
+
+        Args:
+            services: full names of the services.
+            leader_of: address of a shard's leader elsewhere.
+            takes_requests: True for a shard that takes new requests: a call that names none goes to such a one.
+        """
         self.gates: dict[int, LeaderGate] = {}
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._leader_of = leader_of
+        self._takes_requests = takes_requests
 
     def service(self, handler_call_details: Any) -> Any:
         """Handler of a call; None if its service is not behind the gates."""
@@ -31,9 +43,8 @@ class ShardGates(grpc.GenericRpcHandler):
             return None
         shard = _shard_wanted(handler_call_details.invocation_metadata)
         if shard is None:
-            shard = next(
-                (number for number, gate in sorted(self.gates.items()) if gate.is_open), min(self.gates, default=0)
-            )
+            led = [number for number, gate in self.gates.items() if gate.is_open]
+            shard = min(led or self.gates, key=lambda number: (not self._takes_requests(number), number), default=0)
         gate = self.gates.get(shard)
         elsewhere = self._leader_of(shard)
         if gate is None or (elsewhere is not None and not gate.is_open):  # the gate may not have heard of it yet

@@ -28,6 +28,10 @@ class SeenShards(Protocol):
     def shards(self) -> Sequence[pb.Shard]:
         """Every shard."""
 
+    @property
+    def num_wanted(self) -> int:
+        """Number of shards that take requests, or shall soon; those behind them were removed."""
+
     def leader_of(self, shard: int) -> str | None:
         """Address of a shard's leader; None: none is known."""
 
@@ -118,6 +122,7 @@ class WorkerShares:
                 for each in self.watch.shards
             ],
             worker_id,
+            self.watch.num_wanted,
         )
         self._sent[worker_id] = (chosen, now_s)
         return chosen
@@ -134,7 +139,7 @@ class WorkerShares:
             if is_here or now_s < self._given_until_s:
                 return self._given.shard if is_here and member is given else self.shard
         self._given = None
-        needy = shard_in_need(self.watch.shards, self.shard)
+        needy = shard_in_need(self.watch.shards, self.shard, self.watch.num_wanted)
         if needy is None and served_s > _SLICE_S:
             needy = starving_shard(self.watch.shards, self.shard)
         if needy is None or member is not self._idlest():

@@ -15,6 +15,9 @@ each shard in one slot, and the shards in several.
     {quire:<deployment>}:standbys  sorted set: addresses of standbys, each with the server's time in milliseconds until
                                    which it counts as present. Written by standbys, read by a leader that is told to
                                    end.
+    {quire:<deployment>}:shards    string, a `ShardPlan`: `<version> <num_shards> <num_wanted> <num_kept>` and former
+                                   numbers. Of shard 0 alone. Written by the first scheduler, and by any that is
+                                   asked for another number; read by all, a few times a second. Lives for ever.
     {quire:<deployment>}:load      string, a serialised quire.v1.Shard: what the leader says of its shard. Written by it
                                    a few times a second where there are several shards, read by all schedulers; gone
                                    soon after it is written no more.
@@ -63,6 +66,7 @@ class Keys:
     epoch: str
     lease: str
     standbys: str
+    shards: str
     load: str
     cached: str
     journal: str
@@ -86,6 +90,7 @@ class Keys:
             epoch=f"{tag}:epoch",
             lease=f"{tag}:lease",
             standbys=f"{tag}:standbys",
+            shards=f"{tag}:shards",
             load=f"{tag}:load",
             cached=f"{tag}:cached",
             journal=f"{tag}:journal",

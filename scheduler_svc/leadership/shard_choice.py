@@ -16,28 +16,35 @@ _MOST_COMPARED = 8  # shards of which a new worker gets the one with the fewest 
 _EVEN = 2  # workers that one shard must have more than another to give one away
 
 
-def shard_of_new_worker(shards: Sequence[pb.Shard], worker_id: str) -> int:
-    """Number of the shard with the fewest workers among those that are led. 0: none is led.
+def shard_of_new_worker(shards: Sequence[pb.Shard], worker_id: str, num_wanted: int | None = None) -> int:
+    """Number of the shard with the fewest workers among those that are led, and below `num_wanted`. 0: none is.
 
     Of more than eight that are led, two are drawn by the worker's id. Hundreds of workers that start within half a
     second, while nothing is published, would all go to the few shards that have the fewest.
     """
-    led = [shard for shard in shards if shard.leader]
+    led = [shard for shard in shards[:num_wanted] if shard.leader]
     drawn = sorted(led, key=lambda shard: _turn(worker_id, shard.number))[
         : len(led) if len(led) <= _MOST_COMPARED else 2
     ]
     return min(drawn, key=lambda shard: shard.num_workers).number if drawn else 0
 
 
-def shard_in_need(shards: Sequence[pb.Shard], giver: int) -> int | None:
+def shard_in_need(shards: Sequence[pb.Shard], giver: int, num_wanted: int | None = None) -> int | None:
     """Number of the shard that shall get a worker of the shard `giver`; None: that one gives none away.
 
-    The shard with most workers gives to the one with fewest, the second to the second, and so on, while it has at least
-    two more. No shard gives and gets.
+    A removed shard, from `num_wanted` on, that has no requests gives all of its workers, to those with the fewest.
+    Else the shard with most workers gives to the one with fewest, the second to the second, and so on, while it has at
+    least two more. No shard gives and gets.
     """
     led = [shard for shard in shards if shard.leader]
-    poorest = sorted(led, key=lambda shard: (shard.num_workers, shard.number))
-    richest = sorted(led, key=lambda shard: (-shard.num_workers, shard.number))
+    idle = [shard.number for shard in led if _is_done(shard, num_wanted)]
+    poorest = sorted(
+        (shard for shard in led if shard.number not in idle), key=lambda shard: (shard.num_workers, shard.number)
+    )
+    givers = [number for number in idle if shards[number].num_workers]
+    if givers and poorest:
+        return poorest[givers.index(giver) % len(poorest)].number if giver in givers else None
+    richest = sorted(poorest, key=lambda shard: (-shard.num_workers, shard.number))
     for rich, poor in zip(richest, poorest, strict=True):
         if rich.num_workers - poor.num_workers < _EVEN:
             return None
@@ -61,6 +68,12 @@ def starving_shard(shards: Sequence[pb.Shard], giver: int) -> int | None:
     if lender.number != giver:
         return None
     return min(starving, key=lambda shard: (shard.number - giver) % len(shards)).number
+
+
+def _is_done(shard: pb.Shard, num_wanted: int | None) -> bool:
+    """True of a removed shard that has no requests, and so needs no worker."""
+    is_removed = num_wanted is not None and shard.number >= num_wanted
+    return is_removed and not shard.num_running + shard.num_waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

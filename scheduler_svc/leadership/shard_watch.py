@@ -1,7 +1,8 @@
-"""Watch of all shards of a deployment, for each of its schedulers: who leads each of them, with which load and cache.
+"""Watch of all shards of a deployment, for each of its schedulers: how many there are, who leads each of them, with
+which load and cache.
 
 All shards are read at once, the less often the more there are: each scheduler reads each shard, so the store's work
-would grow with the square of their number. Knows leases; nothing of requests.
+would grow with the square of their number. Of one shard only the number is read. Knows leases; nothing of requests.
 """
 
 import asyncio
@@ -11,16 +12,20 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from quire.v1 import cluster_pb2 as pb
-from scheduler_svc.journal.leases import ShardLeases, ShardReader, ShardReading
+from scheduler_svc.journal.leases import ShardReading
+from scheduler_svc.journal.shard_plan import ShardPlan
+from scheduler_svc.journal.shard_store import ShardStore
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.shard_choice import ShardView
 
 log = structlog.get_logger()
 
 _LOOK_S = 0.25
+_ALONE_S = 0.5  # between two looks at the number of shards, while there is one
 _SHARDS_A_LOOK = 16  # more of them are looked at less often
 _LOAD_MS = 3000  # how long a published load counts
 _FREE_LEASES = 0.5  # lives of a lease without leader and standby, after which a scheduler of another shard comes
+_RETRY_S = 0.1  # to read the number at the start
 
 
 def look_every_s(num_shards: int) -> float:
@@ -31,50 +36,89 @@ def look_every_s(num_shards: int) -> float:
 class ShardWatch:
     """One per process. `shards` and `cached` have what is known, by number; `changed` is replaced when it is set."""
 
-    def __init__(self, leases: Sequence[ShardLeases], reader: ShardReader, *, lease_ms: int) -> None:
-        """`leases`: of each shard, by number; `reader` reads all of them."""
-        self.shards = [pb.Shard(number=number) for number in range(len(leases))]
-        self.cached = [pb.CachedBeginnings(shard=number) for number in range(len(leases))]
+    def __init__(self, store: ShardStore, plan: ShardPlan, *, lease_ms: int, expects_several: bool = False) -> None:
+        """`plan`: as read from the store. `expects_several`: this process is set up for several shards anyway."""
+        self.plan = plan
+        self.plan_read_s = asyncio.get_running_loop().time()
+        self.shards: list[pb.Shard] = []
+        self.cached: list[pb.CachedBeginnings] = []
         self.changed = asyncio.Event()
-        self._leases = leases
-        self._reader = reader
+        self.several = asyncio.Event()  # set for good once there are several shards, or traces of others
+        self.has_ended = False  # streams of what is known shall end
+        self.store = store
         self._lease_ms = lease_ms
-        self._free_since_s: list[float | None] = [None] * len(leases)  # on the loop's clock; None: led, or not known
-        self._standbys: list[tuple[str, ...]] = [()] * len(leases)
+        self._free_since_s: list[float | None] = []  # on the loop's clock; None: led, or not known
+        self._standbys: list[tuple[str, ...]] = []
         self._was_read = asyncio.Event()
+        self._expects_several = expects_several
+        self._fit_plan()
+
+    @property
+    def is_several(self) -> bool:
+        """True if there are several shards, or may have been."""
+        return self.several.is_set()
+
+    @property
+    def num_wanted(self) -> int:
+        """Number of shards that take requests, or shall soon."""
+        return self.plan.num_wanted
+
+    def takes_requests(self, shard: int) -> bool:
+        """True if a shard takes new requests."""
+        return shard < self.plan.num_shards
 
     def leader_of(self, shard: int) -> str | None:
         """Address of a shard's leader; None: none is known."""
         return (self.shards[shard].leader or None) if shard < len(self.shards) else None
 
-    async def run(self) -> None:
-        """Look at every shard again and again, until cancelled."""
+    async def run(self, me: str = "") -> None:
+        """Look at every shard again and again, until cancelled. `me`: address of this scheduler."""
         unseen: list[int] = []
         while True:
             was_unseen = unseen
-            try:
-                unseen, reason = await self._look()
-            except StoreUnavailableError as error:
-                unseen, reason = list(range(len(self.shards))), error.message
+            unseen, reason = await self._look_around(me)
             if unseen and unseen != was_unseen:
                 log.warning("shards not seen", shards=unseen, reason=reason)
-            for number in unseen:
+            for number in [each for each in unseen if each < len(self.shards)]:
                 self._free_since_s[number] = None
             self._was_read.set()
-            await asyncio.sleep(look_every_s(len(self.shards)))
+            await asyncio.sleep(look_every_s(len(self.shards)) if self.is_several else _ALONE_S)
+
+    async def read_plan(self) -> None:
+        """Read how many shards there are. Raises StoreUnavailableError."""
+        began_s = asyncio.get_running_loop().time()
+        found = await self.store.read_plan()
+        if found is None or found.version < self.plan.version:  # the store has lost what this process has read
+            found = await self.store.replace_plan(self.plan, found.version if found is not None else 0)
+        if found is not None and found.version >= self.plan.version:
+            self._take_plan(found)
+            self.plan_read_s = began_s
+
+    async def set_wanted(self, num_shards: int) -> ShardPlan:
+        """Change the number of shards; return the plan that stands then. Raises StoreUnavailableError."""
+        while True:
+            await self.read_plan()
+            plan = self.plan.with_wanted(num_shards)
+            if plan == self.plan or await self._replace_plan(plan):
+                return self.plan
 
     async def publish(self, shard: pb.Shard, cached: pb.CachedBeginnings) -> None:
         """Publish what the leader says of its shard and of what is cached there."""
         published = shard.SerializeToString(), cached.SerializeToString()
         try:
-            await self._leases[shard.number].publish_shard(*published, _LOAD_MS)
+            await self.store.leases(shard.number).publish_shard(*published, _LOAD_MS)
         except StoreUnavailableError:
             return  # others take it for unloaded, then; it is published again soon
         self._set(shard, cached)
 
+    def end_streams(self) -> None:
+        """End the streams of what is known: this process is about to end."""
+        self.has_ended = True
+        self._say_changed()
+
     async def close(self) -> None:
-        """Close the connection that it reads by."""
-        await self._reader.close()
+        """Close all connections."""
+        await self.store.close()
 
     async def until_seen(self) -> None:
         """Return when every shard was looked at, or could not be."""
@@ -94,25 +138,94 @@ class ShardWatch:
             for shard, since_s in zip(self.shards, self._free_since_s, strict=True)
         ]
 
+    async def _look_around(self, me: str) -> tuple[list[int], str]:
+        """Read the plan, look at every shard and advance the plan. Returns the shards that were not seen, and why."""
+        plan_error = ""
+        try:
+            await self.read_plan()
+        except StoreUnavailableError as error:  # shards in other parts of the store may be seen still
+            plan_error = error.message
+        every = list(range(len(self.shards)))
+        if not self.is_several:
+            return (every, plan_error) if plan_error else ([], "")
+        try:
+            unseen, reason = await self._look()
+            if not plan_error and not unseen:
+                await self._advance(me)
+        except StoreUnavailableError as error:
+            return every, error.message
+        return unseen, reason
+
     async def _look(self) -> tuple[list[int], str]:
         """Look at every shard once. Returns those that were not seen, whose part of the store did not answer, and why.
 
         Raises StoreUnavailableError if that holds for all, and then has recorded nothing.
         """
-        answers = list(enumerate(await self._reader.read_shards(4 * self._lease_ms)))
+        answers = list(enumerate(await self.store.read_shards(len(self.shards), 4 * self._lease_ms)))
         readings = {number: each for number, each in answers if isinstance(each, ShardReading)}
         errors = {number: each.message for number, each in answers if isinstance(each, StoreUnavailableError)}
         seen = [_shard_of(number, each) for number, each in readings.items()]
-        changed = [each for each in seen if each.cache_version != self.cached[each.number].version]
+        changed = [each for each in seen if each.cache_version != self._cache_version(each.number)]
         with_content = [each.number for each in changed if each.cache_version]
-        content = await self._reader.read_cached(with_content) if with_content else []
+        content = await self.store.read_cached(with_content) if with_content else []
         cached = _cached_of(changed, content)
-        for shard in seen:
+        for shard in [each for each in seen if each.number < len(self.shards)]:  # some may be removed by now
             reading = readings[shard.number]
             self._standbys[shard.number] = reading.standbys
             self._record_freedom(shard.number, is_free=reading.held is None)
             self._set(shard, cached.get(shard.number, self.cached[shard.number]))
         return list(errors), next(iter(errors.values()), "")
+
+    def _cache_version(self, number: int) -> int:
+        return self.cached[number].version if number < len(self.cached) else 0
+
+    async def _advance(self, me: str) -> None:
+        """Let new shards take requests once they can, and forget removed ones: the leader of shard 0 does.
+
+        Raises StoreUnavailableError.
+        """
+        if self.leader_of(0) != me or len(self.shards) < self.plan.num_kept:
+            return
+        coming = self.shards[self.plan.num_shards : self.plan.num_wanted]
+        plan = self.plan
+        if coming and all(shard.leader and shard.num_workers for shard in coming):
+            plan = plan.with_ready()
+        elif not coming and not plan.is_settled:
+            plan = plan.without_settled([shard.settled_version if shard.leader else 0 for shard in self.shards])
+        if plan != self.plan:
+            await self._replace_plan(plan)
+
+    async def _replace_plan(self, plan: ShardPlan) -> bool:
+        """Put a plan in the place of ours. False: another one stands there. Raises StoreUnavailableError."""
+        found = await self.store.replace_plan(plan, self.plan.version)
+        if found is not None:
+            self._take_plan(found)
+        return found == plan
+
+    def _take_plan(self, plan: ShardPlan) -> None:
+        if plan.version <= self.plan.version:
+            return
+        self.plan = plan
+        log.info(
+            "number of shards",
+            version=plan.version,
+            taking_requests=plan.num_shards,
+            wanted=plan.num_wanted,
+            kept=plan.num_kept,
+        )
+        self._fit_plan()
+        self._say_changed()
+
+    def _fit_plan(self) -> None:
+        """Make the lists as long as there are shards."""
+        num_kept, num_before = self.plan.num_kept, len(self.shards)
+        new = range(num_before, num_kept)
+        self.shards = [*self.shards[:num_kept], *(pb.Shard(number=number) for number in new)]
+        self.cached = [*self.cached[:num_kept], *(pb.CachedBeginnings(shard=number) for number in new)]
+        self._free_since_s = [*self._free_since_s[:num_kept], *[None] * len(new)]
+        self._standbys = [*self._standbys[:num_kept], *[()] * len(new)]
+        if self._expects_several or not self.plan.is_plain:
+            self.several.set()
 
     def _record_freedom(self, number: int, *, is_free: bool) -> None:
         if not is_free:
@@ -121,11 +234,42 @@ class ShardWatch:
             self._free_since_s[number] = asyncio.get_running_loop().time()
 
     def _set(self, shard: pb.Shard, cached: pb.CachedBeginnings) -> None:
+        if shard.number >= len(self.shards):
+            return  # it was removed meanwhile
         if shard == self.shards[shard.number] and cached.version == self.cached[shard.number].version:
             return
         self.shards[shard.number], self.cached[shard.number] = shard, cached
+        self._say_changed()
+
+    def _say_changed(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+async def open_watch(store: ShardStore, num_shards: int, *, lease_ms: int, patience_s: float) -> ShardWatch:
+    """Watch the shards of a store; if it has no number yet, it gets this one.
+
+    Raises StoreUnavailableError if the store does not answer for so long.
+    """
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + patience_s
+    while True:
+        try:
+            plan = await store.read_plan() or await store.replace_plan(ShardPlan.first(num_shards), 0)
+        except StoreUnavailableError:
+            if loop.time() > until_s:
+                raise
+            plan = None
+        if plan is not None:
+            break
+        await asyncio.sleep(_RETRY_S)
+    if plan.num_wanted != num_shards:
+        log.warning(
+            "the store has another number of shards than the setting, and it counts; change it with `quire shards N`",
+            shards=plan.num_wanted,
+            setting=num_shards,
+        )
+    return ShardWatch(store, plan, lease_ms=lease_ms, expects_several=num_shards > 1)
 
 
 def _shard_of(number: int, reading: ShardReading) -> pb.Shard:

@@ -47,6 +47,7 @@ from scheduler_svc.requests.params.served_model import ServedModel
 from scheduler_svc.requests.queue_limits import AdmissionLimits, QueueLimits
 from scheduler_svc.requests.recovery.recovery import Recovery
 from scheduler_svc.requests.request_control import ADMISSION_TIMEOUT_S, RequestControl, Submission, read_record
+from scheduler_svc.requests.shard_rule import ShardRule
 
 log = structlog.get_logger()
 
@@ -62,6 +63,7 @@ class _Asked(NamedTuple):
     digest: bytes  # of what was asked for
     model: ServedModel
     timeout_s: float | None  # of the call
+    shards_version: int  # by which its shard was chosen; 0: it does not say
 
 
 class Admission:
@@ -77,8 +79,20 @@ class Admission:
         *,
         timeout_s: float = ADMISSION_TIMEOUT_S,
         cached: CacheSummary | None = None,
+        shard_rule: ShardRule | None = None,
     ) -> None:
-        """`timeout_s`: longest wait for the journal to acknowledge a request. `cached`: told of prompts, if any."""
+        """Take the engine, and what limits it.
+
+        Args:
+            engine: runs what is admitted.
+            limits: of the queue.
+            readers: of outputs.
+            recovery: of the requests of earlier schedulers.
+            control: finds requests by their ids.
+            timeout_s: longest wait for the journal to acknowledge a request.
+            cached: told of prompts where there are several shards, if any.
+            shard_rule: of the shard that this scheduler leads; None: there can be but one.
+        """
         self.model: ServedModel | None = None
         self.num_refused = 0
         self.closed = False
@@ -91,6 +105,7 @@ class Admission:
         self._timeout_s = timeout_s
         self._control = control
         self._cached = cached
+        self._shard_rule = shard_rule
         self._submissions = control.submissions
         self._queue = QueueLimits(engine, limits)
         self._entering: dict[LiveRequest, None] = {}  # found to fit, and not yet in the queue
@@ -134,22 +149,27 @@ class Admission:
             for live in self._entering
         )
 
-    async def submit(self, request: pb.GenerateRequest, timeout_s: float | None) -> tuple[OutputStream, pb.Accepted]:
+    async def submit(
+        self, request: pb.GenerateRequest, timeout_s: float | None, shards_version: int = 0
+    ) -> tuple[OutputStream, pb.Accepted]:
         """Admit a request, or attach to the one that has its id.
 
-        Raises the errors of `validate` and `settle_length`, AlreadyExistsError, OverloadedError, UnavailableError.
+        Raises the errors of `validate` and `settle_length`, AlreadyExistsError, OverloadedError, UnavailableError, and
+        ShardsChangedError if its shard was chosen by another version of their number.
         """
         try:
             if (journaled := self.recovery.find(request.request_id)) is not None:
                 _check_same(journaled.request_id, journaled.admission.request_digest, request_digest(request))
                 return await self._control.attach(journaled.request_id)
+            if self.model is None and await self._is_recorded(request):
+                return await self._control.attach(request.request_id)
             model = self.require_model()
             digest = request_digest(request)  # of what was asked for, whatever the model's defaults are meanwhile
             request = with_defaults(request, model.sampling_defaults)
             params = validate(
                 request, model.limits, draw_seed=lambda: secrets.randbits(64), make_id=lambda: str(uuid.uuid4())
             )
-            stream, is_new = await self._known_or_new(_Asked(request, params, digest, model, timeout_s))
+            stream, is_new = await self._known_or_new(_Asked(request, params, digest, model, timeout_s, shards_version))
         except CONTROL_FLOW:
             raise
         except BaseException:
@@ -185,7 +205,7 @@ class Admission:
             task.exception()  # retrieved: each waiter gets it too
 
     async def _admit(self, asked: _Asked) -> OutputStream:
-        request, params, digest, model, timeout_s = asked
+        request, params, digest, model, timeout_s, shards_version = asked
         times = RequestTimes(arrived_ns=time.monotonic_ns(), arrived_unix_ns=time.time_ns())
         timeouts_s = [each for each in (timeout_s, _seconds(params.timeout_ms)) if each is not None]
         deadline_s = times.arrived_ns / 1e9 + min(*timeouts_s, MOST_TIMEOUT_S) if timeouts_s else None
@@ -194,6 +214,8 @@ class Admission:
             _check_same(request.request_id, record.request_digest, digest)
             return stream_of_record(record)
         self._check_open()
+        if self._shard_rule is not None:
+            self._shard_rule.check_new(params.request_id, shards_version)
         self._queue.check_newcomer(params.tenant, params.priority, deadline_s)
         self._queue.enter(params.tenant)
         live = None
@@ -210,7 +232,7 @@ class Admission:
 
     async def _prepare(self, asked: _Asked, times: RequestTimes, deadline_s: float | None) -> LiveRequest:
         """Try the grammar, tokenise the prompt and settle the length."""
-        request, params, digest, model, _ = asked
+        request, params, digest, model, *_ = asked
         await self._grammars.check(params.sampling.grammar, model)
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
         self._check_open()
@@ -284,7 +306,7 @@ class Admission:
             raise UnavailableError(
                 "another scheduler has taken over; nothing was accepted here, so send the request to that one"
             ) from error
-        if self._cached is not None:
+        if self._cached is not None and (self._shard_rule is None or self._shard_rule.is_several):
             self._cached.record_admitted(request, live.group.sequences[0])
         self._start(live)
 
@@ -306,6 +328,13 @@ class Admission:
             max_tokens=live.max_tokens,
             num_sequences=live.params.num_sequences,
         )
+
+    async def _is_recorded(self, request: pb.GenerateRequest) -> bool:
+        """True if this request has ended and has a record, which needs no worker. Raises AlreadyExistsError."""
+        record = await self._record_in_time(request.request_id) if request.request_id else None
+        if record is not None:
+            _check_same(request.request_id, record.request_digest, request_digest(request))
+        return record is not None
 
     async def _record_in_time(self, request_id: str) -> journal_pb2.RequestRecord | None:
         """Record of a request that has ended. Raises UnavailableError if the store does not answer."""

@@ -19,6 +19,7 @@ from scheduler_svc.requests.live.output_stream import OutputStream
 from scheduler_svc.requests.live.request_record import deleted_record, stream_of_record
 from scheduler_svc.requests.queue_limits import AdmissionLimits, check_pause
 from scheduler_svc.requests.recovery.recovery import Recovery
+from scheduler_svc.requests.shard_rule import ShardRule
 
 T = TypeVar("T")
 
@@ -36,14 +37,26 @@ class RequestControl:
     """One per process. `submissions`, by request_id, are on their way in: `Admission` adds and removes them."""
 
     def __init__(
-        self, engine: Engine, recovery: Recovery, limits: AdmissionLimits, *, timeout_s: float = ADMISSION_TIMEOUT_S
+        self,
+        engine: Engine,
+        recovery: Recovery,
+        limits: AdmissionLimits,
+        *,
+        timeout_s: float = ADMISSION_TIMEOUT_S,
+        shard_rule: ShardRule | None = None,
     ) -> None:
-        """`timeout_s`: longest wait for the journal to acknowledge a change."""
+        """`timeout_s`: longest wait for the journal to acknowledge a change. `shard_rule`: None: there is one shard."""
         self.submissions: dict[str, Submission] = {}
         self._engine = engine
         self._recovery = recovery
         self._limits = limits
         self._timeout_s = timeout_s
+        self._shard_rule = shard_rule
+
+    def present_ids(self) -> set[str]:
+        """Ids of all requests that live, wait for their model, or are on their way in."""
+        waiting = (each.journaled.request_id for each in self._recovery.waiting)
+        return {*self._engine.live, *self.submissions, *waiting}
 
     async def find(self, request_id: str) -> OutputStream:
         """Output of a request, live or recorded. Raises NotFoundError.
@@ -70,15 +83,20 @@ class RequestControl:
         accepted.attached = True
         return stream, accepted
 
-    async def response(self, request_id: str) -> pb.GetRequestResponse:
-        """State, output and timings of a request. Raises NotFoundError."""
+    async def response(self, request_id: str, shards_version: int = 0) -> pb.GetRequestResponse:
+        """State, output and timings of a request. With a version, also of one whose record was deleted.
+
+        Raises NotFoundError, and ShardsChangedError if this version of the number of shards is not known here yet.
+        """
+        if self._shard_rule is not None:
+            self._shard_rule.check_known(shards_version)
         waiting = self._recovery.response(request_id)
         if waiting is not None:
             return waiting
         live = await self._live(request_id)
         if live is not None:
             return live.to_response()
-        return (await self._found_record(request_id)).response
+        return (await self._found_record(request_id, with_deleted=bool(shards_version))).response
 
     async def cancel(self, request_id: str) -> pb.RequestState.ValueType:
         """End a request, unless it has ended. Returns its state once its end is durable.
@@ -176,13 +194,13 @@ class RequestControl:
             await asyncio.wait([submission.task])
         return self._engine.live.get(request_id)
 
-    async def _found_record(self, request_id: str) -> journal_pb2.RequestRecord:
+    async def _found_record(self, request_id: str, *, with_deleted: bool = False) -> journal_pb2.RequestRecord:
         """Record of a request that has ended.
 
         Raises NotFoundError only while we lead: requests that a successor accepted are not known here.
         """
         record = await read_record(self._engine.records, request_id)
-        if record is not None and not record.deleted:
+        if record is not None and (with_deleted or not record.deleted):
             return record
         await self._confirm_leading()
         raise NotFoundError(f"no request has the id {request_id!r}, or its record is not kept any more")

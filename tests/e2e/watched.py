@@ -9,17 +9,22 @@ from tests.patience import patient
 
 
 class Watched:
-    """Reads streams; each position of each sample once, in order; knows how much has come."""
+    """Reads streams; each position of each sample once, in order; knows how much has come.
+
+    `num_new`: submissions that did not attach to a request that was there.
+    """
 
     def __init__(self, client: quire.AsyncClient) -> None:
         self._client = client
         self.num_tokens = 0
+        self.num_new = 0
 
     async def run(self, prompt: str | list[int], params: GenerateParams) -> quire.Completion:
         stream = self._client.stream(prompt, **params)
         positions: dict[int, int] = {}
         chunks = [chunk async for chunk in self._checked(stream, positions)]
         completion = await stream.completion()
+        self.num_new += not (await stream.accepted()).attached
         for sample in completion.samples:  # what was delivered on the way is what there is at the end
             mine = [chunk for chunk in chunks if chunk.index == sample.index]
             assert tuple(token for chunk in mine for token in chunk.token_ids) == sample.token_ids

@@ -18,6 +18,7 @@ from common.rpc import EdgeInterceptor, server_options
 from quire.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
+    FieldViolation,
     InvalidRequestError,
     NotFoundError,
     QuireError,
@@ -51,6 +52,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         self.refuse_calls: list[QuireError] = []
         self.prefixes = ScriptedPrefixes()
         self.is_draining = False  # its one worker, w0
+        self.num_shards_wanted = 1
         self.address = ""
         self._sessions: set[ScriptedSession] = set()
         self._changed = asyncio.Condition()
@@ -263,6 +265,12 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
     ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
         await self.may_tell_shards.wait()
         yield cluster_pb2.TopologyResponse(shards=[cluster_pb2.Shard()])
+
+    async def SetShards(self, request: cluster_pb2.SetShardsRequest, context: Any) -> cluster_pb2.SetShardsResponse:
+        if request.num_shards > 999:
+            raise InvalidRequestError.of([FieldViolation("num_shards", "give 1 to 999")])
+        self.num_shards_wanted = request.num_shards
+        return cluster_pb2.SetShardsResponse(version=2, num_shards=1, wanted_shards=request.num_shards)
 
     async def Register(self, request: cluster_pb2.RegisterRequest, context: Any) -> cluster_pb2.RegisterResponse:
         raise FailedPreconditionError("its one worker is a script")

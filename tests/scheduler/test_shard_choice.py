@@ -214,3 +214,36 @@ def test_schedulers_that_begin_together_choose_different_shards() -> None:
     views = [ShardView(number=number, leader="", standbys=(), is_in_need=False) for number in range(3)]
     chosen = {next_roles(views, f"10.0.0.{which}:7847", (), ()).begin[0] for which in range(20)}
     assert chosen == {0, 1, 2}
+
+
+REMOVED = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=7)
+
+
+@given(REMOVED, st.integers(1, 7), st.text(max_size=4))
+def test_removed_shards_give_all_their_workers_away_once_they_have_no_requests(
+    counts: list[tuple[int, int, int]], num_wanted: int, worker_id: str
+) -> None:
+    """By any numbers of workers, and of requests that run and wait."""
+    shards = shards_of([(True, num_workers) for num_workers, _, _ in counts])
+    for shard, (_, num_running, num_waiting) in zip(shards, counts, strict=True):
+        shard.num_running, shard.num_waiting = num_running, num_waiting
+    done = {each.number for each in shards[num_wanted:] if not each.num_running + each.num_waiting}
+    total = sum(shard.num_workers for shard in shards)
+    assert shard_of_new_worker(shards, worker_id, num_wanted) < num_wanted
+    for _ in range(2 * total + 1):
+        moves = [
+            (giver, taker)
+            for giver in range(len(shards))
+            if (taker := shard_in_need(shards, giver, num_wanted)) is not None
+        ]
+        if not moves:
+            break
+        assert not {taker for _, taker in moves} & (done | {giver for giver, _ in moves})
+        for giver, taker in moves:
+            shards[giver].num_workers -= 1
+            shards[taker].num_workers += 1
+    else:
+        raise AssertionError("workers move for ever")
+    rest = [shard.num_workers for shard in shards if shard.number not in done]
+    assert not any(shards[number].num_workers for number in done) and sum(rest) == total
+    assert max(rest) - min(rest) <= 1

@@ -9,8 +9,9 @@ from quire.v1 import cluster_pb2 as pb
 from scheduler_svc.api.topology import topology
 from scheduler_svc.journal.keys import deployment_of
 from scheduler_svc.journal.leases import Lease
-from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
-from scheduler_svc.leadership.shard_watch import ShardWatch
+from scheduler_svc.journal.redis_leases import RedisLeases
+from scheduler_svc.journal.shard_store import ShardStore
+from scheduler_svc.leadership.shard_watch import ShardWatch, open_watch
 from tests.patience import patient
 from tests.valkey import ValkeyProcess
 
@@ -23,7 +24,8 @@ LEADER = Lease("them", "10.0.0.1:7847", 4)
 async def watching(store: ValkeyProcess) -> AsyncIterator[tuple[ShardWatch, Sequence[RedisLeases]]]:
     names = [deployment_of("default", shard) for shard in range(NUM_SHARDS)]
     leases = [RedisLeases(store.url, deployment=name) for name in names]
-    watch = ShardWatch(leases, RedisShardReader(store.url, deployments=names), lease_ms=LEASE_MS)
+    shards = ShardStore(store.url, deployment="default", lease_ms=LEASE_MS)
+    watch = await open_watch(shards, NUM_SHARDS, lease_ms=LEASE_MS, patience_s=patient(20))
     running = asyncio.create_task(watch.run())
     try:
         yield watch, leases

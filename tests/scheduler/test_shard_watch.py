@@ -9,9 +9,12 @@ from structlog.testing import capture_logs
 from quire.v1 import cluster_pb2 as pb
 from scheduler_svc.journal.keys import deployment_of
 from scheduler_svc.journal.leases import HeldLease, Lease, ShardReading
-from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
+from scheduler_svc.journal.redis_leases import RedisLeases
+from scheduler_svc.journal.redis_link import RedisLink, pack
+from scheduler_svc.journal.shard_plan import ShardPlan
+from scheduler_svc.journal.shard_store import ShardStore
 from scheduler_svc.journal.store import StoreUnavailableError
-from scheduler_svc.leadership.shard_watch import ShardWatch, look_every_s
+from scheduler_svc.leadership.shard_watch import ShardWatch, look_every_s, open_watch
 from tests.patience import patient
 from tests.valkey import ValkeyProcess
 
@@ -30,9 +33,10 @@ async def leases(valkey: ValkeyProcess) -> AsyncIterator[list[RedisLeases]]:
 
 
 @pytest.fixture
-async def watch(valkey: ValkeyProcess, leases: list[RedisLeases]) -> AsyncIterator[ShardWatch]:
-    watch = ShardWatch(leases, RedisShardReader(valkey.url, deployments=NAMES), lease_ms=LEASE_MS)
-    running = asyncio.create_task(watch.run())
+async def watch(valkey: ValkeyProcess) -> AsyncIterator[ShardWatch]:
+    store = ShardStore(valkey.url, deployment="default", lease_ms=LEASE_MS)
+    watch = await open_watch(store, NUM_SHARDS, lease_ms=LEASE_MS, patience_s=patient(20))
+    running = asyncio.create_task(watch.run("10.0.0.0:7847"))
     await watch.until_seen()
     yield watch
     running.cancel()
@@ -80,14 +84,102 @@ async def test_a_store_that_was_away_is_looked_at_again(
     await until(lambda: watch.leader_of(5) == "10.0.0.1:7847")
 
 
-class HalfAway:
-    """Reader of two shards; `is_away`: the part of the store that has shard 1 does not answer."""
+def test_the_store_is_asked_in_proportion_to_the_shards_and_not_to_their_square() -> None:
+    """Schedulers are as many as shards, and each reads all of them."""
+    assert look_every_s(1) == look_every_s(16) == 0.25
+    asked = [shards * shards / look_every_s(shards) / shards for shards in (16, 64, 256)]
+    assert asked == [asked[0]] * 3
 
-    def __init__(self) -> None:
+
+async def opened(valkey: ValkeyProcess, num_shards: int) -> ShardWatch:
+    """Watch of a scheduler with this setting."""
+    store = ShardStore(valkey.url, deployment="default", lease_ms=LEASE_MS)
+    return await open_watch(store, num_shards, lease_ms=LEASE_MS, patience_s=patient(20))
+
+
+async def test_the_setting_counts_in_an_empty_store_alone(valkey: ValkeyProcess) -> None:
+    first = await opened(valkey, 2)
+    with capture_logs() as logs:
+        second = await opened(valkey, 3)
+    assert [watch.plan.num_shards for watch in (first, second)] == [2, 2]
+    assert [each["setting"] for each in logs if "quire shards" in each["event"]] == [3]
+    for watch in (first, second):
+        await watch.close()
+
+
+async def test_of_two_changes_at_once_each_counts_and_every_scheduler_sees_the_later(valkey: ValkeyProcess) -> None:
+    first, second = await opened(valkey, 2), await opened(valkey, 2)
+    await asyncio.gather(first.set_wanted(4), second.set_wanted(1))
+    for watch in (first, second):
+        await watch.read_plan()
+    assert first.plan == second.plan and first.plan.version == 3 and first.plan.num_kept == 4
+    assert len(first.shards) == len(first.cached) == len(first.views()) == 4
+    for watch in (first, second):
+        await watch.close()
+
+
+async def test_one_shard_is_watched_for_a_change_alone(valkey: ValkeyProcess) -> None:
+    watch, other = await opened(valkey, 1), await opened(valkey, 1)
+    running = asyncio.create_task(watch.run("10.0.0.0:7847"))
+    await watch.until_seen()
+    assert not watch.is_several and watch.plan_read_s
+    await other.set_wanted(2)
+    await asyncio.wait_for(watch.several.wait(), patient(20))
+    assert len(watch.shards) == 2 and not watch.takes_requests(1)
+    running.cancel()
+    await asyncio.wait({running})
+    for each in (watch, other):
+        await each.close()
+
+
+async def test_new_shards_take_requests_when_each_has_a_leader_and_a_worker_and_go_when_nothing_is_left(
+    leases: list[RedisLeases], watch: ShardWatch
+) -> None:
+    async def publish(number: int, num_workers: int = 0, settled_version: int = 0) -> None:
+        await leases[number].hold(Lease("us", "10.0.0.0:7847", 1), LONG_MS)
+        load = pb.Shard(number=number, epoch=1, num_workers=num_workers, settled_version=settled_version)
+        await leases[number].publish_shard(load.SerializeToString(), b"", LONG_MS)
+
+    await watch.set_wanted(NUM_SHARDS - 1)
+    for number in range(NUM_SHARDS):
+        await publish(number, num_workers=1)
+    await until(lambda: watch.leader_of(NUM_SHARDS - 1) is not None)
+    assert (watch.plan.num_shards, len(watch.shards)) == (NUM_SHARDS - 1, NUM_SHARDS)
+    for number in range(NUM_SHARDS):
+        await publish(number, num_workers=1, settled_version=watch.plan.version)
+    await until(lambda: len(watch.shards) == NUM_SHARDS - 1)
+    assert watch.plan.is_settled and watch.leader_of(NUM_SHARDS - 1) is None
+
+    await watch.set_wanted(NUM_SHARDS)
+    await publish(NUM_SHARDS - 1)
+    await until(lambda: watch.leader_of(NUM_SHARDS - 1) is not None)
+    assert not watch.takes_requests(NUM_SHARDS - 1)
+    await publish(NUM_SHARDS - 1, num_workers=1)
+    await until(lambda: watch.takes_requests(NUM_SHARDS - 1))
+
+
+async def test_a_store_that_was_emptied_gets_the_number_again(valkey: ValkeyProcess, watch: ShardWatch) -> None:
+    await watch.set_wanted(7)
+    link = RedisLink(valkey.url, timeout_s=patient(5), repeatable=True)
+    await link.call(pack("FLUSHALL"))
+    late = await opened(valkey, 2)  # it begins before the other has looked, or after
+    await until(lambda: late.plan.num_wanted == 7 or watch.plan.num_wanted == 7)
+    await watch.read_plan()
+    await late.read_plan()
+    assert watch.plan.num_wanted == late.plan.num_wanted == 7
+    await late.close()
+    await link.close()
+
+
+class HalfAway(ShardStore):
+    """Store of two shards; `is_away`: the part of the store that has shard 1 does not answer."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, deployment="default", lease_ms=LEASE_MS)
         self.is_away = False
         self.leaders = ["10.0.0.1:7847", "10.0.0.2:7847"]
 
-    async def read_shards(self, longest_ms: int) -> Sequence[ShardReading | StoreUnavailableError]:
+    async def read_shards(self, num_shards: int, longest_ms: int) -> Sequence[ShardReading | StoreUnavailableError]:
         readings: list[ShardReading | StoreUnavailableError] = []
         for number, leader in enumerate(self.leaders):
             load = pb.Shard(number=number, epoch=1, cache_version=3).SerializeToString()
@@ -100,13 +192,10 @@ class HalfAway:
         content = pb.CachedBeginnings(version=3).SerializeToString()
         return [None if shard == 1 and self.is_away else content for shard in shards]
 
-    async def close(self) -> None:
-        pass
 
-
-async def test_a_node_that_does_not_answer_hides_its_shards_alone_and_is_named(leases: list[RedisLeases]) -> None:
-    reader = HalfAway()
-    watch = ShardWatch(leases[:2], reader, lease_ms=LEASE_MS)
+async def test_a_node_that_does_not_answer_hides_its_shards_alone_and_is_named(valkey: ValkeyProcess) -> None:
+    reader = HalfAway(valkey.url)
+    watch = await open_watch(reader, 2, lease_ms=LEASE_MS, patience_s=patient(20))
     running = asyncio.create_task(watch.run())
     with capture_logs() as logs:
         await until(lambda: [each.version for each in watch.cached] == [3, 3])
@@ -130,3 +219,27 @@ def test_the_store_is_asked_in_proportion_to_the_shards_and_not_to_their_square(
     assert look_every_s(1) == look_every_s(16) == 0.25
     asked = [shards * shards / look_every_s(shards) / shards for shards in (16, 64, 256)]
     assert asked == [asked[0]] * 3
+    await watch.close()
+
+
+class WithoutPlan(HalfAway):
+    """As `HalfAway`; the part of the store that has the number of shards does not answer, either, once it is away."""
+
+    async def read_plan(self) -> ShardPlan | None:
+        if self.is_away:
+            raise StoreUnavailableError("10.1.0.2:6379: no answer within 0.5 s")
+        return await super().read_plan()
+
+
+async def test_shards_are_seen_while_their_number_cannot_be_read(valkey: ValkeyProcess) -> None:
+    reader = WithoutPlan(valkey.url)
+    watch = await open_watch(reader, 2, lease_ms=LEASE_MS, patience_s=patient(20))
+    running = asyncio.create_task(watch.run())
+    await until(lambda: watch.leader_of(1) is not None)
+    reader.is_away = True
+    reader.leaders[:] = ["10.0.0.3:7847", "10.0.0.4:7847"]
+    await until(lambda: watch.leader_of(0) == "10.0.0.3:7847")
+    assert watch.leader_of(1) == "10.0.0.2:7847"
+    running.cancel()
+    await asyncio.wait({running})
+    await watch.close()

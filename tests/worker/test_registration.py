@@ -41,6 +41,9 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
     async def Topology(self, request: pb.TopologyRequest, context: Context) -> AsyncIterator[pb.TopologyResponse]:
         yield pb.TopologyResponse()
 
+    async def SetShards(self, request: pb.SetShardsRequest, context: Context) -> pb.SetShardsResponse:
+        raise FailedPreconditionError("it has one shard")
+
     async def Register(
         self,
         request: pb.RegisterRequest,

@@ -1,0 +1,58 @@
+"""Requests that a shard refuses since the number of shards changes: placed anew, within limits, and handled there."""
+
+import pytest
+
+import quire
+from quire.errors import ShardsChangedError, from_status, to_status
+from tests.quire.scripted_run import Script
+from tests.quire.scripted_server import ScriptedServer
+
+
+def refusals(number: int) -> list[quire.QuireError]:
+    return [ShardsChangedError("the number changes", 0.01) for _ in range(number)]
+
+
+async def test_a_refused_request_is_placed_again_until_a_shard_takes_it(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=4, refusals=refusals(9))
+    async with quire.AsyncClient(server.address, retries=0) as client:
+        output = await client.generate("hello", request_id="ours")
+    assert output.usage.completion_tokens == 4 and server.count("submit", "ours") == 10
+
+
+async def test_one_that_no_shard_takes_fails_after_the_time_for_a_lost_server(server: ScriptedServer) -> None:
+    server.default = Script(refusals=refusals(10_000))
+    async with quire.AsyncClient(server.address, reconnect_timeout_s=0.2) as client:
+        with pytest.raises(quire.UnavailableError, match="the number changes"):
+            await client.generate("hello", request_id="ours")
+
+
+@pytest.mark.parametrize("action", ["cancel", "detach"])
+async def test_what_was_placed_anew_is_cancelled_and_left_where_it_is(server: ScriptedServer, action: str) -> None:
+    server.default = Script(num_tokens=8, released=2, refusals=refusals(1))
+    async with quire.AsyncClient(server.address) as client:
+        stream = client.stream("hello", request_id="ours")
+        await stream.accepted()
+        if action == "cancel":
+            await stream.aclose()
+        else:
+            stream.detach()
+        await server.until(lambda: server.count(action, "ours") == 1)
+
+
+async def test_a_slow_reader_of_a_request_placed_anew_gets_all_of_it(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=500, tokens_per_chunk=1, refusals=refusals(1))
+    async with quire.AsyncClient(server.address, buffer_tokens=16) as client:
+        stream = client.stream("hello", request_id="ours")
+        await stream.accepted()
+        assert (await client.generate("another", max_tokens=1)).usage.completion_tokens == 500
+        chunks = [chunk async for chunk in stream]  # only now is it read
+    assert [chunk.position for chunk in chunks] == list(range(500)) and server.count("attach", "ours") >= 1
+
+
+def test_the_version_of_a_refusal_survives_the_wire() -> None:
+    error = from_status(to_status(ShardsChangedError("changes", 0.25, version=7)))
+    assert isinstance(error, ShardsChangedError) and (error.version, error.retry_after_s) == (7, 0.25)
+    status = to_status(error)
+    status.details[0].value = status.details[0].value.replace(b"7", b"x")
+    damaged = from_status(status)
+    assert isinstance(damaged, ShardsChangedError) and damaged.version == 0

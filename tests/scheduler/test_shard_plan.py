@@ -1,0 +1,232 @@
+"""Numbers of shards that change, in any order of events: no id is accepted twice, and what is gone is forgotten."""
+
+import random
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import ShardsChangedError
+from quire.shards import ShardNumbers, places_of_id
+from scheduler_svc.journal.shard_plan import MOST_SHARDS, FormerNumber, ShardPlan
+from scheduler_svc.leadership.settling import Settling
+from scheduler_svc.requests.shard_rule import ShardRule
+
+MOST = 4  # shards
+NUM_CLIENTS = 3
+IDS = [f"ours-{number}" for number in range(3)]
+CHANGES = st.lists(st.tuples(st.sampled_from(["wanted", "ready", "settled"]), st.integers(1, MOST)), max_size=12)
+
+
+def changed(plan: ShardPlan, changes: list[tuple[str, int]]) -> list[ShardPlan]:
+    """Plans that follow one another; settled: of all that came before so many versions ago."""
+    plans = [plan]
+    for what, number in changes:
+        plan = plans[-1]
+        if what == "wanted":
+            plans.append(plan.with_wanted(number))
+        elif what == "ready":
+            plans.append(plan.with_ready())
+        else:
+            plans.append(plan.without_settled([plan.version + 1 - number] * plan.num_kept))
+    return plans
+
+
+@given(st.integers(1, MOST), CHANGES)
+def test_each_change_makes_a_later_version_and_keeps_what_may_have_requests(
+    first: int, changes: list[tuple[str, int]]
+) -> None:
+    plans = changed(ShardPlan.first(first), changes)
+    for before, after in pairwise(plans):
+        assert after == before or after.version == before.version + 1
+        assert after.num_kept >= max(after.num_shards, after.num_wanted)
+        numbers = [each.num_shards for each in after.former]
+        assert len(set(numbers)) == len(numbers) and after.num_shards not in numbers
+        if after.num_shards != before.num_shards:
+            assert after.former[0] == FormerNumber(before.num_shards, before.version)
+    assert [ShardPlan.parse(str(plan)) for plan in plans] == plans
+
+
+def test_fewer_shards_count_at_once_and_more_when_they_are_ready() -> None:
+    plan = ShardPlan.first(1).with_wanted(3)
+    assert (plan.num_shards, plan.num_wanted, plan.num_kept, plan.former) == (1, 3, 3, ())
+    plan = plan.with_ready()
+    assert (plan.num_shards, plan.num_kept, plan.former) == (3, 3, (FormerNumber(1, 2),))
+    plan = plan.with_wanted(2)
+    assert (plan.num_shards, plan.num_wanted, plan.num_kept) == (2, 2, 3)
+    assert plan.former == (FormerNumber(3, 3), FormerNumber(1, 2))
+    assert plan.without_settled([4, 4, 3]).num_kept == 3  # shard 2 took requests up to version 3
+    kept = plan.without_settled([3, 3, 4])
+    assert (kept.num_kept, kept.former) == (2, (FormerNumber(3, 3),))  # the others may have some of that time
+    assert plan.without_settled([4, 4, 4]) == replace(plan, version=5, num_kept=2, former=())
+    assert plan.without_settled([0, 0, 0]) is plan
+
+
+def test_a_shard_that_never_took_requests_is_forgotten_at_once() -> None:
+    plan = ShardPlan.first(2).with_wanted(4).with_wanted(2)
+    assert plan.num_kept == 4 and plan.without_settled([0] * 4).num_kept == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "1", "1 1 1", "0 1 1 1", "1 0 1 1", "1 2 2 1", f"1 1 1 {MOST_SHARDS + 1}", "1 1 1 1 x", "1 1 1 1 2", "a"],
+)
+def test_another_text_is_no_plan(text: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        ShardPlan.parse(text)
+
+
+@dataclass
+class Leader:
+    """Leader of a shard, which knows the plan as of its last look, and when it looked."""
+
+    plan: ShardPlan
+    plan_read_s: float = 0.0
+    is_several: bool = True
+
+
+@dataclass
+class Submitting:
+    """A submission of a client: it looks in the other places by its numbers, then goes to the last."""
+
+    request_id: str
+    client: int
+    version: int = 0
+    places: list[int] = field(default_factory=list)  # yet to be asked; the last takes it
+
+
+class World:
+    """Leaders and clients that learn of changes late, in any order; each shard's requests with the version then."""
+
+    def __init__(self) -> None:
+        self.plan = ShardPlan.first(1)
+        self.plans = [self.plan]  # all there were
+        self.now_s = 0.0
+        self.leaders = [Leader(self.plan) for _ in range(MOST)]
+        self.rules = [ShardRule(shard, leader, 0.0) for shard, leader in enumerate(self.leaders)]
+        self.requests: list[dict[str, int]] = [{} for _ in range(MOST)]
+        self.numbers = [numbers_of(self.plan) for _ in range(NUM_CLIENTS)]
+        self.submitting: list[Submitting] = []
+        self.num_accepted = 0
+
+    def act(self, what: str, number: int) -> None:
+        self.now_s += 1
+        if self.plan != self.plans[-1]:
+            self.plans.append(self.plan)
+        shard, client, request_id = number % MOST, number // 4 % NUM_CLIENTS, IDS[number // 12 % len(IDS)]
+        match what:
+            case "wanted":
+                self.plan = self.plan.with_wanted(1 + shard)
+            case "ready":
+                self.plan = self.plan.with_ready()
+            case "settled":
+                self.plan = self.plan.without_settled([self.settled(each) for each in range(self.plan.num_kept)])
+            case "look":
+                self.leaders[shard].plan, self.leaders[shard].plan_read_s = self.plan, self.now_s
+            case "take over":  # by a scheduler that has not looked for a while
+                self.leaders[shard] = Leader(self.plans[-1 - number % min(3, len(self.plans))])
+                self.rules[shard] = ShardRule(shard, self.leaders[shard], self.now_s)
+            case "learn":
+                self.numbers[client] = numbers_of(self.plan)
+            case "submit":
+                self.submitting.append(self.placed(Submitting(request_id, client)))
+            case "go on" if self.submitting:
+                self.go_on(self.submitting[number % len(self.submitting)])
+            case "expire":
+                for each in self.requests:
+                    each.pop(request_id, None)
+
+    def placed(self, submitting: Submitting) -> Submitting:
+        numbers = self.numbers[submitting.client]
+        own, *others = places_of_id(submitting.request_id, numbers)
+        submitting.version, submitting.places = numbers.version, [*others, own]
+        return submitting
+
+    def go_on(self, submitting: Submitting) -> None:
+        request_id, shard = submitting.request_id, submitting.places[0]
+        try:
+            if len(submitting.places) > 1:
+                self.rules[shard].check_known(submitting.version)
+                del submitting.places[0 if request_id not in self.requests[shard] else slice(1, None)]
+                return
+            if request_id not in self.requests[shard]:
+                self.rules[shard].check_new(request_id, submitting.version)
+                elsewhere = [number for number, has in enumerate(self.requests) if request_id in has]
+                assert not elsewhere, f"{request_id} is in shard {elsewhere}, and was accepted by {shard}"
+                self.requests[shard][request_id] = self.leaders[shard].plan.version
+                self.num_accepted += 1
+            self.submitting.remove(submitting)
+        except ShardsChangedError:
+            self.placed(submitting)
+
+    def settled(self, shard: int) -> int:
+        """Version before which nothing is left of what a shard accepted."""
+        return min(self.requests[shard].values(), default=self.leaders[shard].plan.version)
+
+
+def numbers_of(plan: ShardPlan) -> ShardNumbers:
+    return ShardNumbers(
+        version=plan.version,
+        num_shards=plan.num_shards,
+        num_kept=plan.num_kept,
+        former=tuple(each.num_shards for each in plan.former),
+    )
+
+
+# How often each happens: submissions go on more often than leaders and clients learn of a change.
+ACTIONS = {"wanted": 1, "ready": 1, "settled": 1, "look": 6, "take over": 1, "learn": 10}
+ACTIONS |= {"submit": 6, "go on": 60, "expire": 6}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_id_is_in_two_shards_whoever_learns_of_a_change_first(seed: int) -> None:
+    world, rng = World(), random.Random(seed)
+    for what in rng.choices(list(ACTIONS), list(ACTIONS.values()), k=8000):
+        world.act(what, rng.randrange(3600))
+    assert world.num_accepted > 100 and world.plan.version > 50
+
+
+def test_once_all_know_the_numbers_every_submission_is_accepted_or_found() -> None:
+    world = World()
+    for wanted in (2, 0, 4, 1):
+        for client, each in enumerate(IDS):
+            world.submitting.append(world.placed(Submitting(each, client % NUM_CLIENTS)))
+        world.act("wanted", wanted)
+        world.act("ready", 0)
+        for number in range(MOST):
+            world.act("look", number)
+            world.act("learn", 4 * number)
+        for _ in range(4 * len(IDS)):
+            world.act("go on", 0)
+        assert not world.submitting and world.num_accepted == len(IDS)
+
+
+@given(
+    st.lists(st.tuples(st.sets(st.sampled_from(IDS)), st.integers(0, 40)), min_size=1, max_size=20),
+    st.integers(1, 30),
+)
+def test_a_version_is_settled_when_what_was_there_has_ended_and_its_records_are_gone(
+    looks: list[tuple[set[str], int]], ttl_s: int
+) -> None:
+    """`looks`: which requests live, and how many seconds later the next look is."""
+    plan = ShardPlan.first(1).with_wanted(2).with_ready()
+    settling, now_s = Settling(ttl_s), 0.0
+    left, ended_s = set(looks[0][0]), None
+    for present, later_s in looks:
+        settling.update(plan, lambda: set(present), now_s)  # noqa: B023 - it is called at once
+        left &= present
+        ended_s = now_s if not left and ended_s is None else ended_s
+        is_gone = ended_s is not None and now_s - ended_s >= ttl_s + 5
+        assert settling.settled_version == (plan.version if is_gone else 0)
+        now_s += later_s
+
+
+def test_nothing_is_looked_at_while_the_number_never_changed() -> None:
+    def refuse() -> set[str]:
+        raise AssertionError("it costs time")
+
+    settling = Settling(1.0)
+    settling.update(ShardPlan.first(3), refuse, 0.0)
+    assert settling.settled_version == 0
