@@ -23,6 +23,7 @@ _MODULES = {
     "resume": "requests_command",
     "prefix": "prefix_command",
     "workers": "workers_command",
+    "shards": "shards_command",
 }
 
 
