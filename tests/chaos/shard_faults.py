@@ -20,12 +20,12 @@ LED_TIMEOUT_S = 60.0
 
 
 class Shards:
-    """The schedulers by number, and who leads which shard, as their logs say."""
+    """The schedulers by number, and who leads which shard, as their logs say. `num_shards` are waited for."""
 
     def __init__(self, deployment: Deployment, num_shards: int = NUM_SHARDS) -> None:
         self.deployment = deployment
         self.num_shards = num_shards
-        self.addresses = (deployment.address, *(free_address() for _ in range(num_shards)))  # with one to spare
+        self.addresses = (deployment.address, *(free_address() for _ in range(max(num_shards, 2))))  # some to spare
         self.schedulers: list[Life] = []
         deployment.worker_scheduler = deployment.client_address = ",".join(self.addresses)
 
@@ -49,7 +49,8 @@ class Shards:
         found: dict[int, tuple[int, int]] = {}
         for number, life in enumerate(self.schedulers):
             for line in [] if life.is_over else life.logged("leading"):
-                found[line["shard"]] = max(found.get(line["shard"], (0, 0)), (line["epoch"], number))
+                shard = line.get("shard", 0)  # while there is one shard, it is not named
+                found[shard] = max(found.get(shard, (0, 0)), (line["epoch"], number))
         return {shard: number for shard, (_, number) in found.items()}
 
     async def until_led(self) -> None:
@@ -80,11 +81,11 @@ async def everything_dies_in_turn(stage: Stage) -> Figures:
     for _ in range(NUM_ROUNDS):
         for shard in range(NUM_SHARDS):
             await shards.until_led()
-            await _killed_and_started_again(shards, shards.leaders()[shard])
+            await kill_and_start_again(shards, shards.leaders()[shard])
             await load.until_flowing()
         await shards.until_led()
         for number in set(range(len(shards.addresses))) - set(shards.leaders().values()):
-            await _killed_and_started_again(shards, number)
+            await kill_and_start_again(shards, number)
         for name in WORKERS:
             deployment.workers[name].kill()
             deployment.begin_worker(name)
@@ -114,7 +115,8 @@ async def leaders_hand_over(stage: Stage) -> Figures:
     return await stage.figures(load, shards.deployment, unclean_ends=unclean, longest_change_s=longest_s)
 
 
-async def _killed_and_started_again(shards: Shards, number: int) -> None:
+async def kill_and_start_again(shards: Shards, number: int) -> None:
+    """Kill a scheduler, and start its next life."""
     shards.schedulers[number].kill()
     await shards.begin_scheduler(number)
 
