@@ -104,7 +104,7 @@ def test_mixed_requests_under_pressure_answer_as_each_does_alone(
         cluster.add(request)
     cluster.run(max_steps=4000)
     stats = cluster.stats
-    assert stats.num_copied_blocks == cluster.pool.num_copied > 0
+    assert 0 < stats.num_copied_blocks <= cluster.pool.num_copied, "tails are copied besides"
     assert stats.num_swapped_in_blocks == cluster.pool.num_swapped_in
     assert (stats.num_swaps > 0) == (preemption != "recompute")
     assert (stats.num_preemptions > stats.num_swaps) or preemption == "swap"
