@@ -10,7 +10,15 @@ from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_writer import JournalWriter
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.store import JOURNAL_START, EntryId, FencedError, StoredEntry, StoreUnavailableError
+from scheduler_svc.journal.store import (
+    JOURNAL_START,
+    EntryId,
+    FencedError,
+    StaleEntryError,
+    StoredEntry,
+    StoreFlushedError,
+    StoreUnavailableError,
+)
 from tests.patience import patient
 from tests.scheduler.journal_setup import admission, running_journal, until
 
@@ -150,7 +158,7 @@ async def test_a_leader_that_holds_nothing_ends_at_once_where_a_later_one_begins
 
 
 async def test_a_later_leader_is_seen_to_be_ready_however_much_it_restated_before() -> None:
-    store = MemoryStore()
+    store = WatchedStore()
     journal = Journal(store, leader_id="older", probe_every_s=1000.0, unready_s=1000.0)
     epoch = await journal.open()
     running = asyncio.create_task(journal.run())
@@ -162,6 +170,28 @@ async def test_a_later_leader_is_seen_to_be_ready_however_much_it_restated_befor
     journal.probe_soon()
     with pytest.raises(FencedError, match="newer scheduler took over"):
         await asyncio.wait_for(running, patient(10.0))
+    assert store.urgent_reads == [True, True]  # as urgent as an entry
+
+
+async def test_a_journal_is_begun_again_as_often_as_others_come_in_between() -> None:
+    class Contended(MemoryStore):
+        refusals: list[Exception] = []  # of the next entries
+
+        async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
+            if self.refusals:
+                raise self.refusals.pop(0)
+            await super().append(entry_id, payload, create=create)
+
+    store = Contended()
+    writer = JournalWriter(store, "us", late_s=1.0)
+    epoch = await writer.take_epoch()
+    await writer.write_ready()
+    store.clear()
+    store.refusals = [StaleEntryError("equal or smaller"), StoreFlushedError("gone again")]
+    await writer.begin_again()
+    (begun,) = await store.read_entries(JOURNAL_START, 10)
+    assert begun.entry_id == EntryId(writer.epoch, 0) == writer.last_id and writer.epoch > epoch
+    assert (writer.num_recreated, store.refusals) == (1, [])
 
 
 async def test_the_time_without_the_store_ends_with_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +206,9 @@ async def test_the_time_without_the_store_ends_with_each_answer(monkeypatch: pyt
         assert writer.silent_s() == 0.0
 
 
-async def test_the_time_of_a_write_is_a_moving_average_and_all_of_them_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_of_a_write_is_a_moving_average_and_all_of_them_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class TimedStore(MemoryStore):
         now_ns = write_ns = 0
 

@@ -1,6 +1,7 @@
 """Random requests: each is refused in words, or satisfies every limit."""
 
 import math
+import re
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -127,6 +128,16 @@ ANY_REQUEST = st.builds(
 fast = settings(max_examples=800, deadline=None, derandomize=True)
 
 
+def is_field_path(path: str) -> bool:
+    """True if the path leads to a field of a request, or to the choice of its prompt."""
+    names, kind = re.sub(r"\[[^]]*\]", "", path).split("."), pb.GenerateRequest.DESCRIPTOR
+    for name in names:
+        if kind is None or name not in {*kind.fields_by_name, *kind.oneofs_by_name}:
+            return False
+        kind = kind.fields_by_name[name].message_type if name in kind.fields_by_name else None
+    return True
+
+
 def settled(request: pb.GenerateRequest, limits: ModelLimits) -> ValidatedParams | None:
     """Settle a request; None if it was refused correctly."""
     before = request.SerializeToString(deterministic=True)
@@ -136,6 +147,7 @@ def settled(request: pb.GenerateRequest, limits: ModelLimits) -> ValidatedParams
         return validate(request, limits, draw_seed=lambda: 1, make_id=lambda: "made")
     except InvalidRequestError as error:
         assert 1 <= len(error.violations) <= 10
+        assert all(is_field_path(each.field) for each in error.violations), error.violations
         assert len(error.message) < 3000
     except FailedPreconditionError as error:
         assert error.message

@@ -229,6 +229,22 @@ def test_a_step_without_rows_only_changes_seats(make_runner: MakeRunner, decoder
     assert len(result.token_ids) == 1
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+@pytest.mark.parametrize("num_logprobs", [None, 0])
+def test_samples_are_answered_in_their_own_order_whatever_that_of_their_rows(
+    make_runner: MakeRunner, decoder: Decoder, order: list[int], num_logprobs: int | None
+) -> None:
+    runner, _ = make_runner(decoder)
+    sampling = replace(GREEDY, num_logprobs=num_logprobs)
+    whole = [seat_state(i, PROMPTS[i + 1], range(8 * i, 8 * i + 3), sampling=sampling) for i in range(3)]
+    samples = [number for row in order for number in (row, row)]
+    num_tokens = [len(state.token_ids) for state in whole]
+    step = Step(epoch=1, step_id=1, snapshot=True, whole=whole, rows=[0, 1, 2], num_tokens=num_tokens, samples=samples)
+    expected = [int(full_logits(decoder, list(PROMPTS[row + 1]))[-1].argmax()) for row in order]
+    assert len(set(expected)) == 3
+    assert list(runner.run(step).token_ids) == expected
+
+
 def test_a_row_that_several_samples_share_is_computed_once() -> None:
     for sample_rows in ([0, 2, 5], [0, 0, 3], [4, 4, 4], [3, 1, 3], []):
         rows, which = distinct_rows(np.array(sample_rows, np.int32))

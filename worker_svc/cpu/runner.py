@@ -220,9 +220,7 @@ def distinct_rows(sample_rows: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _take_greatest(result: StepResult, chosen: GreedyChoice, which_sampled: IntArray) -> None:
-    token_ids, is_finite = chosen
-    if len(which_sampled) > len(token_ids):
-        token_ids, is_finite = token_ids[which_sampled], is_finite[which_sampled]
+    token_ids, is_finite = chosen[0][which_sampled], chosen[1][which_sampled]
     result.token_ids = token_ids.tolist()
     if np.count_nonzero(is_finite) < len(is_finite):
         result.invalid_samples = np.flatnonzero(~is_finite).tolist()
