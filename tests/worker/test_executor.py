@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 
 import pytest
 
@@ -80,7 +81,7 @@ async def test_the_count_of_a_step_is_known_before_it_writes_any_block_and_that_
     await harness.send(1, 5, snapshot=True)
     await harness.send(2, 1, snapshot=True)
     assert [count.epoch for count in counts] == [0, 1, 1, 1, 2]
-    assert [count is last for last, count in zip(counts, counts[1:], strict=False)] == [False, True, False, False]
+    assert [count is last for last, count in pairwise(counts)] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("step_id", [1, 2, 4])
