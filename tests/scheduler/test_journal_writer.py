@@ -175,7 +175,9 @@ async def test_a_later_leader_is_seen_to_be_ready_however_much_it_restated_befor
 
 async def test_a_journal_is_begun_again_as_often_as_others_come_in_between() -> None:
     class Contended(MemoryStore):
-        refusals: list[Exception] = []  # of the next entries
+        def __init__(self) -> None:
+            super().__init__()
+            self.refusals: list[Exception] = []  # of the next entries
 
         async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
             if self.refusals:
