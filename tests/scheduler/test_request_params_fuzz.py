@@ -4,6 +4,7 @@ import math
 import re
 from typing import Any
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,8 +131,8 @@ fast = settings(max_examples=800, deadline=None, derandomize=True)
 
 def is_field_path(path: str) -> bool:
     """True if the path leads to a field of a request, or to the choice of its prompt."""
-    names, kind = re.sub(r"\[[^]]*\]", "", path).split("."), pb.GenerateRequest.DESCRIPTOR
-    for name in names:
+    kind: Descriptor | None = pb.GenerateRequest.DESCRIPTOR
+    for name in re.sub(r"\[[^]]*\]", "", path).split("."):
         if kind is None or name not in {*kind.fields_by_name, *kind.oneofs_by_name}:
             return False
         kind = kind.fields_by_name[name].message_type if name in kind.fields_by_name else None
