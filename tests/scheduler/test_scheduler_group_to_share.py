@@ -1,4 +1,4 @@
-"""Which running group goes on at a worker with little to do: each condition at its bound. Blocks hold 4 tokens."""
+"""Running group that goes on at a worker with little to do: each condition at its bound. Blocks hold 4 tokens."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which phases a worker serves beside others, and which of its running groups another one is to go on with.
+"""Handing over: phases that a worker serves beside others, and running groups that another one is to go on with.
 
 Blocks hold 4 tokens.
 """
