@@ -71,7 +71,7 @@ class RedisLink:
         return {"": replies_or_refusal(await self.exchange(commands))}
 
     async def confirm_owner(self) -> None:
-        """Nothing: one server has every key."""
+        """Return: one server has every key."""
 
     async def exchange(self, commands: Sequence[Packed], *, answer_bytes: int = 0) -> list[Any]:
         """Sends all at once and returns their replies, with a refusal as a ResponseError among them."""
