@@ -214,16 +214,8 @@ async def test_a_node_that_does_not_answer_hides_its_shards_alone_and_is_named(v
     await asyncio.wait({running})
 
 
-def test_the_store_is_asked_in_proportion_to_the_shards_and_not_to_their_square() -> None:
-    """Schedulers are as many as shards, and each reads all of them."""
-    assert look_every_s(1) == look_every_s(16) == 0.25
-    asked = [shards * shards / look_every_s(shards) / shards for shards in (16, 64, 256)]
-    assert asked == [asked[0]] * 3
-    await watch.close()
-
-
 class WithoutPlan(HalfAway):
-    """As `HalfAway`; the part of the store that has the number of shards does not answer, either, once it is away."""
+    """`HalfAway` whose part with the number of shards does not answer, either, once it is away."""
 
     async def read_plan(self) -> ShardPlan | None:
         if self.is_away:

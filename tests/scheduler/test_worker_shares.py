@@ -28,6 +28,7 @@ class Watch:
 
     def __init__(self, num_shards: int) -> None:
         self.shards = [pb.Shard(number=number, leader=f"l{number}:1", num_waiting=1) for number in range(num_shards)]
+        self.num_wanted = num_shards
 
     def leader_of(self, shard: int) -> str | None:
         return self.shards[shard].leader
