@@ -12,6 +12,7 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
+from common.waits import end_tasks
 from quire.store_url import ClusterUrl, NodeAddress
 from scheduler_svc.journal.redis_link import Packed, RedisLink, pack, refusing, replies_or_refusal
 from scheduler_svc.journal.slot_map import SlotMap, SlotNodes, address_of
@@ -105,17 +106,20 @@ class ClusterLink:
         return found
 
     async def confirm_owner(self) -> None:
-        """Return if all other nodes that answer say, too, that the first slot is where we take it to be.
+        """Return if most other nodes, and all that answer till then, say that the first slot is where we take it to be.
 
         A node that was frozen or cut off does not know yet that its replica leads. Raises StoreUnavailableError.
         """
         slot = self._slots[0]
         owner = self._owner(slot)
         others = [node for node in self._map.known() if node != owner]
-        asked = (self._ask(node, [_SLOTS, _MYID]) for node in others)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        heard = [(node, reply) for node, reply in zip(others, answers, strict=True) if isinstance(reply, list)]
-        said = [found for node, reply in heard for found in _owners_in(reply, slot, node)]
+        asking = {asyncio.create_task(self._ask(node, [_SLOTS, _MYID])): node for node in others}
+        waiting, said = set(asking), list[NodeAddress | None]()
+        while waiting and len(said) <= len(others) // 2:  # one that is frozen is not waited for
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            answers = [(task.result(), asking[task]) for task in done if task.exception() is None]
+            said += [found for replies, node in answers for found in _owners_in(replies, slot, node)]
+        await end_tasks(*waiting)
         await self._close_unused()
         if others and (not said or any(each != owner for each in said)):
             self._map.record_failure(owner)

@@ -127,7 +127,7 @@ class RedisStore:
         added, *replies = await self._journal.call_many([command], then=waiting.commands)
         if added is None:
             raise StoreFlushedError(f"{self._keys.journal} is gone from {self.address}")
-        if replies:
+        if self._replicas.wanted:
             await self._replicas.check(waiting, replies, self._journal)
         self._is_unconfirmed = False
 

@@ -44,7 +44,7 @@ class ReplicaWait:
     def begin(self) -> "ReplicaQuery":
         """Make the commands to send behind a write."""
         commands = [pack("WAIT", self.expected, self._timeout_ms)] if self.expected else []
-        if self.expected < self.wanted and time.monotonic() > self._looked_s + _LOOK_AGAIN_S:
+        if self.expected < self.wanted and self._is_due():
             commands.append(_INFO)
         return ReplicaQuery(commands, self.expected)
 
@@ -57,7 +57,8 @@ class ReplicaWait:
         has_looked = len(replies) > bool(waiting.expected)
         if has_looked:
             self.learn(replies[-1])
-        if num_with < waiting.expected:
+        is_late = waiting.expected < self.wanted and self._is_due()  # the node may have been frozen meanwhile
+        if num_with < waiting.expected or (is_late and not has_looked):
             self.learn(await link.call(_INFO))
             if num_with < self.expected:
                 raise StoreUnavailableError(
@@ -66,6 +67,9 @@ class ReplicaWait:
             has_looked = True
         if has_looked and self.expected < self.wanted:
             await link.confirm_owner()  # a replica may be gone because it leads, where this node was frozen or cut off
+
+    def _is_due(self) -> bool:
+        return time.monotonic() > self._looked_s + _LOOK_AGAIN_S
 
     def learn(self, info: bytes) -> None:
         """Learn how many replicas there are, from a node's INFO replication."""
