@@ -62,6 +62,9 @@ class RedisStore:
         keys, side_s = [self._keys.journal], max(timeout_s, _SIDE_TIMEOUT_S)
         self._journal = open_link(url, keys, timeout_s=timeout_s, repeatable=False, reports_moves=True)
         self._side = open_link(url, keys, timeout_s=side_s, repeatable=True)
+        self._records = self._side
+        if replicas:  # what is asked behind a write is of the node that did it, so no other call may follow a move
+            self._records = open_link(url, keys, timeout_s=side_s, repeatable=False, reports_moves=True)
         self._replicas = ReplicaWait(replicas, timeout_s * _WAIT_PART)
         self._is_unconfirmed = False  # replicas may lack what the node has
         self._record_reads = RecordReads(self._get_records)
@@ -172,8 +175,8 @@ class RedisStore:
             for start in range(0, len(records), RECORDS_AT_ONCE)
         ]
         waiting = self._replicas.begin()
-        replies = await self._side.call_many(commands, then=waiting.commands)
-        await self._replicas.check(waiting, replies[len(commands) :], self._side)
+        replies = await self._records.call_many(commands, then=waiting.commands)
+        await self._replicas.check(waiting, replies[len(commands) :], self._records)
         return sum(replies[: len(commands)])
 
     async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:
@@ -201,6 +204,7 @@ class RedisStore:
         self._record_reads.close()
         await self._journal.close()
         await self._side.close()
+        await self._records.close()
 
 
 def _head(num_words: int, *words: str) -> bytes:
