@@ -12,7 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = ROOT / "demo" / "model"
 START_TIMEOUT_S = 90.0  # torch is slow to import
 _IS_TRACED = any(name.startswith("COVERAGE_") for name in os.environ)
+_PORTS_A_PROCESS = 1_400
+_MOST_PROCESSES = 16  # of a test run
 
 
 class Service:
@@ -119,11 +123,29 @@ def start_scheduler(*arguments: str, listen: str = "127.0.0.1:0") -> tuple[Servi
         raise
 
 
+def _own_ports() -> Iterator[int]:
+    """Ports of this process in turn, again and again; other test runs on the machine begin elsewhere."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _MOST_PROCESSES
+    first = 10_000 + number * _PORTS_A_PROCESS
+    for offset in count(os.getpid() * 31):
+        yield first + offset % _PORTS_A_PROCESS
+
+
+_ports = _own_ports()
+
+
 def free_address() -> str:
-    """An address on which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """An address on which nothing listens now, and that nobody is given meanwhile.
+
+    Its port is none of those that the system gives to connections (32768 and above, unless it is configured so), and
+    each process of a test run has ports of its own.
+    """
+    for _ in range(_PORTS_A_PROCESS):
+        port = next(_ports)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
+    raise RuntimeError("no port is free")
 
 
 def start_worker(scheduler: str, *arguments: str, model: Path = DEMO_MODEL) -> Service:

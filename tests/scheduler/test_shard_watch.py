@@ -212,6 +212,7 @@ async def test_a_node_that_does_not_answer_hides_its_shards_alone_and_is_named(v
     ]
     running.cancel()
     await asyncio.wait({running})
+    await watch.close()
 
 
 class WithoutPlan(HalfAway):
