@@ -8,7 +8,7 @@ steps are done. Who carries them is `workers/block_carrier.py`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from scheduler_svc.core.fetch_costs import FetchMode, prefers_fetch
 from scheduler_svc.core.group_state import GroupState
@@ -129,18 +129,28 @@ class BlockFetches:
     def place(self, worker: WorkerState) -> None:
         """Have the worker's next plan place what has come to it, as much as it may; release groups that have all."""
         for fetch in [each for each in self._placing.values() if each.destination is worker]:
-            num_placed = num_placeable_blocks(worker, fetch.num_come - fetch.num_placed)
+            num_placed = num_placeable_blocks(worker, fetch.num_come - fetch.num_placed, fetch.num_come)
             if _is_wanted(fetch):
                 indices = range(fetch.num_placed, fetch.num_placed + num_placed)
-                num_new = place_blocks(worker, fetch.fetch_id, fetch.hashes, indices)
-                fetch.group.num_fetched_blocks += num_new or 0
+                num_new, has_room = place_blocks(worker, fetch.fetch_id, fetch.hashes, indices)
+                fetch.group.num_fetched_blocks += num_new
                 fetch.num_placed += num_placed
-                if num_new is not None and fetch.num_placed < fetch.num_come:
+                if has_room and fetch.num_placed < fetch.num_come:
                     return
             self._settle(fetch)
 
+    def is_needed(self, fetch: Fetch) -> bool:
+        """True while plans of the destination, in flight or to come, place blocks of a fetch that has ended."""
+        worker = fetch.destination
+        if self._workers.get(worker.worker_id) is not worker:
+            return False
+        if self._placing.get(fetch.fetch_id) is fetch:
+            return True
+        placed = chain(worker.unsent_placed.values(), *(step.placed.values() for step in worker.in_flight))
+        return any(each.fetch_id == fetch.fetch_id for each in placed)
+
     def drop(self, fetch: Fetch) -> None:
-        """Forget what the destination keeps of a fetch no more, unless a step has placed it already."""
+        """Place no more of a fetch, and forget what no plan has placed yet: the destination keeps it no more."""
         drop_unsent(fetch.destination, fetch.fetch_id)
         if self._placing.get(fetch.fetch_id) is fetch:
             self._settle(fetch)
@@ -150,6 +160,12 @@ class BlockFetches:
         fetch = self._placing.get(group.fetch_id)
         if fetch is not None and fetch.group is group:
             self._settle(fetch)
+
+    def undo_placing(self, worker: WorkerState) -> None:
+        """Place no more on a worker whose steps were taken back: blocks before may be missing, and the rest is gone."""
+        for fetch_id in {placed.fetch_id for placed in worker.unsent_placed.values()}:
+            drop_unsent(worker, fetch_id)
+        self.forget_destination(worker)
 
     def forget_destination(self, worker: WorkerState) -> None:
         """Place no more on a worker that is gone."""

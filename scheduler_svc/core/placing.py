@@ -8,19 +8,27 @@ from collections.abc import Sequence as Seq
 
 from scheduler_svc.core.worker_state import PlacedBlock, WorkerState
 
-
-def num_placeable_blocks(worker: WorkerState, num_wanted: int) -> int:
-    """Return how many of so many blocks the next plan may place."""
-    if worker.max_placed_blocks is None or not worker.running or worker.trial is not None:
-        return num_wanted
-    return max(0, min(num_wanted, worker.max_placed_blocks - len(worker.unsent_placed)))
+_MOST_STEPS = 32  # that place a fetch, however large it is
 
 
-def place_blocks(worker: WorkerState, fetch_id: int, hashes: Seq[bytes], indices: range) -> int | None:
+def num_placeable_blocks(worker: WorkerState, num_left: int, num_come: int) -> int:
+    """Return how many of the blocks that are left of a fetch, of which so many have come, the next plan may place.
+
+    That are all where no row waits for them, and beside prompts, whose steps take longer anyway.
+    """
+    if worker.max_placed_blocks is None or worker.trial is not None:
+        return num_left
+    if not worker.running or any(each.num_tokens - each.num_computed_tokens > 1 for each in worker.running):
+        return num_left
+    most = max(worker.max_placed_blocks, -(-num_come // _MOST_STEPS))
+    return max(0, min(num_left, most - len(worker.unsent_placed)))
+
+
+def place_blocks(worker: WorkerState, fetch_id: int, hashes: Seq[bytes], indices: range) -> tuple[int, bool]:
     """Put blocks of a fetch into the prefix cache; the next plan has them placed before it computes.
 
-    Return how many are new there; None if there was no room for all of them. A block that the cache has already is not
-    placed, unless it is the last of the fetch, which the worker forgets with that.
+    Return how many are new there, and whether there was room for all of them. A block that the cache has already is
+    not placed, unless it is the last of the fetch, which the worker forgets with that.
     """
     held = worker.placed_by_fetches[fetch_id]
     num_new = 0
@@ -32,14 +40,14 @@ def place_blocks(worker: WorkerState, fetch_id: int, hashes: Seq[bytes], indices
             if index < len(hashes) - 1:
                 continue
         if worker.blocks.num_available_blocks <= worker.num_watermark_blocks:
-            return None
+            return num_new, False
         block = worker.blocks.allocate_block()
         held.append(block)
         is_new = worker.blocks.register(block, hashes[index])
         worker.unsent_placed[block] = PlacedBlock(fetch_id, index, hashes[index] if is_new else None)
         num_new += is_new
-    worker.num_fetched_blocks += num_new
-    return num_new
+        worker.num_fetched_blocks += is_new
+    return num_new, True
 
 
 def drop_unsent(worker: WorkerState, fetch_id: int) -> None:

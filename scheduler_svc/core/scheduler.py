@@ -222,6 +222,7 @@ class Scheduler:
     def rollback(self, worker_id: str) -> None:
         """Take back every step in flight on this worker: none was executed. The next plan is a snapshot."""
         worker = self._places.workers[worker_id]
+        self.fetches.undo_placing(worker)
         for group in undo_steps(worker):
             never_ran = all(not s.num_preemptions and not s.num_output_tokens for s in group.live)
             self._places.queue_again(group, SequenceStatus.WAITING if never_ran else SequenceStatus.PREEMPTED)
@@ -254,6 +255,8 @@ class Scheduler:
             for group in dict.fromkeys(sequence.group for sequence in plan.sequences):
                 if suspects is not None and group not in suspects:
                     continue
+                if is_disbelieved:
+                    worker.forget_tails(group)
                 is_there = group.state is GroupState.RUNNING and group.worker_id == worker.worker_id
                 if is_there and (is_disbelieved or self._isolation.may_pass_elsewhere(group, worker, workers)):
                     if is_disbelieved:

@@ -44,6 +44,8 @@ def plan_start(worker: WorkerState, group: SequenceGroup) -> GroupStart:
     A tail is copied, so for a moment it takes a block more: without room for that it is computed again.
     """
     start = _plan_start_without_tails(worker, group)
+    if all(member.sequence.tail is None for member in start.members):
+        return start
     members = [_with_tail(worker, member) for member in start.members]
     tails = {member.tail for member in members if member.tail is not None}
     if not tails:

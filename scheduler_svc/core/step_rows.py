@@ -126,6 +126,7 @@ def _append_block(worker: WorkerState, step: PlannedStep, sequence: Sequence) ->
 def _make_room(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> bool:
     """Have a block available: preempt groups, the last in order first. False: no block, or its own group is preempted.
 
+    What was placed for groups that have not started gives way before any that runs.
     If steps in flight will free enough blocks, no group is preempted, and the sequence has no row this time. The same
     holds if the last group has a row already, since that is not taken from the plan again.
     """
@@ -134,6 +135,8 @@ def _make_room(worker: WorkerState, step: PlannedStep, sequence: Sequence) -> bo
         if blocks.num_available_blocks + worker.num_coming_blocks() > step.num_starved:
             step.num_starved += 1
             return False
+        if worker.free_placed():
+            continue
         victim = _last_in_order(worker)
         if any(member.last_step == step.plan.step_id for member in victim.group.live):
             return False

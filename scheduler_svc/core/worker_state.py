@@ -257,6 +257,21 @@ class WorkerState:
         for sequence in group.unfinished:
             sequence.lose_computed_tokens()  # now: a sequence that is stopped puts what it has computed into the cache
 
+    def forget_tails(self, group: SequenceGroup) -> None:
+        """Take the tails that a group started from out of the prefix cache, since they may be wrong."""
+        for sequence in group.unfinished:
+            if sequence.tail is not None:
+                self.blocks.forget(sequence.tail.block_hash)
+                sequence.tail = None
+
+    def free_placed(self) -> bool:
+        """Give up the references to what was placed of fetches: it may be evicted. False: there were none."""
+        held = [blocks for blocks in self.placed_by_fetches.values() if blocks]
+        for blocks in held:
+            self.blocks.free(blocks)
+            blocks.clear()
+        return bool(held)
+
     def can_fetch_from(self, other: "WorkerState") -> bool:
         """True if blocks of another worker may pass to this one."""
         return bool(self.block_format) and self.block_format == other.block_format and self.max_fetched_blocks > 0

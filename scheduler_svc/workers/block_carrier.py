@@ -24,7 +24,8 @@ from scheduler_svc.workers.worker_link import FetchCall, WorkerLink
 log = structlog.get_logger()
 
 STALLED_AFTER_S = 3.0  # without another block: computing them is quicker
-KEPT_FOR_S = 30.0  # at most, from the last block that comes to the step that places the last
+KEPT_FOR_S = 30.0  # at most, without a step that places a block
+_LOOK_S = 0.1  # whether what is kept is needed still
 
 
 class Peer(NamedTuple):
@@ -122,16 +123,26 @@ class BlockCarrier:
         return destination.link.fetch_blocks(request, destination.step_key)
 
     async def _keep_until_placed(self, fetch: Fetch, call: FetchCall) -> None:
-        """Keep the call open until the worker ends it, since steps have placed the blocks."""
+        """Keep the call open until the worker ends it, with the last block, or no step is to place any.
+
+        It is not ended while a step in flight places blocks of it, which the worker would refuse.
+        """
+        reading = asyncio.create_task(_read_to_end(call))
         try:
-            async with asyncio.timeout(KEPT_FOR_S):
-                while isinstance(await call.read(), worker_pb2.FetchBlocksResponse):
-                    pass
-        except (grpc.RpcError, TimeoutError) as error:
-            self._log_trouble(fetch, len(fetch.blocks), error)
+            clock = asyncio.get_running_loop().time
+            num_placed, until_s = fetch.num_placed, clock() + KEPT_FOR_S
+            while not reading.done() and self._fetches.is_needed(fetch):
+                await asyncio.wait({reading}, timeout=_LOOK_S)
+                if fetch.num_placed > num_placed:
+                    num_placed, until_s = fetch.num_placed, clock() + KEPT_FOR_S
+                elif clock() > until_s:
+                    self._fetches.drop(fetch)
+            if reading.done() and isinstance(error := reading.exception(), grpc.RpcError):
+                self._log_trouble(fetch, len(fetch.blocks), error)
         finally:
             self._fetches.drop(fetch)
             call.cancel()
+            await end_tasks(reading)
 
     def _log_trouble(self, fetch: Fetch, num_come: int, error: Exception) -> None:
         reason = error_of(error).message if isinstance(error, grpc.RpcError) else "no block came for too long"
@@ -143,3 +154,9 @@ class BlockCarrier:
             num_come=num_come,
             reason=reason,
         )
+
+
+async def _read_to_end(call: FetchCall) -> None:
+    """Read what a call of a fetch says until it has ended. Raises RpcError if it ended badly."""
+    while isinstance(await call.read(), worker_pb2.FetchBlocksResponse):
+        pass

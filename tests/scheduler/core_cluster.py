@@ -220,6 +220,7 @@ class Cluster:
                 self.scheduler.finish(sequence)
         self.search_on(worker_id, step.step_id)
         self.at_fault |= self.scheduler.record_executed_step(plan)
+        self.close_fetches()
         return list(gained)
 
     def search_on(self, worker_id: str, step_id: int) -> None:
@@ -265,6 +266,11 @@ class Cluster:
         if num_placed:
             self.placing.append(fetch)
         return num_placed
+
+    def close_fetches(self) -> None:
+        """End the calls of fetches of which no plan places any more, as their carrier does."""
+        for fetch in [each for each in self.placing if not self.scheduler.fetches.is_needed(each)]:
+            self.drop_fetch(fetch)
 
     def drop_fetch(self, fetch: Fetch) -> None:
         """The destination keeps no more what has come; steps that place it, and are in flight, are refused."""

@@ -12,6 +12,11 @@ class FetchedKv:
         self._blocks: dict[int, list[list[Slot] | None]] = {}  # None: placed before
         self._sizes: dict[int, int] = {}  # of the fetches, come or not
 
+    @property
+    def num_kept(self) -> int:
+        """Number of fetches that take memory."""
+        return len(self._blocks)
+
     def deliver(self, fetch_id: int, contents: list[list[Slot]], num_blocks: int) -> None:
         """Take the first of `num_blocks` blocks of a fetch, in its order, `FakeWorker.block_kv` of each."""
         assert fetch_id >= 1 and all(len(block) == self._block_size for block in contents)

@@ -4,13 +4,16 @@ import pytest
 
 from scheduler_svc.core.fetching import Fetch
 from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.placing import num_placeable_blocks
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.worker_state import WorkerState
 from tests.scheduler.core_cluster import Cluster
 from tests.scheduler.test_scheduler_fetching import make_cluster, run, running_on_a
 
 
-def running_beside(cluster: Cluster, num_placed: int) -> tuple[SequenceGroup, Fetch]:
-    """A group whose 12 blocks have come to b, which places so many of them with a step, and has another to run."""
+def coming_beside(cluster: Cluster, num_placed: int) -> tuple[SequenceGroup, Fetch]:
+    """A group whose 12 blocks are on their way to b, which places so many with a step, and has another to run."""
     group = running_on_a(cluster, max_placed_blocks=num_placed)
     cluster.scheduler.workers.drain_worker("a")
     while cluster.in_flight["a"]:
@@ -23,7 +26,14 @@ def running_beside(cluster: Cluster, num_placed: int) -> tuple[SequenceGroup, Fe
     cluster.scheduler.resume(group)
     cluster.start("b")
     (fetch,) = cluster.fetches
-    assert fetch.group is group and cluster.end_fetch(fetch) == 12
+    assert fetch.group is group
+    return group, fetch
+
+
+def running_beside(cluster: Cluster, num_placed: int) -> tuple[SequenceGroup, Fetch]:
+    """The same, once they have come."""
+    group, fetch = coming_beside(cluster, num_placed)
+    assert cluster.end_fetch(fetch) == 12
     return group, fetch
 
 
@@ -94,6 +104,76 @@ def test_between_the_steps_that_place_a_fetch_anything_may_happen(event: str) ->
                 assert (group.state is GroupState.FETCHING) == (number < 1)
             blocks.free(pinned)
     cluster.assert_groups_are_listed()
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+
+
+@pytest.mark.parametrize("event", ["finish", "no room", "refuse"])
+def test_the_worker_keeps_nothing_of_a_fetch_that_no_plan_places_any_more(event: str) -> None:
+    cluster = make_cluster(a={})
+    group, fetch = running_beside(cluster, 2)
+    run(cluster, "b", 2)
+    assert cluster.scheduler.fetches.is_needed(fetch) and cluster.workers["b"].fetches.num_kept
+    match event:
+        case "finish":
+            cluster.scheduler.finish_group(group)
+        case "no room":
+            blocks = fetch.destination.blocks
+            pinned = blocks.allocate(blocks.num_available_blocks - 3)
+        case "refuse":
+            cluster.start("b")
+            cluster.refuse_steps("b")
+    run(cluster, "b", 3)
+    assert not cluster.scheduler.fetches.is_needed(fetch) and not cluster.workers["b"].fetches.num_kept
+    if event == "no room":
+        blocks.free(pinned)
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+
+
+def test_a_snapshot_places_nothing_since_the_worker_may_have_lost_it() -> None:
+    cluster = make_cluster(a={})
+    _, fetch = running_beside(cluster, 2)
+    run(cluster, "b", 1)
+    cluster.workers["b"].fetches.forget(fetch.fetch_id)  # its call has ended, and the news is under way
+    cluster.start("b")
+    assert cluster.plans["b"][-1].placed
+    cluster.refuse_steps("b")
+    plan = cluster.start("b")
+    assert plan is not None and plan.snapshot and not plan.placed
+    cluster.complete("b")
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+
+
+def test_the_largest_fetch_takes_so_many_steps_and_beside_a_prompt_it_takes_one() -> None:
+    worker = worker_with_rows(is_prefilling=False)
+    assert [num_placeable_blocks(worker, 1000, 1000), num_placeable_blocks(worker, 40, 40)] == [32, 2]
+    assert num_placeable_blocks(worker_with_rows(is_prefilling=True), 1000, 1000) == 1000
+
+
+def worker_with_rows(*, is_prefilling: bool) -> WorkerState:
+    """A worker that places two blocks a step beside its one row, if that decodes."""
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=4, pipeline_depth=1))
+    cluster.add_worker("w", num_blocks=20, max_placed_blocks=2)
+    cluster.add([1, 2, 3] * 3, 5)
+    for _ in range(1 if is_prefilling else 4):
+        run(cluster, "w", 1)
+    return cluster.scheduler._places.workers["w"]
+
+
+def test_what_was_placed_gives_way_to_rows_before_any_group_does() -> None:
+    cluster = make_cluster(a={})
+    group, fetch = running_beside(cluster, 2)
+    run(cluster, "b", 2)
+    worker = fetch.destination
+    pinned = worker.blocks.allocate(worker.blocks.num_available_blocks)
+    run(cluster, "b", 8)  # more than two blocks of its row
+    (other,) = [sequence for sequence in cluster.sequences if sequence.group is not group]
+    assert other.num_preemptions == 0 and other.num_output_tokens >= 8
+    worker.blocks.free(pinned)
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()

@@ -164,3 +164,19 @@ def test_groups_of_every_kind_that_are_preempted_all_the_time_compute_hardly_any
     cluster.assert_idle_and_unleaked()
     assert group.num_preemptions > 2
     assert cluster.workers["w"].num_computed_tokens <= length + num_sequences * 8
+
+
+def test_a_group_whose_answer_is_not_believed_does_not_start_from_its_tail_again() -> None:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=64, pipeline_depth=1, watermark=0.0))
+    cluster.add_worker("w", num_blocks=20)
+    sequence = cluster.add([1, 2, 3], 9)
+    cluster.start("w")
+    cluster.complete("w")
+    cluster.scheduler.pause(sequence.group, keep_on_host=False)
+    cluster.scheduler.resume(sequence.group)
+    plan = cluster.start("w")
+    assert plan is not None and plan.copies and plan.positions == [3]
+    cluster.fail_steps("w")
+    cluster.scheduler.record_failed_step([plan], suspects=[sequence.group], is_disbelieved=True)
+    again = cluster.start("w")
+    assert again is not None and not again.copies and again.positions == [0]
