@@ -103,6 +103,7 @@ class Session:
         """Submits a request, or attaches to it."""
         if self._is_closing:
             raise RuntimeError("the client is closed; make a new one")
+        self._moved.pop(entry.request, None)  # it has come back
         self._entries[entry.request] = entry
         if entry.deadline_s is not None:
             at_s = entry.deadline_s + DEADLINE_SLACK_S

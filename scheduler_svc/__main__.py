@@ -68,9 +68,14 @@ async def serve(settings: SchedulerSettings) -> None:
     try:
         if is_shared:
             shards = ShardStore(settings.store, deployment=settings.deployment, lease_ms=settings.lease_ms)
-            watch = await open_watch(
+            opening = open_watch(
                 shards, settings.shards, lease_ms=settings.lease_ms, patience_s=settings.store_timeout_s
             )
+            watch = await before(opening, end.wait())
+            if watch is None:
+                await shards.close()
+                log.info("scheduler ended", reason="told to end while it waited for the number of shards")
+                return
         door = open_door(settings, watch)
         if door.is_standby:
             await open_server(door)

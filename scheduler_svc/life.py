@@ -164,12 +164,14 @@ async def _publish_load(parts: Parts, leader: LeaderParts, watch: ShardWatch) ->
             cached = leader.cached.to_pb()
             cached_until_s = loop.time() + _CACHED_S_EACH * len(watch.shards)
         leader.settling.update(watch.plan, leader.control.present_ids, loop.time())
-        await watch.publish(_described(parts, leader, cached.version), cached)
+        is_kept = parts.shard < watch.num_wanted
+        await watch.publish(_described(parts, leader, cached.version, is_kept=is_kept), cached)
         await asyncio.sleep(_PUBLISH_S)
 
 
-def _described(parts: Parts, leader: LeaderParts, cache_version: int) -> cluster_pb2.Shard:
-    """Load of the shard."""
+def _described(parts: Parts, leader: LeaderParts, cache_version: int, *, is_kept: bool) -> cluster_pb2.Shard:
+    """Load of the shard. `is_kept`: it is not removed, and so needs a worker that tells it the model."""
+    needs_model = leader.admission.model is None and (is_kept or leader.admission.recovery.num_waiting > 0)
     scheduler = leader.leading.attempt.engine.scheduler
     stats = scheduler.stats()
     return cluster_pb2.Shard(
@@ -178,7 +180,7 @@ def _described(parts: Parts, leader: LeaderParts, cache_version: int) -> cluster
         epoch=leader.workers.epoch,
         num_workers=len(leader.workers.driven),
         num_running=sum(each.num_running_groups for each in stats.workers),
-        num_waiting=stats.num_waiting_groups + (leader.admission.model is None),
+        num_waiting=stats.num_waiting_groups + needs_model,
         is_leaving=leader.is_leaving,
         num_uncomputed_tokens=scheduler.num_uncomputed_tokens(),
         cache_version=cache_version,

@@ -17,7 +17,7 @@ from scheduler_svc.journal.open_store import open_store
 from scheduler_svc.journal.store import FencedError, Store, StoreError
 from scheduler_svc.leadership.shard_choice import next_roles
 from scheduler_svc.leadership.shard_watch import ShardWatch
-from scheduler_svc.life import open_server, serve_shard
+from scheduler_svc.life import before, open_server, serve_shard
 from scheduler_svc.workers.worker_loop import SupersededError
 
 log = structlog.get_logger()
@@ -108,7 +108,9 @@ class ShardLives:
         self._lives[shard] = _Life(task, end)
 
     async def _live(self, shard: int, end: asyncio.Event, given: Store | None) -> None:
-        store = given or await open_shard_store(self._door.settings, shard)
+        store = given or await before(open_shard_store(self._door.settings, shard), end.wait())
+        if store is None:
+            return
         try:
             await serve_shard(self._door, shard, store, self._watch.store.leases(shard), end)
         finally:

@@ -5,7 +5,7 @@ One per leader of a deployment with several shards. A worker is told by the answ
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,10 @@ class SeenShards(Protocol):
     @property
     def num_wanted(self) -> int:
         """Number of shards that take requests, or shall soon; those behind them were removed."""
+
+    @property
+    def unseen(self) -> Collection[int]:
+        """Shards of which only is known what was, since their part of the store does not answer."""
 
     def leader_of(self, shard: int) -> str | None:
         """Address of a shard's leader; None: none is known."""
@@ -119,13 +123,18 @@ class WorkerShares:
         chosen = shard_of_new_worker(
             [
                 pb.Shard(number=each.number, leader=each.leader, num_workers=each.num_workers + num_sent[each.number])
-                for each in self.watch.shards
+                for each in self._present_shards()
             ],
             worker_id,
             self.watch.num_wanted,
         )
         self._sent[worker_id] = (chosen, now_s)
         return chosen
+
+    def _present_shards(self) -> list[pb.Shard]:
+        """Every shard, those that cannot be seen now without a leader: they neither give nor get a worker."""
+        hidden = set(self.watch.unseen) - {self.shard}
+        return [pb.Shard(number=each.number) if each.number in hidden else each for each in self.watch.shards]
 
     def _place_known(self, member: SharedWorker, now_s: float) -> int:
         """The worker's new shard if it is the one that is given away; it stays so until it has left.
@@ -139,9 +148,10 @@ class WorkerShares:
             if is_here or now_s < self._given_until_s:
                 return self._given.shard if is_here and member is given else self.shard
         self._given = None
-        needy = shard_in_need(self.watch.shards, self.shard, self.watch.num_wanted)
+        shards = self._present_shards()
+        needy = shard_in_need(shards, self.shard, self.watch.num_wanted)
         if needy is None and served_s > _SLICE_S:
-            needy = starving_shard(self.watch.shards, self.shard)
+            needy = starving_shard(shards, self.shard)
         if needy is None or member is not self._idlest():
             return self.shard
         log.info("worker moves to another shard", worker_id=member.worker_id, shard=needy)

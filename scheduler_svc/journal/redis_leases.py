@@ -4,12 +4,13 @@ Never repeats a command: the caller knows when to ask again.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.leases import HeldLease, Lease, ShardReading
 from scheduler_svc.journal.links import open_link
 from scheduler_svc.journal.redis_link import pack
-from scheduler_svc.journal.store import StoreUnavailableError
+from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
 
 MAX_TIMEOUT_S = 0.5
 
@@ -126,7 +127,7 @@ class RedisShardReader:
             standbys = pack("EVAL", _STANDBYS, 1, keys.standbys, longest_ms)
             batches.append([pack("GET", keys.lease), pack("PTTL", keys.lease), pack("GET", keys.load), standbys])
         answers = await self._link.call_each(batches)
-        return [each if isinstance(each, StoreUnavailableError) else _reading(*each) for each in answers]
+        return [each if isinstance(each, StoreUnavailableError) else _reading(each) for each in answers]
 
     async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes | None]:
         asked = set(shards)
@@ -139,8 +140,12 @@ class RedisShardReader:
         await self._link.close()
 
 
-def _reading(value: bytes | None, left_ms: int, load: bytes | None, standbys: Sequence[bytes]) -> ShardReading:
-    return ShardReading(_held(value, left_ms), load or b"", _addresses(standbys))
+def _reading(answer: Sequence[Any]) -> ShardReading | StoreUnavailableError:
+    value, left_ms, load, standbys = answer
+    try:
+        return ShardReading(_held(value, left_ms), load or b"", _addresses(standbys))
+    except StoreUnavailableError as error:
+        return error
 
 
 def _addresses(found: Sequence[bytes]) -> tuple[str, ...]:
@@ -150,4 +155,7 @@ def _addresses(found: Sequence[bytes]) -> tuple[str, ...]:
 def _held(value: bytes | None, left_ms: int) -> HeldLease | None:
     if value is None or left_ms == -2:  # it went between the two
         return None
-    return HeldLease(Lease.parse(value.decode()), left_ms)
+    try:
+        return HeldLease(Lease.parse(value.decode()), left_ms)
+    except ValueError:
+        raise StoreConfigurationError("the key of the lease holds something else; delete it") from None

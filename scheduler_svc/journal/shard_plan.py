@@ -73,6 +73,19 @@ class ShardPlan:
             return self
         return replace(self, version=self.version + 1, num_kept=num_kept, former=former)
 
+    def merged_with(self, lost: "ShardPlan") -> "ShardPlan":
+        """Later plan, where the store has this one in the place of one of the same version that it has lost.
+
+        Requests may have been accepted by either, so the numbers of both count.
+        """
+        last: dict[int, int] = {}
+        for number, version in (*self.former, *lost.former, FormerNumber(lost.num_shards, lost.version)):
+            last[number] = max(version, last.get(number, 0))
+        last.pop(self.num_shards, None)
+        former = sorted((FormerNumber(*each) for each in last.items()), key=lambda each: -each.last_version)
+        num_kept = max(self.num_kept, lost.num_kept)
+        return replace(self, version=self.version + 1, num_kept=num_kept, former=tuple(former))
+
     def _with_number(self, num_shards: int) -> "ShardPlan":
         former = [each for each in self.former if each.num_shards not in (self.num_shards, num_shards)]
         if num_shards != self.num_shards:
@@ -94,7 +107,8 @@ class ShardPlan:
         if len(text) > _MOST_TEXT:
             raise ValueError("it is too long")
         version, num_shards, num_wanted, num_kept, *rest = text.split(" ")
-        former = [FormerNumber(*(int(number) for number in each.split(":", 1))) for each in rest]
+        pairs = [each.partition(":")[::2] for each in rest]
+        former = [FormerNumber(int(number), int(last)) for number, last in pairs]
         plan = cls(
             version=int(version),
             num_shards=int(num_shards),

@@ -7,6 +7,7 @@ would grow with the square of their number. Of one shard only the number is read
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -15,7 +16,7 @@ from quire.v1 import cluster_pb2 as pb
 from scheduler_svc.journal.leases import ShardReading
 from scheduler_svc.journal.shard_plan import ShardPlan
 from scheduler_svc.journal.shard_store import ShardStore
-from scheduler_svc.journal.store import StoreUnavailableError
+from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
 from scheduler_svc.leadership.shard_choice import ShardView
 
 log = structlog.get_logger()
@@ -45,6 +46,7 @@ class ShardWatch:
         self.changed = asyncio.Event()
         self.several = asyncio.Event()  # set for good once there are several shards, or traces of others
         self.has_ended = False  # streams of what is known shall end
+        self.unseen: frozenset[int] = frozenset()  # shards of which is known what was, since the store does not answer
         self.store = store
         self._lease_ms = lease_ms
         self._free_since_s: list[float | None] = []  # on the loop's clock; None: led, or not known
@@ -77,6 +79,7 @@ class ShardWatch:
         while True:
             was_unseen = unseen
             unseen, reason = await self._look_around(me)
+            self.unseen = frozenset(unseen)
             if unseen and unseen != was_unseen:
                 log.warning("shards not seen", shards=unseen, reason=reason)
             for number in [each for each in unseen if each < len(self.shards)]:
@@ -90,9 +93,12 @@ class ShardWatch:
         found = await self.store.read_plan()
         if found is None or found.version < self.plan.version:  # the store has lost what this process has read
             found = await self.store.replace_plan(self.plan, found.version if found is not None else 0)
+        if found is not None and found.version == self.plan.version and found != self.plan:
+            plan = found.merged_with(self.plan)
+            found = await self.store.replace_plan(plan, found.version)
         if found is not None and found.version >= self.plan.version:
             self._take_plan(found)
-            self.plan_read_s = began_s
+            self.plan_read_s = max(self.plan_read_s, began_s)
 
     async def set_wanted(self, num_shards: int) -> ShardPlan:
         """Change the number of shards; return the plan that stands then. Raises StoreUnavailableError."""
@@ -105,10 +111,8 @@ class ShardWatch:
     async def publish(self, shard: pb.Shard, cached: pb.CachedBeginnings) -> None:
         """Publish what the leader says of its shard and of what is cached there."""
         published = shard.SerializeToString(), cached.SerializeToString()
-        try:
+        with suppress(StoreUnavailableError):  # others take it for unloaded, then; it is published again soon
             await self.store.leases(shard.number).publish_shard(*published, _LOAD_MS)
-        except StoreUnavailableError:
-            return  # others take it for unloaded, then; it is published again soon
         self._set(shard, cached)
 
     def end_streams(self) -> None:
@@ -249,17 +253,22 @@ class ShardWatch:
 async def open_watch(store: ShardStore, num_shards: int, *, lease_ms: int, patience_s: float) -> ShardWatch:
     """Watch the shards of a store; if it has no number yet, it gets this one.
 
-    Raises StoreUnavailableError if the store does not answer for so long.
+    Raises StoreUnavailableError if the store does not answer for so long, StoreConfigurationError at once.
     """
     loop = asyncio.get_running_loop()
     until_s = loop.time() + patience_s
+    is_told = False
     while True:
         try:
             plan = await store.read_plan() or await store.replace_plan(ShardPlan.first(num_shards), 0)
-        except StoreUnavailableError:
+        except StoreConfigurationError:
+            raise
+        except StoreUnavailableError as error:
             if loop.time() > until_s:
                 raise
-            plan = None
+            if not is_told:
+                log.warning("waiting for the number of shards", reason=error.message)
+            is_told, plan = True, None
         if plan is not None:
             break
         await asyncio.sleep(_RETRY_S)

@@ -1,5 +1,7 @@
 """Requests that a shard refuses since the number of shards changes: placed anew, within limits, and handled there."""
 
+import asyncio
+
 import pytest
 
 import quire
@@ -47,6 +49,16 @@ async def test_a_slow_reader_of_a_request_placed_anew_gets_all_of_it(server: Scr
         assert (await client.generate("another", max_tokens=1)).usage.completion_tokens == 500
         chunks = [chunk async for chunk in stream]  # only now is it read
     assert [chunk.position for chunk in chunks] == list(range(500)) and server.count("attach", "ours") >= 1
+
+
+async def test_a_slow_reader_of_a_request_placed_anew_and_given_up_gets_the_reason(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=500, released=100, tokens_per_chunk=1, refusals=refusals(1))
+    async with quire.AsyncClient(server.address, buffer_tokens=16, reconnect_timeout_s=0.3) as client:
+        stream = client.stream("hello", request_id="ours", timeout_s=0.5)
+        await stream.accepted()
+        await asyncio.sleep(2.0)
+        with pytest.raises(quire.QuireError):
+            _ = [chunk async for chunk in stream]
 
 
 def test_the_version_of_a_refusal_survives_the_wire() -> None:

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from quire.v1 import cluster_pb2 as pb
-from scheduler_svc.journal.keys import deployment_of
+from scheduler_svc.journal.keys import Keys, deployment_of
 from scheduler_svc.journal.leases import HeldLease, Lease, ShardReading
 from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.redis_link import RedisLink, pack
@@ -236,3 +236,29 @@ async def test_shards_are_seen_while_their_number_cannot_be_read(valkey: ValkeyP
     running.cancel()
     await asyncio.wait({running})
     await watch.close()
+
+
+async def test_a_damaged_lease_hides_its_shard_alone(leases: list[RedisLeases], watch: ShardWatch) -> None:
+    await leases[4].take_lease(Lease("us", "10.0.0.4:7847", 1), LONG_MS)
+    await until(lambda: watch.leader_of(4) is not None)
+    link = RedisLink(watch.store._url, timeout_s=patient(5), repeatable=True)
+    await link.call(pack("SET", Keys.of(NAMES[5]).lease, b"\xff damaged", "PX", LONG_MS))
+    await until(lambda: watch.unseen == {5})
+    await leases[6].take_lease(Lease("us", "10.0.0.6:7847", 1), LONG_MS)
+    await until(lambda: watch.leader_of(6) == "10.0.0.6:7847")
+    await link.close()
+
+
+async def test_of_two_plans_of_one_version_a_later_one_is_made(valkey: ValkeyProcess) -> None:
+    """A primary died before its replica had the first, and another scheduler has written one in its place."""
+    first, second = await opened(valkey, 2), await opened(valkey, 2)
+    lost = first.plan.with_wanted(1)
+    assert await second._replace_plan(second.plan.with_wanted(3))
+    first._take_plan(lost)
+    assert lost.version == second.plan.version and lost != second.plan
+    await first.read_plan()
+    await second.read_plan()
+    assert first.plan == second.plan and first.plan.version == lost.version + 1
+    assert {each.num_shards for each in first.plan.former} | {first.plan.num_shards} == {1, 2}
+    for watch in (first, second):
+        await watch.close()

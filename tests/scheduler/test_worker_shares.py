@@ -29,6 +29,7 @@ class Watch:
     def __init__(self, num_shards: int) -> None:
         self.shards = [pb.Shard(number=number, leader=f"l{number}:1", num_waiting=1) for number in range(num_shards)]
         self.num_wanted = num_shards
+        self.unseen: set[int] = set()
 
     def leader_of(self, shard: int) -> str | None:
         return self.shards[shard].leader
@@ -86,3 +87,16 @@ def test_a_worker_that_comes_back_serves_as_long_as_before_and_no_shard_is_passe
     shards = [shard for shard, _ in lending.stays]
     assert shards == [turn % num_shards for turn in range(3 * num_shards)]
     assert min(stay_s for _, stay_s in lending.stays) >= SLICE_S
+
+
+def test_a_shard_that_cannot_be_seen_neither_gets_a_worker_nor_keeps_others_from_giving() -> None:
+    lending = Lending(3, 0.0)
+    lending.watch.shards[0].num_workers = 1
+    lending.members[0]["w"] = Member("w", "i1")
+    request = pb.RegisterRequest(worker_id="w", incarnation="i1", shard=0)
+    lending.leaders[0].shard_of(request)
+    lending.now_s += SLICE_S + 1
+    lending.watch.unseen = {1, 2}
+    assert lending.leaders[0].shard_of(request) == 0
+    lending.watch.unseen = {1}
+    assert lending.leaders[0].shard_of(request) == 2

@@ -100,3 +100,17 @@ async def test_a_worker_whose_shard_has_no_leader_for_long_asks_for_another(monk
         async with asyncio.timeout(patient(20)):
             await answered(second)
         assert second.registered[-1].incarnation == "life-1" and lives.num_begun == 1
+
+
+async def test_a_new_worker_whose_shard_is_gone_before_it_came_asks_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registration_module, "_LEADERLESS_S", 0.2)
+    monkeypatch.setattr(registration_module, "_RESOLVE_S", 0.1)
+    leader = ShardLeader(0, 2, epoch=7)  # nobody leads shard 2
+    async with registered(leader) as lives:
+        await asyncio.sleep(0.5)
+        assert not leader.registered
+        leader.wanted = 0
+        await answered(leader)
+        assert leader.registered[-1].incarnation == IDENTITY.incarnation and lives.num_begun == 0

@@ -237,7 +237,7 @@ class Registration:
         if shard == self._shard:
             return
         log.info("serves shard", shard=shard, worker_id=self._identity.worker_id)
-        self._shard = shard
+        self._shard, self._led_s = shard, asyncio.get_running_loop().time()
         if self._has_served:
             self._has_served = False
             self._identity = self._begin_life()
@@ -246,11 +246,11 @@ class Registration:
         self.register_now()
 
     def _give_up_shard(self) -> None:
-        """Ask for a shard again if the present one has had no leader for long: another one may have work."""
+        """Ask for a shard again if the present one has had no leader for long: another may have work, or it is gone."""
         now_s = asyncio.get_running_loop().time()
-        if self._has_leader or not self._has_served:
+        if self._has_leader or self._shard is None:
             self._led_s = now_s
-        elif now_s - self._led_s > _LEADERLESS_S and self._shard is not None:
+        elif now_s - self._led_s > _LEADERLESS_S:
             self._shard = None
 
     async def _move(self, endpoint: _Endpoint, shard: int) -> None:
