@@ -11,6 +11,7 @@ class SeenFleet:
         self._latest = latest
         self.shards = list(latest)
         self.num_wanted = len(latest)
+        self.unseen: tuple[int, ...] = ()
 
     def look(self) -> None:
         """Look at the store."""
