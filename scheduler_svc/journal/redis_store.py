@@ -37,6 +37,7 @@ _CONNECT_PAUSE_S = 0.2
 _SIDE_TIMEOUT_S = 5.0
 _KEYS_AT_ONCE = 500
 _SHOWN_ENTRIES = 2  # the first and the last come with what is known of the stream
+_READ_ATTEMPTS = 3  # of what must be confirmed: the node may be gone, and the next one told by an old map
 _WAIT_PART = 0.5  # of the time limit of an entry, for replicas
 
 
@@ -65,8 +66,9 @@ class RedisStore:
         self._records = self._side
         if replicas:  # what is asked behind a write is of the node that did it, so no other call may follow a move
             self._records = open_link(url, keys, timeout_s=side_s, repeatable=False, reports_moves=True)
-        self._replicas = ReplicaWait(replicas, timeout_s * _WAIT_PART)
-        self._is_unconfirmed = False  # replicas may lack what the node has
+        self._replicas = ReplicaWait(replicas, timeout_s * _WAIT_PART)  # of the journal's link
+        self._record_replicas = ReplicaWait(replicas, timeout_s * _WAIT_PART, logs_changes=False)
+        self._records_lock = asyncio.Lock()  # a write and what is asked behind it
         self._record_reads = RecordReads(self._get_records)
         self._longest_bytes = 0  # of the entries sent
         self._append_head = _head(9 - 1, "XADD", self._keys.journal, "NOMKSTREAM")
@@ -102,7 +104,9 @@ class RedisStore:
         if not self._replicas.wanted:
             return
         with suppress(StoreUnavailableError):  # it is learned with the first entry, then
-            self._replicas.learn(await self._side.call(pack("INFO", "replication")))
+            info = await self._side.call(pack("INFO", "replication"))
+            self._replicas.learn(info)
+            self._record_replicas.learn(info)
             self.durability += f"; replicas that must have an entry: {self._replicas.expected}"
 
     async def next_epoch(self) -> int:
@@ -126,18 +130,16 @@ class RedisStore:
             crc32(payload),
         )
         waiting = self._replicas.begin()
-        self._is_unconfirmed = self._replicas.wanted > 0
         added, *replies = await self._journal.call_many([command], then=waiting.commands)
         if added is None:
             raise StoreFlushedError(f"{self._keys.journal} is gone from {self.address}")
         if self._replicas.wanted:
             await self._replicas.check(waiting, replies, self._journal)
-        self._is_unconfirmed = False
 
     async def last_entry_id(self) -> EntryId | None:
         show = pack("XINFO", "STREAM", self._keys.journal)
         try:
-            if self._is_unconfirmed:
+            if self._replicas.is_unconfirmed:
                 reply = await self._confirmed(show)
             else:
                 reply = await self._journal.call(show, answer_bytes=_SHOWN_ENTRIES * self._longest_bytes)
@@ -157,7 +159,6 @@ class RedisStore:
         sent = [write, show]
         _, reply, *replies = await self._journal.call_many(sent, then=waiting.commands, answer_bytes=answer_bytes)
         await self._replicas.check(waiting, replies, self._journal)
-        self._is_unconfirmed = False
         return reply
 
     async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
@@ -174,23 +175,48 @@ class RedisStore:
             putting(self._keys, records[start : start + RECORDS_AT_ONCE], limits, now_ns)
             for start in range(0, len(records), RECORDS_AT_ONCE)
         ]
-        waiting = self._replicas.begin()
+        async with self._records_lock:
+            return sum(await self._replicate(commands))
+
+    async def _replicate(self, commands: Sequence[Packed]) -> list[Any]:
+        """Replies to these commands, the last of which writes, once the replicas have what the node has then."""
+        waiting = self._record_replicas.begin()
         replies = await self._records.call_many(commands, then=waiting.commands)
-        await self._replicas.check(waiting, replies[len(commands) :], self._records)
-        return sum(replies[: len(commands)])
+        await self._record_replicas.check(waiting, replies[len(commands) :], self._records)
+        return replies[: len(commands)]
+
+    async def _read_confirmed(self, commands: Sequence[Packed]) -> list[Any]:
+        """Replies to these reads once the replicas have what they show.
+
+        A node that was frozen may show what no other has, until it is told that it is a replica now.
+        """
+        if not self._record_replicas.wanted:
+            return await self._side.call_many(commands)
+        write = pack("INCRBY", self._keys.epoch, 0)
+        for attempt in range(_READ_ATTEMPTS):
+            try:
+                async with self._records_lock:
+                    replies = await self._records.call_many(commands)
+                    await self._replicate([write])
+                return replies
+            except StoreUnavailableError as error:
+                if attempt + 1 == _READ_ATTEMPTS or isinstance(error, StoreConfigurationError):
+                    raise
+        raise AssertionError("there is one attempt at least")
 
     async def dropped_until(self, tenants: Collection[str]) -> Mapping[str, int]:
         asked, ends = list(tenants), list[float | None]()
         for start in range(0, len(asked), _KEYS_AT_ONCE):
             page = asked[start : start + _KEYS_AT_ONCE]
-            ends += await self._side.call(pack("ZMSCORE", self._keys.records_dropped, *page))
+            (found,) = await self._read_confirmed([pack("ZMSCORE", self._keys.records_dropped, *page)])
+            ends += found
         return {tenant: int(end) * 1000 + 999 for tenant, end in zip(asked, ends, strict=True) if end is not None}
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:
         known: set[str] = set()
         for start in range(0, len(request_ids), _KEYS_AT_ONCE):
             page = request_ids[start : start + _KEYS_AT_ONCE]
-            replies = await self._side.call_many([pack("EXISTS", self._keys.record(each)) for each in page])
+            replies = await self._read_confirmed([pack("EXISTS", self._keys.record(each)) for each in page])
             known.update(each for each, exists in zip(page, replies, strict=True) if exists)
         return known
 

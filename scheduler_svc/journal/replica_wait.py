@@ -4,6 +4,7 @@ A replica that is gone is not waited for, so that the journal goes on after a fa
 counts as there, so that a primary which is cut off from all others acknowledges nothing that they may never get.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,21 +30,30 @@ class ReplicaQuery(NamedTuple):
 
 
 class ReplicaWait:
-    """Owned by the loop's thread.
+    """Owned by the loop's thread, for the writes of one link, one after another.
 
-    `wanted`: replicas that must have an entry, if there are so many; `expected`: those that must, as far as is known.
+    Each link has its own: two of them may be at two nodes, of which one was frozen while the other took its place, and
+    that one of these has no replica says nothing of the other.
+
+    `wanted`: replicas that must have an entry, if there are so many; `expected`: those that must, as far as is known;
+    `is_unconfirmed`: they may lack the last write, and the next one may go to another node.
     """
 
-    def __init__(self, wanted: int, timeout_s: float) -> None:
-        """`timeout_s`: for which a node may wait for its replicas."""
+    def __init__(self, wanted: int, timeout_s: float, *, logs_changes: bool = True) -> None:
+        """`timeout_s`: for which a node may wait for its replicas; `logs_changes`: of the number that is waited for."""
         self.wanted = wanted
         self._timeout_ms = round(timeout_s * 1000)
+        self._logs_changes = logs_changes
         self.expected = wanted
-        self._looked_s = 0.0
+        self._looked_s = -math.inf
+        self.is_unconfirmed = False
 
     def begin(self) -> "ReplicaQuery":
         """Make the commands to send behind a write."""
-        commands = [pack("WAIT", self.expected, self._timeout_ms)] if self.expected else []
+        if self.is_unconfirmed:
+            self._looked_s = -math.inf
+        self.is_unconfirmed = self.wanted > 0
+        commands = [self._wait()] if self.expected else []
         if self.expected < self.wanted and self._is_due():
             commands.append(_INFO)
         return ReplicaQuery(commands, self.expected)
@@ -52,21 +62,29 @@ class ReplicaWait:
         """Return if the replicas have the write. Raises StoreUnavailableError.
 
         `replies`: to the commands of `waiting`; `link`: asks the same node how many replicas it has, if too few answer.
+        No other call of the link may come between the write and this.
         """
         num_with = replies[0] if waiting.expected else 0
-        has_looked = len(replies) > bool(waiting.expected)
-        if has_looked:
-            self.learn(replies[-1])
         is_late = waiting.expected < self.wanted and self._is_due()  # the node may have been frozen meanwhile
-        if num_with < waiting.expected or (is_late and not has_looked):
-            self.learn(await link.call(_INFO))
-            if num_with < self.expected:
-                raise StoreUnavailableError(
-                    f"{num_with} of {self.expected} replicas have answered for what was written"
-                )
-            has_looked = True
-        if has_looked and self.expected < self.wanted:
+        if len(replies) > bool(waiting.expected):
+            await self._look_closer(num_with, replies[-1], link)
+        elif num_with < waiting.expected or is_late:
+            await self._look_closer(num_with, await link.call(_INFO), link)
+        self.is_unconfirmed = False
+
+    async def _look_closer(self, num_with: int, info: bytes, link: StoreLink) -> None:
+        """Return if all replicas that a node has now, or had when it was frozen, have its last write."""
+        expected = self.expected
+        self.learn(info)
+        if self.expected > expected:  # one is there that was not waited for, or has left, which the node does not know
+            num_with = await link.call(self._wait())
+        if num_with < self.expected:
+            raise StoreUnavailableError(f"{num_with} of {self.expected} replicas have answered for what was written")
+        if self.expected < self.wanted:
             await link.confirm_owner()  # a replica may be gone because it leads, where this node was frozen or cut off
+
+    def _wait(self) -> Packed:
+        return pack("WAIT", self.expected, self._timeout_ms)
 
     def _is_due(self) -> bool:
         return time.monotonic() > self._looked_s + _LOOK_AGAIN_S
@@ -76,9 +94,9 @@ class ReplicaWait:
         self._looked_s = time.monotonic()
         num_there = num_replicas(info)
         expected = min(self.wanted, num_there)
-        if expected < self.expected:
+        if self._logs_changes and expected < self.expected:
             log.warning("the journal waits for fewer replicas, since the node has no more", replicas=expected)
-        elif expected > self.expected:
+        elif self._logs_changes and expected > self.expected:
             log.info("the journal waits for more replicas again", replicas=expected)
         self.expected = expected
 
