@@ -28,7 +28,7 @@ def place_blocks(worker: WorkerState, fetch_id: int, hashes: Seq[bytes], indices
     """Put blocks of a fetch into the prefix cache; the next plan has them placed before it computes.
 
     Return how many are new there, and whether there was room for all of them. A block that the cache has already is
-    not placed, unless it is the last of the fetch, which the worker forgets with that.
+    not placed.
     """
     held = worker.placed_by_fetches[fetch_id]
     num_new = 0
@@ -37,16 +37,15 @@ def place_blocks(worker: WorkerState, fetch_id: int, hashes: Seq[bytes], indices
         if here is not None:  # computed here meanwhile
             worker.blocks.share([here])
             held.append(here)
-            if index < len(hashes) - 1:
-                continue
+            continue
         if worker.blocks.num_available_blocks <= worker.num_watermark_blocks:
             return num_new, False
         block = worker.blocks.allocate_block()
         held.append(block)
-        is_new = worker.blocks.register(block, hashes[index])
-        worker.unsent_placed[block] = PlacedBlock(fetch_id, index, hashes[index] if is_new else None)
-        num_new += is_new
-        worker.num_fetched_blocks += is_new
+        worker.blocks.register(block, hashes[index])
+        worker.unsent_placed[block] = PlacedBlock(fetch_id, index, hashes[index])
+        num_new += 1
+        worker.num_fetched_blocks += 1
     return num_new, True
 
 
@@ -55,5 +54,4 @@ def drop_unsent(worker: WorkerState, fetch_id: int) -> None:
     for block, placed in list(worker.unsent_placed.items()):
         if placed.fetch_id == fetch_id:
             del worker.unsent_placed[block]
-            if placed.block_hash is not None:
-                worker.blocks.forget(placed.block_hash)
+            worker.blocks.forget(placed.block_hash)

@@ -44,8 +44,7 @@ def _undo_rows(worker: WorkerState, step: PlannedStep) -> None:
     for block in step.registered:
         worker.blocks.unregister(block)
     for placed in step.placed.values():
-        if placed.block_hash is not None:
-            worker.blocks.forget(placed.block_hash)
+        worker.blocks.forget(placed.block_hash)
     for sequence in plan.sampled_sequences:
         sequence.num_pending_tokens -= 1
     for row in plan.candidate_rows:

@@ -32,7 +32,7 @@ class PlacedBlock(NamedTuple):
 
     fetch_id: int
     fetch_index: int  # in the fetch
-    block_hash: bytes | None  # None: the cache has one already
+    block_hash: bytes
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ whatever happens to the two workers. Does not decide what is fetched: see `core/
 import asyncio
 import time
 from collections.abc import Callable
+from math import inf
 from typing import NamedTuple
 
 import grpc
@@ -136,7 +137,9 @@ class BlockCarrier:
                 if fetch.num_placed > num_placed:
                     num_placed, until_s = fetch.num_placed, clock() + KEPT_FOR_S
                 elif clock() > until_s:
+                    self._log_trouble(fetch, fetch.num_come, TimeoutError())
                     self._fetches.drop(fetch)
+                    until_s = inf
             if reading.done() and isinstance(error := reading.exception(), grpc.RpcError):
                 self._log_trouble(fetch, len(fetch.blocks), error)
         finally:
