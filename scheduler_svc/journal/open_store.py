@@ -62,18 +62,18 @@ def open_leases(url: str, *, deployment: str, lease_ms: int) -> Leases:
     return RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000)
 
 
-def open_shard_leases(url: str, *, deployments: Sequence[str], lease_ms: int) -> list[ShardLeases]:
-    """Leases of several shards, by their deployments in a store that `open_store` has opened.
+def open_shard_leases(url: str, *, deployment: str, lease_ms: int) -> ShardLeases:
+    """Leases of a shard, by its deployment in a store that `open_store` has opened.
 
     Raises StoreConfigurationError for a store inside the process.
     """
     if url == MEMORY_URL:
         raise StoreConfigurationError("several shards share a store; give --store redis://host:port")
-    return [RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000) for deployment in deployments]
+    return RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000)
 
 
 def open_shard_reader(url: str, *, deployments: Sequence[str], lease_ms: int) -> ShardReader:
-    """Reader of the shards that `open_shard_leases` has opened."""
+    """Reader of several shards, as one; `deployments`: as `open_shard_leases` takes each."""
     return RedisShardReader(url, deployments=deployments, timeout_s=lease_ms / 3000)
 
 

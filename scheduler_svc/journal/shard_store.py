@@ -19,7 +19,7 @@ class ShardStore:
         self._deployment = deployment
         self._lease_ms = lease_ms
         self._leases: dict[int, ShardLeases] = {}
-        (self._leases[0],) = self._open_leases(0)
+        self.leases(0)  # raises for memory
         self._plan = RedisShardPlan(url, deployment=deployment, timeout_s=lease_ms / 3000)
         self._reader: ShardReader | None = None
         self._num_read = 0  # shards that the reader reads
@@ -27,7 +27,8 @@ class ShardStore:
     def leases(self, shard: int) -> ShardLeases:
         """Lease and standbys of one shard."""
         if shard not in self._leases:
-            (self._leases[shard],) = self._open_leases(shard)
+            name = deployment_of(self._deployment, shard)
+            self._leases[shard] = open_shard_leases(self._url, deployment=name, lease_ms=self._lease_ms)
         return self._leases[shard]
 
     async def read_plan(self) -> ShardPlan | None:
@@ -60,7 +61,3 @@ class ShardStore:
             self._reader = open_shard_reader(self._url, deployments=names, lease_ms=self._lease_ms)
             self._num_read = num_shards
         return self._reader
-
-    def _open_leases(self, shard: int) -> list[ShardLeases]:
-        names = [deployment_of(self._deployment, shard)]
-        return open_shard_leases(self._url, deployments=names, lease_ms=self._lease_ms)
