@@ -1,7 +1,7 @@
 """Frames of blocks are the messages of the proto, and keys of reads say what may be read."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.block_reads import has_read_key, make_frame, open_frame, read_key
@@ -16,7 +16,6 @@ firsts = st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2**21, 2**32 - 1])
 contents = st.binary(min_size=0, max_size=300)
 
 
-@settings(derandomize=True)
 @given(firsts, contents)
 def test_a_frame_is_the_sealed_message_that_protobuf_makes_of_it(first: int, blocks: bytes) -> None:
     message = pb.ReadBlocksResponse(first=first, blocks=blocks)
@@ -29,7 +28,6 @@ def test_a_frame_is_the_sealed_message_that_protobuf_makes_of_it(first: int, blo
     assert (opened.first, bytes(opened.blocks)) == (first, blocks)
 
 
-@settings(derandomize=True)
 @given(firsts, contents, st.integers(0, 7), st.data())
 def test_any_flipped_bit_is_noticed(first: int, blocks: bytes, bit: int, data: st.DataObject) -> None:
     frame = bytearray(make_frame(first, blocks))
@@ -38,7 +36,6 @@ def test_any_flipped_bit_is_noticed(first: int, blocks: bytes, bit: int, data: s
         open_frame(bytes(frame))
 
 
-@settings(derandomize=True)
 @given(st.binary(max_size=40))
 def test_no_other_sealed_bytes_are_taken_for_a_frame(data: bytes) -> None:
     class Message:

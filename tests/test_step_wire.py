@@ -59,7 +59,7 @@ def flipped(data: bytes) -> "list[bytes]":
 
 
 @given(step=steps)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_single_flipped_bit_of_a_step_is_detected(step: Step) -> None:
     message = step_to_pb(step)
     sealed = seal_request(message)
@@ -70,7 +70,7 @@ def test_any_single_flipped_bit_of_a_step_is_detected(step: Step) -> None:
 
 
 @given(result=results)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_single_flipped_bit_of_an_answer_is_detected(result: StepResult) -> None:
     message = result_to_pb(result)
     sealed = seal_response(message)

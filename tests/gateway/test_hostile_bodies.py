@@ -123,7 +123,7 @@ def test_odd_values_of_a_field_are_no_fault(http: httpx2.Client, method: str, pa
         check_answer(send(http, method, path, json.dumps({**BODIES[method, path], name: value}).encode()))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place_=st.sampled_from(FIELDS), value=_values)
 def test_no_value_of_any_field_is_a_fault(http: httpx2.Client, place_: tuple[str, str, str], value: Any) -> None:
     method, path, name = place_

@@ -72,7 +72,7 @@ ROWS = st.lists(st.tuples(st.one_of(st.just(0), st.integers(1, 300)), st.integer
 WINDOWS = st.sampled_from([None, 1, 16, 100, 4096])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(heads=HEADS, rows=ROWS, window=WINDOWS, num_programs=st.sampled_from([1, 4, 132, 264]), small=st.booleans())
 def test_work_covers_each_querys_keys_once_and_fits_its_memory(
     heads: tuple[int, int], rows: list[tuple[int, int]], window: int | None, num_programs: int, small: bool

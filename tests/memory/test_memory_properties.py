@@ -37,9 +37,6 @@ def test_whatever_is_called_every_reference_has_its_holder_and_every_block_one_w
         settings=settings(
             max_examples=MAX_EXAMPLES,
             stateful_step_count=50,
-            derandomize=True,
-            database=None,
-            deadline=None,
             phases=[Phase.generate],  # add Phase.shrink to look at a failure: it takes minutes
             suppress_health_check=list(HealthCheck),
         ),

@@ -274,9 +274,6 @@ def searches(draw: st.DrawFn) -> tuple[BeamSearchParams, list[list[list[Candidat
 
 
 SAME_EVERYWHERE = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
     max_examples=200,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),

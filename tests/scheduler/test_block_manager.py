@@ -246,9 +246,6 @@ def test_random_operations_leak_nothing_and_evict_in_order() -> None:
         settings=settings(
             max_examples=150,
             stateful_step_count=50,
-            derandomize=True,
-            database=None,
-            deadline=None,
             phases=[Phase.generate, Phase.shrink],
             suppress_health_check=list(HealthCheck),
         ),

@@ -210,7 +210,7 @@ class OutputStreamMachine(RuleBasedStateMachine):
 
 
 TestOutputStream = OutputStreamMachine.TestCase
-TestOutputStream.settings = settings(max_examples=250, stateful_step_count=40, deadline=None, derandomize=True)
+TestOutputStream.settings = settings(max_examples=250, stateful_step_count=40)
 
 
 def growing(*num_held: int) -> Sample:

@@ -38,7 +38,7 @@ KINDS: dict[str, Callable[[], bytes]] = {
 }
 WORDS = ["the", "dog", " sleeps", "한국어", "हिन्दी", "你好", "👩\u200d👧", "é", " ", "\n", "世", "a", ",", "x한"]
 TEXT = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
-many = settings(max_examples=400, deadline=None, derandomize=True)
+many = settings(max_examples=400)
 
 
 @lru_cache

@@ -28,7 +28,7 @@ PLAIN_TEXT = st.text(
 )
 ANY_TEXT = st.one_of(PLAIN_TEXT, MIXED_TEXT)
 ANY_KIND = st.sampled_from(sorted(ALL_KINDS))
-fast = settings(max_examples=300, deadline=None, derandomize=True)
+fast = settings(max_examples=300)
 
 
 def byte_token(byte: int) -> int:

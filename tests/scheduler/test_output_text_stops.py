@@ -82,7 +82,7 @@ def num_released(text: str, stop: Sequence[str]) -> int:
     return len(text) - max(held, default=0)
 
 
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=1500)
 @given(
     token_ids=st.lists(st.integers(0, len(PIECES) - 1), max_size=25),
     stop=st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=5),
@@ -107,7 +107,7 @@ def test_stop_strings_are_found_as_in_the_whole_text_however_it_is_cut(
     assert all(output.text.startswith(each) for each in released)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.text("ab", max_size=60), st.lists(st.text("ab", min_size=1, max_size=8), max_size=16))
 def test_the_automaton_knows_at_each_character_what_ends_and_what_may_begin(text: str, strings: list[str]) -> None:
     automaton, state = StopStrings(strings), 0

@@ -126,7 +126,7 @@ ANY_REQUEST = st.builds(
         },
     ),
 )
-fast = settings(max_examples=800, deadline=None, derandomize=True)
+fast = settings(max_examples=800)
 
 
 def is_field_path(path: str) -> bool:

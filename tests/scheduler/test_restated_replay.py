@@ -97,7 +97,7 @@ def restatements_of(replay: JournalReplay) -> NeededEntries:
     return needed
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(0, 12), st.integers(0, 12))
 def test_a_reader_from_the_restatements_on_finds_the_same(random_: random.Random, before: int, behind: int) -> None:
     writer, whole, short = Writer(random_), JournalReplay(), JournalReplay()
@@ -114,7 +114,7 @@ def test_a_reader_from_the_restatements_on_finds_the_same(random_: random.Random
     assert_same(whole, short)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(1, 12), st.integers(0, 12))
 def test_what_a_leader_does_not_say_again_after_a_loss_has_ended(
     random_: random.Random, before: int, num_lost: int

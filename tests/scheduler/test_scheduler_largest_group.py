@@ -63,7 +63,7 @@ class Alone:
         return peak
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250)
 @given(shapes)
 def test_the_largest_group_that_fits_gets_done_without_giving_way(shape: dict[str, int]) -> None:
     alone = Alone(**shape)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_the_largest_group_that_fits_gets_done_without_giving_way(shape: dict[st
     assert peak <= alone.capacity_blocks
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250)
 @given(shapes)
 def test_a_group_one_token_larger_than_fits_is_never_started(shape: dict[str, int]) -> None:
     alone = Alone(**shape)  # type: ignore[arg-type]

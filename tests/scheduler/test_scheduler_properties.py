@@ -294,9 +294,6 @@ def test_random_calls_leak_nothing_and_every_sequence_gets_its_output() -> None:
         settings=settings(
             max_examples=80,  # the machine of tests/memory is the one for long runs
             stateful_step_count=40,
-            derandomize=True,
-            database=None,
-            deadline=None,
             phases=[Phase.generate],  # add Phase.shrink to look at a failure: it takes minutes
             suppress_health_check=list(HealthCheck),
         ),

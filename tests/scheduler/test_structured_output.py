@@ -39,7 +39,7 @@ def accepts(output: pb.StructuredOutput, text: str) -> bool:
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts=st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=5), other=st.text(max_size=12))
 def test_a_choice_accepts_each_of_its_texts_and_no_other(texts: list[str], other: str) -> None:
     texts = [text.encode("utf-8", "replace").decode() for text in texts]

@@ -47,7 +47,7 @@ def test_text_is_encoded_as_transformers_does(tokenizer_json: bytes, text: str, 
     assert ours(tokenizer_json).encode(text, add_special_tokens) == expected
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(
     text=st.one_of(st.text(max_size=40), MIXED_TEXT),
     kind=st.sampled_from(sorted(ALL_KINDS)),
@@ -64,7 +64,7 @@ def test_any_text_makes_the_round_trip_that_transformers_makes(
     assert decoded == reference.decode(token_ids, skip_special_tokens=not keep_special_tokens)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(st.data(), st.sampled_from(sorted(ALL_KINDS)), st.booleans())
 def test_any_token_ids_are_decoded_as_transformers_does(
     data: st.DataObject, kind: str, keep_special_tokens: bool
@@ -103,7 +103,7 @@ def test_the_answer_of_a_chat_is_opened_unless_the_chat_says_otherwise(tokenizer
     assert encode_chat(tokenizer, continued) == tokenizer.encode_chat(MESSAGES, False, True)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(
     contents=st.lists(MIXED_TEXT, min_size=1, max_size=3),
     kind=st.sampled_from(sorted(ALL_KINDS)),

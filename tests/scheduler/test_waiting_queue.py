@@ -26,7 +26,7 @@ from tests.scheduler.worker_states import make_new_group
 
 PRIORITIES = (-1, 0, 0, 2)
 DEADLINES_S = (None, 3.0, 3.0, 8.0)
-SETTINGS = settings(max_examples=60, stateful_step_count=60, derandomize=True, database=None, deadline=None)
+SETTINGS = settings(max_examples=60, stateful_step_count=60)
 
 
 class QueueMachine(RuleBasedStateMachine):

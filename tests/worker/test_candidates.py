@@ -83,7 +83,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(samplings, st.integers(1, VOCAB_SIZE)), min_size=1, max_size=6),
     st.integers(0, 2**32),

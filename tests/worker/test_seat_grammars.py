@@ -102,7 +102,7 @@ def text_of(output: Sequence[int]) -> str:
     return "".join(TOKENS[each] for each in output)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     owners=st.lists(st.tuples(choices, st.lists(st.integers(0, 6), max_size=4), st.booleans()), min_size=1, max_size=4),
     followed=st.lists(st.integers(0, 6), max_size=3),
@@ -173,7 +173,7 @@ def test_seats_without_a_grammar_have_no_masks(grammars: SeatGrammars) -> None:
     assert grammars.masks(None) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts=choices, steps=st.lists(st.integers(0, 6), max_size=4), room=st.integers(1, 5), forces=st.booleans())
 def test_forced_tokens_are_those_that_masks_leave_alone(
     grammars: SeatGrammars, texts: list[str], steps: list[int], room: int, forces: bool

@@ -221,7 +221,7 @@ steps = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(steps, max_size=6), st.data())
 def test_whatever_arrives_a_step_is_taken_whole_or_not_at_all(sent: list[dict[str, Any]], data: st.DataObject) -> None:
     table = prepared()
@@ -254,7 +254,7 @@ decoding = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(decoding | st.just({"rows": array("i", (2, 1)), "append_pairs": (2, 9, 1, 8)}), max_size=12))
 def test_rows_that_were_looked_at_before_are_taken_and_refused_as_any_others(sent: list[dict[str, Any]]) -> None:
     table = prepared()

@@ -57,7 +57,7 @@ def native_operations(native: NativeKernels) -> SamplingOperations:
     return native.sampling
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(parameters, min_size=1, max_size=8),
     vocab_sizes,
@@ -144,7 +144,7 @@ def test_a_row_that_is_not_finite_is_not_valid(
     assert described.logprobs.isnan().all(-1).tolist() == [False, True, False]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 6),
     vocab_sizes,

@@ -109,7 +109,7 @@ def queue_swaps(streams: TwoStreams, stream: str, memory: Memory, step: RandomSt
             streams.record(stream, ("swap", swap))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_any_order_that_events_allow_leaves_what_one_stream_would(seed: int, watched_steps: int) -> None:
     random = Random(seed)

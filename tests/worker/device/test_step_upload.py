@@ -4,7 +4,7 @@ from itertools import count
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_svc.steps.step_upload import StepUpload
@@ -14,7 +14,6 @@ CPU = torch.device("cpu")
 DTYPES = (np.bool_, np.int32, np.int64, np.float32, np.float64)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 9), max_size=3).map(tuple), st.integers(0, 99)),
