@@ -11,12 +11,13 @@ import quire
 from quire.params import GenerateParams
 from quire.shards import shard_of_id
 from tests.e2e.greedy_reference import assert_greedy
-from tests.e2e.model_site import ModelSite, all_free
+from tests.e2e.model_site import all_free
+from tests.e2e.scheduler_places import SchedulerPlaces
 from tests.e2e.watched import Watched, until_more_has_come
 from tests.patience import patient
-from tests.services import Service, free_address, start_scheduler
+from tests.services import Service
 from tests.valkey_cluster import ValkeyCluster
-from tests.worker.tiny_models import random_prompts, write_tiny_model
+from tests.worker.tiny_models import random_prompts
 
 NUM_SHARDS = 3
 NUM_TOKENS = 90
@@ -43,25 +44,19 @@ async def stream_on(watched: Watched, prompt: list[int], is_over: asyncio.Event)
             return outputs
 
 
-class Clustered(ModelSite):
+class Clustered(SchedulerPlaces[ValkeyCluster]):
     """Three schedulers with a shard each, three workers, and the cluster."""
 
     def __init__(self, factory: pytest.TempPathFactory, stack: ExitStack) -> None:
-        super().__init__(write_tiny_model("llama_gqa", factory.mktemp("model"), seed=3))
-        self.store = stack.enter_context(ValkeyCluster(num_shards=NUM_SHARDS))
-        self.places = [free_address() for _ in range(NUM_SHARDS)]
-        self.address = ",".join(self.places)
+        super().__init__(factory, stack, stack.enter_context(ValkeyCluster(num_shards=NUM_SHARDS)), NUM_SHARDS)
         self.schedulers: dict[str, Service] = {}
         self._stack = stack
-        for number in range(NUM_SHARDS):
-            stack.enter_context(self.start_worker(f"w{number}", "--num-blocks", "600"))
         for place in self.places:
             self.start(place)
 
     def start(self, place: str) -> None:
         """Start a scheduler there; another one that was there has ended."""
-        service, _ = start_scheduler("--store", self.store.url, "--shards", str(NUM_SHARDS), listen=place)
-        self.schedulers[place] = self._stack.enter_context(service)
+        self.schedulers[place] = self._stack.enter_context(self.start_at(place, "--shards", str(NUM_SHARDS)))
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[quire.AsyncClient]:

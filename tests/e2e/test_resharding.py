@@ -18,36 +18,29 @@ from quire.shards import shard_of_id
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
 from tests.e2e.greedy_reference import assert_greedy
-from tests.e2e.model_site import ModelSite, all_free
+from tests.e2e.model_site import all_free
 from tests.e2e.repeated_load import GREEDY, NUM_TOKENS, PROMPTS, RepeatedLoad, assert_equal_to_reference
+from tests.e2e.scheduler_places import SchedulerPlaces
 from tests.e2e.watched import Watched
 from tests.patience import patient
-from tests.services import Service, free_address, start_scheduler
+from tests.services import Service, start_scheduler
 from tests.valkey import ValkeyProcess
-from tests.worker.tiny_models import write_tiny_model
 
 NUM_WORKERS = 3
 
 
-class Resharded(ModelSite):
+class Resharded(SchedulerPlaces[ValkeyProcess]):
     """Places for three schedulers of one store, of which two stand by at first; and workers that know all places."""
 
     def __init__(self, factory: pytest.TempPathFactory, stack: ExitStack) -> None:
-        super().__init__(write_tiny_model("llama_gqa", factory.mktemp("model"), seed=3))
-        self.places = [free_address() for _ in range(3)]
-        self.address = ",".join(self.places)
-        self.store = stack.enter_context(ValkeyProcess())
-        for number in range(NUM_WORKERS):
-            stack.enter_context(self.start_worker(f"w{number}", "--num-blocks", "600"))
+        super().__init__(factory, stack, stack.enter_context(ValkeyProcess()), NUM_WORKERS)
 
     def start(self, stack: ExitStack, name: str, *flags: str) -> list[Service]:
         """Start the schedulers of a deployment of this name, which has one shard."""
         started: list[Service] = []
         for place in self.places:
             standby = ("--standby",) if started else ()
-            service, _ = start_scheduler(
-                *("--store", self.store.url, "--deployment", name, *standby, *flags), listen=place
-            )
+            service = self.start_at(place, "--deployment", name, *standby, *flags)
             started.append(stack.enter_context(service))
         return started
 

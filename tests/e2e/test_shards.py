@@ -16,12 +16,13 @@ from quire.prompt_beginnings import beginnings_of, unpack_hashes
 from quire.shards import new_request_id, shard_of_id
 from quire.v1 import cluster_pb2, cluster_pb2_grpc
 from tests.e2e.greedy_reference import assert_greedy
-from tests.e2e.model_site import ModelSite, all_free
+from tests.e2e.model_site import all_free
+from tests.e2e.scheduler_places import SchedulerPlaces
 from tests.e2e.watched import Watched, until_more_has_come
 from tests.patience import patient
-from tests.services import Service, free_address, start_scheduler
+from tests.services import Service
 from tests.valkey import ValkeyProcess
-from tests.worker.tiny_models import random_prompts, write_tiny_model
+from tests.worker.tiny_models import random_prompts
 
 NUM_SHARDS = 2
 NUM_TOKENS = 90
@@ -33,22 +34,14 @@ def named(request_id: str) -> GenerateParams:
     return {**GREEDY, "request_id": request_id}
 
 
-class Sharded(ModelSite):
+class Sharded(SchedulerPlaces[ValkeyProcess]):
     """Two shards, places for three schedulers of one store, and workers that know all three places."""
 
     def __init__(self, factory: pytest.TempPathFactory, stack: ExitStack, num_workers: int = NUM_SHARDS) -> None:
-        super().__init__(write_tiny_model("llama_gqa", factory.mktemp("model"), seed=3))
-        self.places = [free_address() for _ in range(3)]
-        self.address = ",".join(self.places)
-        self.store = stack.enter_context(ValkeyProcess())
-        self.workers = [
-            stack.enter_context(self.start_worker(f"w{i}", "--num-blocks", "600")) for i in range(num_workers)
-        ]
+        super().__init__(factory, stack, stack.enter_context(ValkeyProcess()), num_workers)
 
     def start(self, stack: ExitStack, place: str) -> Service:
-        flags = ("--store", self.store.url, "--shards", str(NUM_SHARDS))
-        service, _ = start_scheduler(*flags, listen=place)
-        return stack.enter_context(service)
+        return stack.enter_context(self.start_at(place, "--shards", str(NUM_SHARDS)))
 
     @asynccontextmanager
     async def led(self, num_schedulers: int = NUM_SHARDS) -> AsyncIterator["Led"]:
