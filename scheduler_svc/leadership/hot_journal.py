@@ -58,6 +58,7 @@ class HotJournal:
         self.last = JOURNAL_START
         self.has_ended = asyncio.Event()  # set whenever `ended_epoch` is
         self.ended_epoch = 0  # of a leader that handed over, while no other has begun
+        self.ended_leader_id = ""  # of the same leader
         self.forgotten_since_s: float | None = None  # since when a leader is seen to begin without our entries
         self._tail = tail
         self._store = store
@@ -196,7 +197,8 @@ class HotJournal:
         return EntryId(self.last.epoch, self.last.seq + 1) if self.last != JOURNAL_START else JOURNAL_START
 
     def _begin_again(self) -> None:
-        self.replay, self.last, self.ended_epoch = JournalReplay(), JOURNAL_START, 0
+        self.replay, self.last = JournalReplay(), JOURNAL_START
+        self.ended_epoch, self.ended_leader_id = 0, ""
         self._ended_s.clear()
         self._epochs.clear()
         self.forgotten_since_s = None
@@ -208,6 +210,7 @@ class HotJournal:
             self.last = stored.entry_id
             self._epochs.add(stored.entry_id.epoch)
             self.ended_epoch = stored.entry_id.epoch if entry.HasField("leader_end") else 0
+            self.ended_leader_id = entry.leader_end.leader_id
         if self.ended_epoch:
             self.has_ended.set()
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import structlog
 
+from common.waits import is_set_within
 from scheduler_svc.journal.leases import MOST_LONGER_MS, Lease, Leases
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.seen_leaders import SeenLeaders
@@ -46,6 +47,7 @@ class LeaseKeeper:
         self._seen_leaders = seen_leaders
         self._longer_ms = 0
         self._is_released = False
+        self._is_due = asyncio.Event()
         self.is_late = False  # the store did not take the last renewal
         self._other: Lease | None = None  # of another holder, as last seen
 
@@ -54,7 +56,12 @@ class LeaseKeeper:
         while True:
             if not self._is_released:
                 await self._hold()
-            await asyncio.sleep(self._lease_ms / 1000 / _RENEWALS)
+            await is_set_within(self._is_due, self._lease_ms / 1000 / _RENEWALS)
+            self._is_due.clear()
+
+    def renew_now(self) -> None:
+        """Let `keep_lease` renew at once: the lease shall tell our epoch, which is new."""
+        self._is_due.set()
 
     @asynccontextmanager
     async def longer(self, seconds: float) -> AsyncIterator[None]:

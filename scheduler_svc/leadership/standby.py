@@ -86,7 +86,7 @@ class Standby:
             if held is not None and not is_ours:
                 self._seen, self._seen_until_s = held.lease, loop.time() + held.left_ms / 1000
                 self.seen_leaders.record(held.lease)
-            is_over = self._seen is not None and self._seen.epoch > 0 and self._seen.epoch == self._journal.ended_epoch
+            is_over = self._was_handed_over()
             if held is not None and not is_ours and self._is_forgotten():
                 log.warning("another scheduler begins to lead without what this one has read", other=str(held.lease))
                 return None
@@ -117,6 +117,14 @@ class Standby:
         log.warning("the lease would not end in time: the store's clock was set back", left_ms=held.left_ms)
         await self._leases.shorten(held.lease, self._lease_ms)
         return HeldLease(held.lease, self._lease_ms)
+
+    def _was_handed_over(self) -> bool:
+        """True if the last lease seen is that of the leader that handed over, which may not have had its epoch yet."""
+        if self._seen is None or not self._journal.ended_epoch:
+            return False
+        if self._seen.epoch == 0:
+            return self._seen.leader_id == self._journal.ended_leader_id
+        return self._seen.epoch == self._journal.ended_epoch
 
     def _is_forgotten(self) -> bool:
         """True if the next leader would lose the entries read here, and the last one had time to rewrite them."""

@@ -132,6 +132,7 @@ class TakeOver:
             contents = await open_journal(
                 journal, attempt.recovery, self._store, self._hot, after_epoch=self._seen_leaders.latest_epoch
             )
+            lease.renew_now()
             if contents is not JournalContents.SETTLED and self._store.durable:
                 await self._wait_for_leader(journal, lease, is_empty=contents is JournalContents.EMPTY)
             await journal.begin()

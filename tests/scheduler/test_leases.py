@@ -194,6 +194,17 @@ async def test_a_keeper_that_finds_another_says_so_and_goes_on(leases: RedisLeas
     keeping.cancel()
 
 
+async def test_a_keeper_tells_a_new_epoch_at_once(leases: RedisLeases) -> None:
+    epoch = 0
+    keeper = keeper_of(leases, lambda: epoch, lease_ms=600_000)
+    keeping = asyncio.create_task(keeper.keep_lease())
+    await is_held(leases)
+    epoch = 5
+    keeper.renew_now()
+    await eventually(leases_holder(leases), at(OURS, 5))
+    keeping.cancel()
+
+
 async def test_a_released_lease_is_not_taken_again(leases: RedisLeases, valkey: ValkeyProcess) -> None:
     keeper = keeper_of(leases, lambda: 1, lease_ms=20)
     keeping = asyncio.create_task(keeper.keep_lease())

@@ -342,6 +342,36 @@ async def test_nothing_follows_the_end_of_an_epoch(valkey: ValkeyProcess) -> Non
         await hot.close()
 
 
+async def test_a_leader_that_hands_over_before_its_epoch_was_seen_is_followed_at_once(
+    valkey: ValkeyProcess, leases: RedisLeases
+) -> None:
+    """A leader may lead for less than the time between two looks at its lease."""
+    async with redis_store(valkey.url) as store, running_journal(store) as journal:
+        beginning = Lease("test", "leader:1")
+        await leases.hold(beginning, 60_000)
+        async with standing_by(valkey, leases, store, lease_ms=60_000) as (waiting, leaders):
+            await until(lambda: leaders == [beginning.address])
+            await leases.release(replace(beginning, epoch=journal.stats.epoch))
+            assert await journal.hand_over()
+            with capture_logs() as logs:
+                await asyncio.wait_for(waiting, patient(20))
+            assert logs[-1] == {"event": "lease taken", "log_level": "info", "handed_over": True}
+
+
+async def test_the_end_of_one_leader_is_none_of_another_that_has_no_epoch_yet(
+    valkey: ValkeyProcess, leases: RedisLeases
+) -> None:
+    async with redis_store(valkey.url) as store, running_journal(store) as journal:
+        other = Lease("other", "other:1")
+        await leases.hold(other, 60_000)
+        async with standing_by(valkey, leases, store) as (waiting, leaders):
+            assert await journal.hand_over()
+            num_reads = valkey.num_calls("PTTL")
+            await until(lambda: valkey.num_calls("PTTL") > num_reads + 2)
+            assert not waiting.done()
+            assert leaders == [other.address]
+
+
 async def test_a_lease_that_a_leader_holds_for_longer_on_purpose_is_not_shortened(valkey: ValkeyProcess) -> None:
     leases = RedisLeases(valkey.url)
     async with redis_store(valkey.url) as store:
