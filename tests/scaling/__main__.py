@@ -27,10 +27,17 @@ MOST_PAUSE_S = 3.0
 KINDS = ("containers", "processes")
 
 
+def _kind(name: str) -> str:
+    """Return the kind of deployment of this name; argparse's choices refuse that none is named."""
+    if name not in KINDS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(KINDS)}")
+    return name
+
+
 def main() -> None:
     """Exit code 0 if all went well, 1 with a message if not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("deployments", nargs="*", choices=KINDS, default=KINDS, help="what to scale; absent: both")
+    parser.add_argument("deployments", nargs="*", type=_kind, default=KINDS, help="what to scale; absent: both")
     parser.add_argument("--model", type=Path, default=ROOT / "demo" / "model", help="folder of the model to serve")
     parser.add_argument("--record", action="store_true", help="write the figures for the results page")
     parser.add_argument("--output", type=Path, default=RESULTS / "scaling_under_load.json")
