@@ -36,6 +36,7 @@ class ClusterNode(ValkeyProcess):
             "--cluster-replica-validity-factor": "0",  # a replica takes over however long it was without its primary
             "--cluster-allow-replica-migration": "no",
             "--repl-diskless-sync-delay": "0",
+            "--repl-ping-replica-period": "1",  # so that all hear soon how far a replica has got
         }
         words = [word for option in options.items() for word in option]
         super().__init__(port=int(self.address.rpartition(":")[2]), options=words)
@@ -212,5 +213,8 @@ class ValkeyCluster:
 
 
 def _sees_replica(node: ClusterNode, replica: ClusterNode) -> bool:
+    """True if the node tells its clients of the replica, too: not before it has heard how far that one has got."""
+    replica_id = replica.node_id.encode()
     lines = [line.split() for line in node.command("CLUSTER", "NODES").split(b"\n")]
-    return any(b"slave" in words[2] and b"fail" not in words[2] for words in lines if replica.node_id.encode() in words)
+    follows = any(b"slave" in words[2] and b"fail" not in words[2] for words in lines if replica_id in words)
+    return follows and replica_id in node.command("CLUSTER", "SLOTS")
