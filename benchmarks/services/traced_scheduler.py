@@ -20,9 +20,10 @@ from common.process import end_after
 from common.step import Step, StepResult
 from scheduler_svc import __main__ as scheduler_main
 from scheduler_svc import composition
-from scheduler_svc.workers import workers
+from scheduler_svc.workers import worker_driver
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import WorkerLoop
+from scheduler_svc.workers.workers import Workers
 
 trace = StepTrace[SchedulerMoments]()
 sent_ns: dict[int, int] = {}  # by step_id; one worker is assumed
@@ -56,8 +57,8 @@ def main() -> None:
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
     sys.argv[1:] = arguments.flags
-    setattr(composition, "Workers", partial(workers.Workers, make_link=TracedLink))  # noqa: B010 - mypy allows none other
-    setattr(workers, "WorkerLoop", TracedLoop)  # noqa: B010
+    setattr(composition, "Workers", partial(Workers, make_link=TracedLink))  # noqa: B010 - mypy allows none other
+    setattr(worker_driver, "WorkerLoop", TracedLoop)  # noqa: B010
     spans = SpanLog()
     if arguments.spans is not None:
         probe_scheduler(spans)

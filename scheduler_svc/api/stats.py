@@ -7,7 +7,8 @@ from scheduler_svc.core.scheduler_stats import TotalCounters, WorkerCounters
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.publisher import Delivery
-from scheduler_svc.workers.workers import Member, Workers
+from scheduler_svc.workers.member import Member
+from scheduler_svc.workers.workers import Workers
 
 
 class StatsReporter:

@@ -34,6 +34,12 @@ class TokenizerMaker:
         self._last: tuple[bytes, ModelTokenizer | str] = b"", ""  # by digest of the files; or why they are refused
         self._tried_s = 0.0
 
+    @property
+    def known_fingerprint(self) -> str:
+        """Fingerprint of the served model's tokenizer; empty while there is none."""
+        known = self._known()
+        return known.tokenizer_fingerprint if known is not None else ""
+
     async def make(self, description: worker_pb2.DescribeResponse) -> ModelTokenizer | None:
         """Tokenizer of these files, which may be in use already; None for a model without one.
 

@@ -1,0 +1,31 @@
+"""Worker as its scheduler knows it, from its registration until it is gone. Knows nothing of other workers."""
+
+import asyncio
+from dataclasses import dataclass
+
+from scheduler_svc.workers.worker_link import WorkerLink
+from scheduler_svc.workers.worker_loop import WorkerLoop
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One registered worker."""
+
+    worker_id: str
+    address: str
+    incarnation: str
+    link: WorkerLink
+    step_key: str = ""
+    task: "asyncio.Task[None] | None" = None  # none while it is out of service
+    loop: WorkerLoop | None = None  # while it is being driven
+    block_size: int = 0
+    max_model_len: int = 0
+    seen_s: float
+    is_leaving: bool = False  # it was told to end: its hanging up is no loss
+    given_up: str | None = None  # why
+    out_of_service: str = ""  # why it gets no work; empty: it does
+
+    @property
+    def is_driven(self) -> bool:
+        """True if it takes steps now."""
+        return self.loop is not None
