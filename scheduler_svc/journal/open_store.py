@@ -7,7 +7,7 @@ from quire.store_url import CLUSTER_SCHEMES, is_cluster
 from scheduler_svc.journal.leases import Leases, ShardLeases, ShardReader
 from scheduler_svc.journal.memory_leases import MemoryLeases
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
+from scheduler_svc.journal.redis_leases import MAX_TIMEOUT_S, RedisLeases, RedisShardReader
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import Store, StoreConfigurationError, StoreError
@@ -59,7 +59,7 @@ def open_leases(url: str, *, deployment: str, lease_ms: int) -> Leases:
     """Leases of a store that `open_store` has opened; connects when used."""
     if url == MEMORY_URL:
         return MemoryLeases()
-    return RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000)
+    return RedisLeases(url, deployment=deployment, timeout_s=_timeout_s(lease_ms))
 
 
 def open_shard_leases(url: str, *, deployment: str, lease_ms: int) -> ShardLeases:
@@ -69,12 +69,12 @@ def open_shard_leases(url: str, *, deployment: str, lease_ms: int) -> ShardLease
     """
     if url == MEMORY_URL:
         raise StoreConfigurationError("several shards share a store; give --store redis://host:port")
-    return RedisLeases(url, deployment=deployment, timeout_s=lease_ms / 3000)
+    return RedisLeases(url, deployment=deployment, timeout_s=_timeout_s(lease_ms))
 
 
 def open_shard_reader(url: str, *, deployments: Sequence[str], lease_ms: int) -> ShardReader:
     """Reader of several shards, as one; `deployments`: as `open_shard_leases` takes each."""
-    return RedisShardReader(url, deployments=deployments, timeout_s=lease_ms / 3000)
+    return RedisShardReader(url, deployments=deployments, timeout_s=_timeout_s(lease_ms))
 
 
 def open_tail(url: str, *, deployment: str) -> RedisTail:
@@ -82,3 +82,8 @@ def open_tail(url: str, *, deployment: str) -> RedisTail:
     if url == MEMORY_URL:
         raise StoreConfigurationError("a standby shares its store with the leader; give --store redis://host:port")
     return RedisTail(url, deployment=deployment)
+
+
+def _timeout_s(lease_ms: int) -> float:
+    """Time limit of a command about leases of this life."""
+    return min(lease_ms / 3000, MAX_TIMEOUT_S)

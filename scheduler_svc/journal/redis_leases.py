@@ -69,7 +69,7 @@ class RedisLeases:
     def __init__(self, url: str, *, deployment: str = "default", timeout_s: float = MAX_TIMEOUT_S) -> None:
         """Take the address. Raises StoreConfigurationError or ValueError if it or the deployment is malformed."""
         self._keys = Keys.of(deployment)
-        self._link = open_link(url, [self._keys.lease], timeout_s=min(timeout_s, MAX_TIMEOUT_S), repeatable=False)
+        self._link = open_link(url, [self._keys.lease], timeout_s=timeout_s, repeatable=False)
 
     async def read(self) -> HeldLease | None:
         value, left_ms = await self._link.call_many([pack("GET", self._keys.lease), pack("PTTL", self._keys.lease)])
@@ -119,7 +119,7 @@ class RedisShardReader:
         """Take the address, and the deployment of each shard. Raises as RedisLeases does."""
         self._keys = [Keys.of(deployment) for deployment in deployments]
         leases = [keys.lease for keys in self._keys]
-        self._link = open_link(url, leases, timeout_s=min(timeout_s, MAX_TIMEOUT_S), repeatable=False)
+        self._link = open_link(url, leases, timeout_s=timeout_s, repeatable=False)
 
     async def read_shards(self, longest_ms: int) -> Sequence[ShardReading | StoreUnavailableError]:
         batches = []

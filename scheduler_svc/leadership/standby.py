@@ -21,7 +21,7 @@ log = structlog.get_logger()
 _LOOKS = 10  # at the lease, within its life
 _ANNOUNCEMENTS = 2  # within the time that each counts
 _PRESENT_LEASES = 2  # the time that an announcement counts, in lives of a lease
-# Lives of a lease in which a living leader rewrites what an emptied store has lost: it probes four times in one.
+# Lives of a lease in which its holder rewrites what an emptied store has lost: a leader probes four times in one.
 # A leader that begins without that state waits for a whole life before it serves.
 _FORGOTTEN_LEASES = 0.5
 _LONGEST_LEASES = 2  # lives of a lease that one can have left, with room for settings that are being changed
@@ -53,6 +53,7 @@ class Standby:
         self._leader: Lease | None = None  # as last seen
         self._seen: Lease | None = None  # the last lease seen, ended or not
         self._seen_until_s = 0.0  # its end, unless it is released before
+        self._held_since_s = 0.0  # by the same holder, as seen here
         self.seen_leaders = SeenLeaders()
         self._could_not_look = False
         self._is_new = True  # no lease was seen, and none waited for
@@ -84,8 +85,7 @@ class Standby:
             if held is not None and not is_ours and held.left_ms > self._longest_ms:
                 held = await self._shorten(held)
             if held is not None and not is_ours:
-                self._seen, self._seen_until_s = held.lease, loop.time() + held.left_ms / 1000
-                self.seen_leaders.record(held.lease)
+                self._record_held(held)
             is_over = self._was_handed_over()
             if held is not None and not is_ours and self._is_forgotten():
                 log.warning("another scheduler begins to lead without what this one has read", other=str(held.lease))
@@ -112,6 +112,13 @@ class Standby:
             log.info("lease taken", handed_over=is_over)
         return None if other is None else pause_s
 
+    def _record_held(self, held: HeldLease) -> None:
+        """Record another scheduler's lease."""
+        if self._seen is None or self._seen.holder != held.lease.holder:
+            self._held_since_s = time.monotonic()
+        self._seen, self._seen_until_s = held.lease, asyncio.get_running_loop().time() + held.left_ms / 1000
+        self.seen_leaders.record(held.lease)
+
     async def _shorten(self, held: HeldLease) -> HeldLease:
         """Make a lease end in time though the store's clock was set back: a living leader renews it before."""
         log.warning("the lease would not end in time: the store's clock was set back", left_ms=held.left_ms)
@@ -127,9 +134,12 @@ class Standby:
         return self._seen.epoch == self._journal.ended_epoch
 
     def _is_forgotten(self) -> bool:
-        """True if the next leader would lose the entries read here, and the last one had time to rewrite them."""
-        since_s = self._journal.forgotten_since_s
-        return since_s is not None and time.monotonic() >= since_s + self._lease_ms / 1000 * _FORGOTTEN_LEASES
+        """True if the next leader would lose the entries read here, and the lease's holder had time to rewrite them."""
+        forgotten_s = self._journal.forgotten_since_s
+        if forgotten_s is None:
+            return False
+        since_s = max(forgotten_s, self._held_since_s)
+        return time.monotonic() >= since_s + self._lease_ms / 1000 * _FORGOTTEN_LEASES
 
     async def _pause(self, seconds: float) -> None:
         """Pause, shorter if the leader hands over meanwhile."""

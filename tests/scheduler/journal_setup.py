@@ -27,10 +27,10 @@ async def put_records(
 
 
 @asynccontextmanager
-async def redis_store(url: str, *, timeout_s: float = 1.0) -> AsyncIterator[RedisStore]:
+async def redis_store(url: str, *, timeout_s: float = 20.0) -> AsyncIterator[RedisStore]:
     store = RedisStore(url, timeout_s=timeout_s)
     try:
-        await store.connect(patience_s=10.0)
+        await store.connect(patience_s=patient(10.0))
         yield store
     finally:
         await store.close()

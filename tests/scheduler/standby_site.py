@@ -24,6 +24,7 @@ from scheduler_svc.requests.recovery.recovery import Recovery
 from tests.scheduler.renewed_leases import RenewedLeases
 
 LEASE_MS = 400
+STORE_TIMEOUT_S = 5.0  # none runs out here, on a slow machine either: a stall ends with a cut
 TTL_S = 60
 
 
@@ -35,20 +36,21 @@ class StandbySite:
     store: RedisStore
     leases: RedisLeases
     hot: HotJournal
+    lease_ms: int
     stands_by: bool = True
     on_attempt: Callable[[], None] = lambda: None
     attempts: list[Attempt] = field(default_factory=list)
 
     async def lead(self) -> Leading:
         me = Lease(self.name, f"{self.name}:1")
-        standby = Standby(self.leases, me, self.hot, lease_ms=LEASE_MS, on_leader=lambda leader: None)
+        standby = Standby(self.leases, me, self.hot, lease_ms=self.lease_ms, on_leader=lambda leader: None)
         taking_over = TakeOver(
             self._new_attempt,
             self.store,
             self.leases,
             me,
-            lease_ms=LEASE_MS,
-            store_timeout_s=1.0,
+            lease_ms=self.lease_ms,
+            store_timeout_s=STORE_TIMEOUT_S,
             standby=standby if self.stands_by else None,
             hot=self.hot if self.stands_by else None,
         )
@@ -71,13 +73,18 @@ class StandbySite:
 
 @asynccontextmanager
 async def standby_site(
-    url: str, *, name: str = "us", deployment: str = "default", timeout_s: float = 1.0
+    url: str,
+    *,
+    name: str = "us",
+    deployment: str = "default",
+    timeout_s: float = STORE_TIMEOUT_S,
+    lease_ms: int = LEASE_MS,
 ) -> AsyncIterator[StandbySite]:
     """A standby that does nothing yet."""
     store = RedisStore(url, deployment=deployment, timeout_s=timeout_s)
     leases = RenewedLeases(url, deployment=deployment, timeout_s=timeout_s)
     hot = HotJournal(RedisTail(url, deployment=deployment), store, record_ttl_s=TTL_S)
-    site = StandbySite(name, store, leases, hot)
+    site = StandbySite(name, store, leases, hot, lease_ms)
     try:
         yield site
     finally:

@@ -25,7 +25,7 @@ THEIRS = Lease("them", "[fd00::1]:7847")
 
 @pytest.fixture
 async def leases(valkey: ValkeyProcess) -> AsyncIterator[RedisLeases]:
-    opened = RedisLeases(valkey.url)
+    opened = RedisLeases(valkey.url, timeout_s=patient(20))
     yield opened
     await opened.close()
 
@@ -153,13 +153,15 @@ async def test_a_lease_is_shortened_if_it_is_the_one_and_longer(leases: RedisLea
 
 async def test_a_store_that_is_silent_is_not_waited_for(leases: RedisLeases, valkey: ValkeyProcess) -> None:
     await leases.take_lease(OURS, LONG_MS)
+    impatient = RedisLeases(valkey.url)
     valkey.freeze()
     try:
         async with asyncio.timeout(patient(5)):
             with pytest.raises(StoreUnavailableError):
-                await leases.read()
+                await impatient.read()
     finally:
         valkey.thaw()
+        await impatient.close()
     held = await leases.read()
     assert held is not None
     assert held.lease == OURS

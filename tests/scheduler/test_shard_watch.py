@@ -26,7 +26,7 @@ NAMES = [deployment_of("default", number) for number in range(NUM_SHARDS)]
 
 @pytest.fixture
 async def leases(valkey: ValkeyProcess) -> AsyncIterator[list[RedisLeases]]:
-    opened = [RedisLeases(valkey.url, deployment=name) for name in NAMES]
+    opened = [RedisLeases(valkey.url, deployment=name, timeout_s=patient(20)) for name in NAMES]
     yield opened
     for each in opened:
         await each.close()

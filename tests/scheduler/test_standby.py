@@ -22,7 +22,7 @@ from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from tests.patience import patient
 from tests.scheduler.journal_setup import put_records, redis_store, running_journal, until
-from tests.scheduler.renewed_leases import RenewedLeases
+from tests.scheduler.renewed_leases import RenewedLeases, ReturningLeases
 from tests.valkey import ValkeyProcess
 
 LEASE_MS = 400
@@ -263,7 +263,7 @@ async def test_the_journal_is_asked_anew_when_another_leads_though_an_answer_was
 
 async def test_a_lease_that_a_clock_set_back_has_made_long_ends_in_time(valkey: ValkeyProcess) -> None:
     """A leader that died right after its renewal, when the store's time of day went hours back."""
-    leases = RedisLeases(valkey.url)
+    leases = RedisLeases(valkey.url, timeout_s=patient(20))
     async with redis_store(valkey.url) as store:
         await leases.hold(LEADER, 5 * 3_600_000)
         async with standing_by(valkey, leases, store) as (waiting, leaders):
@@ -304,23 +304,23 @@ async def test_a_standby_leads_as_soon_as_it_reads_that_a_lease_which_is_gone_wa
             assert logs[-1] == {"event": "lease taken", "log_level": "info", "handed_over": True}
 
 
-async def test_after_a_time_without_the_store_a_standby_waits_one_more_lease(
-    valkey: ValkeyProcess, leases: RedisLeases
-) -> None:
-    """The leader is fine: it could only not renew, and does so now."""
+async def test_after_a_time_without_the_store_a_standby_waits_one_more_lease(valkey: ValkeyProcess) -> None:
+    """The leader is fine: it could only not renew, and does so as soon as the standby has found its lease gone."""
+    leases = ReturningLeases(valkey.url, LEADER, left_ms=1)
     async with redis_store(valkey.url) as store:
-        await leases.hold(LEADER, LEASE_MS)
+        await leases.hold(LEADER, 60_000)
         async with standing_by(valkey, leases, store) as (waiting, leaders):
             await until(lambda: leaders == [LEADER.address])
             with capture_logs() as logs:
                 valkey.kill()
                 await until(lambda: any(line["event"] == "the lease cannot be read" for line in logs))
-                await asyncio.sleep(LEASE_MS / 1000)  # the lease ends meanwhile
                 valkey.start()
-                assert await leases.hold(LEADER, 60_000) is None
+                valkey.command("DEL", "{quire:default}:lease")  # it ended meanwhile
+                await until(lambda: any(line["event"].startswith("the lease is free") for line in logs))
                 await asyncio.wait([waiting], timeout=2 * LEASE_MS / 1000)
             assert not waiting.done()
             assert leaders == [LEADER.address]
+    await leases.close()
 
 
 async def test_nothing_follows_the_end_of_an_epoch(valkey: ValkeyProcess) -> None:
@@ -373,7 +373,7 @@ async def test_the_end_of_one_leader_is_none_of_another_that_has_no_epoch_yet(
 
 
 async def test_a_lease_that_a_leader_holds_for_longer_on_purpose_is_not_shortened(valkey: ValkeyProcess) -> None:
-    leases = RedisLeases(valkey.url)
+    leases = RedisLeases(valkey.url, timeout_s=patient(20))
     async with redis_store(valkey.url) as store:
         await leases.hold(LEADER, LEASE_MS + MOST_LONGER_MS)
         num_reads = valkey.num_calls("PTTL")

@@ -1,6 +1,7 @@
 """Losses of the store while a standby follows: a live leader keeps leading; without one no read entry is lost."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -19,14 +20,16 @@ from scheduler_svc.journal.store import (
     StoreUnavailableError,
 )
 from scheduler_svc.leadership.hot_journal import HotJournal
+from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.patience import patient
 from tests.scheduler.journal_setup import Writer, redis_store, running_journal, until
-from tests.scheduler.renewed_leases import RenewedLeases
+from tests.scheduler.renewed_leases import RenewedLeases, ReturningLeases
 from tests.scheduler.test_standby import (
     LEADER,
     LEASE_MS,
     TTL_S,
+    US,
     admission,
     following,
     new_hot,
@@ -76,17 +79,17 @@ def tokens(replay: JournalReplay, number: int) -> list[int]:
 async def test_a_leader_whose_lease_is_lost_with_the_journal_keeps_leading(
     valkey: ValkeyProcess, store: RedisStore
 ) -> None:
-    leases = RenewedLeases(valkey.url)
+    leases = ReturningLeases(valkey.url, LEADER)
     await leases.hold(LEADER, 60_000)
     async with standing_by(valkey, leases, store) as (waiting, leaders):
         await until(lambda: leaders == [LEADER.address])
         with capture_logs() as logs:
             valkey.command("FLUSHALL")
             await until(lambda: any(line["event"].startswith("the lease is free") for line in logs))
-        assert await leases.hold(LEADER, 60_000) is None
         await asyncio.wait([waiting], timeout=2 * LEASE_MS / 1000)
         assert not waiting.done()
         assert leaders == [LEADER.address]
+        leases.returns = False
         valkey.command("FLUSHALL")
         await asyncio.wait_for(waiting, patient(20))  # nobody takes it again
     await leases.close()
@@ -227,6 +230,37 @@ async def test_who_begins_behind_a_leader_that_began_below_and_was_ready_reads_w
     assert (from_id == JOURNAL_START) == is_ready
     assert (1 in replay.requests) != is_ready
     await hot.close()
+
+
+class LostJournal(HotJournal):
+    """Journal whose entries the store has lost long ago, and no leader has said again."""
+
+    async def follow(self) -> None:
+        self.forgotten_since_s = time.monotonic() - 1000
+        await asyncio.Event().wait()
+
+
+async def test_who_has_just_taken_the_lease_has_time_to_say_again_what_the_store_has_lost(
+    valkey: ValkeyProcess, store: RedisStore
+) -> None:
+    """Whoever took the lease may know all that the standby knows, however long nobody could say it."""
+    leases, hot = RenewedLeases(valkey.url), LostJournal(RedisTail(valkey.url), store, record_ttl_s=TTL_S)
+    leaders: list[str | None] = []
+    waiting = asyncio.create_task(Standby(leases, US, hot, lease_ms=60_000, on_leader=leaders.append).wait())
+    holders = [LEADER, Lease("next", "next:1")]
+    for holder in holders:
+        assert await leases.hold(holder, 60_000) is None
+        for _ in range(4):
+            num_looks = valkey.num_calls("PTTL")
+            hot.has_ended.set()  # it looks again at once
+            await until(lambda: valkey.num_calls("PTTL") > num_looks)  # noqa: B023 - awaited at once
+        assert not waiting.done()
+        await leases.release(holder)
+    assert leaders == [holder.address for holder in holders]
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await hot.close()
+    await leases.close()
 
 
 async def test_an_emptied_journal_that_nobody_begins_again_is_noticed(valkey: ValkeyProcess, store: RedisStore) -> None:
