@@ -147,6 +147,8 @@ class StageRunner:
             )
             with self._lock:
                 self._running.add(process)
+                if not self._end_s:  # `close` came meanwhile
+                    _signal_group(process, signal.SIGKILL)
             try:
                 return process.wait(limit_s)
             except subprocess.TimeoutExpired:
