@@ -11,28 +11,28 @@ from typing import Any
 
 import pytest
 
-from tests.patience import patient
+from tests.patience import present_slowness, slowness
 
 AGAIN_AFTER_S = 30.0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Gives each test the time that its own limit, or everyone's, means on this machine now."""
+    """Gives each test the time that its own limit, or everyone's, means on this machine."""
     given = config.getoption("timeout")
     everyones_s = float(config.getini("timeout") if given is None else given)
     for item in items:
         marker = item.get_closest_marker("timeout")
         own_s = everyones_s if marker is None else float(marker.args[0])
         if everyones_s and own_s:  # 0: no test has a limit
-            item.add_marker(pytest.mark.timeout(patient(own_s)), append=False)
+            item.add_marker(pytest.mark.timeout(own_s * slowness()), append=False)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, bool, bool]:
-    """Lets the timer that the plug-in has set go off again and again."""
+    """Lets the timer that the plug-in has set go off again and again, and later if the machine is slower by now."""
     is_set = yield
     if settings.method == "signal":
-        signal.setitimer(signal.ITIMER_REAL, settings.timeout, min(settings.timeout, AGAIN_AFTER_S))
+        _start_timer(settings.timeout)
     return is_set
 
 
@@ -52,12 +52,18 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, _fail_to_clear_away)
-    signal.setitimer(signal.ITIMER_REAL, marker.args[0], min(marker.args[0], AGAIN_AFTER_S))
+    _start_timer(marker.args[0])
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _start_timer(limit_s: float) -> None:
+    """Starts the timer of a limit that was given when the tests were collected."""
+    now_s = limit_s * present_slowness() / slowness()
+    signal.setitimer(signal.ITIMER_REAL, now_s, min(now_s, AGAIN_AFTER_S))
 
 
 def _fail_to_clear_away(*_: object) -> None:
