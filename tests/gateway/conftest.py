@@ -9,6 +9,7 @@ import pytest
 
 import quire
 from tests.gateway.reciter import serve_reciter
+from tests.patience import patient
 from tests.services import start_gateway, start_scheduler, start_worker
 
 MODEL = "demo"
@@ -48,7 +49,7 @@ def api(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="session")
 def http(url: str) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=url) as client:
+    with httpx2.Client(base_url=url, timeout=patient(60)) as client:
         yield client
 
 

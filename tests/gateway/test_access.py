@@ -18,6 +18,7 @@ from quire.gateway_settings import GatewaySettings
 from quire.settings import parse
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
+from tests.patience import patient
 from tests.services import Service, start_gateway, start_scheduler
 
 KEY, OTHER_KEY = "sk-first-0123456789", "sk-second-0123456789"
@@ -60,7 +61,7 @@ def trusting(folder: Path) -> ssl.SSLContext:
 
 @pytest.fixture
 def http(services: tuple[Service, Service, str, str], folder: Path) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=services[3], verify=trusting(folder)) as client:
+    with httpx2.Client(base_url=services[3], verify=trusting(folder), timeout=patient(60)) as client:
         yield client
 
 
@@ -152,7 +153,7 @@ def test_probes_and_scrapes_need_none(http: httpx2.Client, path: str, status: in
 
 
 def test_openais_client_names_the_error(services: tuple[Service, Service, str, str], folder: Path) -> None:
-    with httpx2.Client(verify=trusting(folder)) as transport:
+    with httpx2.Client(verify=trusting(folder), timeout=patient(60)) as transport:
         client = openai.OpenAI(base_url=f"{services[3]}/v1", api_key="sk-wrong", http_client=transport, max_retries=0)
         with pytest.raises(openai.AuthenticationError):
             client.models.list()

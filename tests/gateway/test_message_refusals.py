@@ -10,11 +10,12 @@ import pytest
 from tests.gateway.reciter import MODEL, asking
 from tests.gateway.test_message_errors import error_of
 from tests.gateway.test_message_tools import FLAT, RAW, result, text, thinking, use
+from tests.patience import patient
 
 
 @pytest.fixture(scope="module")
 def http(reciter: tuple[str, str]) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=reciter[1]) as client:
+    with httpx2.Client(base_url=reciter[1], timeout=patient(60)) as client:
         yield client
 
 

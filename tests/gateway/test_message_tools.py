@@ -13,6 +13,7 @@ import quire
 from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
 from tests.gateway.reciting_model import cue
 from tests.gateway.test_messages import events_of
+from tests.patience import patient
 
 SCHEMA: dict[str, Any] = TOOLS[0]["function"]["parameters"]
 FLAT: list[Any] = [{"name": "weather", "input_schema": SCHEMA}]
@@ -31,7 +32,7 @@ def claude(reciter: tuple[str, str]) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture(scope="module")
 def http(reciter: tuple[str, str]) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=reciter[1]) as client:
+    with httpx2.Client(base_url=reciter[1], timeout=patient(60)) as client:
         yield client
 
 

@@ -169,7 +169,7 @@ def test_each_gateway_gives_the_deployments_figures_and_its_own_under_its_proces
 ) -> None:
     other, other_url = start_gateway(services.address)
     with other:
-        httpx2.get(f"{other_url}/no/such/{'x' * 50}")
+        httpx2.get(f"{other_url}/no/such/{'x' * 50}", timeout=patient(60))
         found = [once(each, has_calls_and_is_idle) for each in (services.url, other_url)]
     first, second = (each["vllm:generation_tokens_total"] for each in found)
     assert first == second

@@ -12,6 +12,7 @@ import quire
 from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
 from tests.gateway.reciting_model import cue
 from tests.gateway.test_response_streams import events_of, resumed
+from tests.patience import patient
 
 FLAT: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
 CALL: dict[str, Any] = {"model": MODEL, "input": "call", "tools": FLAT, "temperature": 0}
@@ -27,7 +28,7 @@ def api(reciter: tuple[str, str]) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def http(reciter: tuple[str, str]) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=reciter[1]) as client:
+    with httpx2.Client(base_url=reciter[1], timeout=patient(60)) as client:
         yield client
 
 

@@ -16,6 +16,7 @@ import quire
 from quire.cli.app import app
 from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
 from tests.gateway.reciting_model import cue
+from tests.patience import patient
 from tests.quire.spoken_answers import SPOKEN
 
 
@@ -39,7 +40,7 @@ def sdk(deployment: tuple[str, str]) -> Iterator[quire.Client]:
 
 @pytest.fixture(scope="module")
 def http(deployment: tuple[str, str]) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=deployment[1]) as client:
+    with httpx2.Client(base_url=deployment[1], timeout=patient(60)) as client:
         yield client
 
 
