@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import quire
+from tests.patience import patient
 from tests.services import Service, free_address, start_scheduler, start_worker
 
 _ALL_FREE_S = 10.0
@@ -57,7 +58,7 @@ class ModelSite:
 
 async def all_free(client: quire.AsyncClient) -> quire.Stats:
     """Returns once no request holds a block, on a device or a host: the last step in flight may hold some a moment."""
-    async with asyncio.timeout(_ALL_FREE_S):
+    async with asyncio.timeout(patient(_ALL_FREE_S)):
         while True:
             stats = await client.stats()
             if not any(worker.blocks.used or worker.used_host_blocks for worker in stats.workers):

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 
@@ -115,10 +114,9 @@ async def test_a_killed_leader_is_followed_and_every_stream_goes_on(pair: Pair) 
             assert (await stranger.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3
         load = Load(pair, client)
         await load.is_under_way()
-        killed_s = time.monotonic()
         await asyncio.to_thread(leader.kill)
+        assert not (await asyncio.to_thread(standby.wait_for, "lease taken"))["handed_over"]
         await load.goes_on()
-        assert time.monotonic() - killed_s < patient(4 * LEASE_S)  # 1.1 on a quiet machine
         await load.equals_an_undisturbed_run()
         assert standby.wait_for("journal read")["num_live"]
         await all_free(client)

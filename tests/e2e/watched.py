@@ -17,11 +17,14 @@ class Watched:
     def __init__(self, client: quire.AsyncClient) -> None:
         self._client = client
         self.num_tokens = 0
+        self.num_accepted = 0
         self.num_new = 0
 
     async def run(self, prompt: str | list[int], params: GenerateParams) -> quire.Completion:
         stream = self._client.stream(prompt, **params)
         positions: dict[int, int] = {}
+        await stream.accepted()
+        self.num_accepted += 1
         chunks = [chunk async for chunk in self._checked(stream, positions)]
         completion = await stream.completion()
         self.num_new += not (await stream.accepted()).attached
@@ -39,10 +42,13 @@ class Watched:
 
 
 async def until_more_has_come(watched: Watched, runs: Sequence["asyncio.Task[object]"]) -> None:
-    """Returns when 300 more tokens have come; raises what ended a run early."""
+    """Returns when each run was accepted and 300 more tokens have come, or no more can; raises what ended a run early.
+
+    What was accepted finishes, whatever dies then; the rest might be refused more often than its client asks again.
+    """
     enough = watched.num_tokens + 300
     async with asyncio.timeout(patient(60)):
-        while watched.num_tokens < enough:
+        while (watched.num_tokens < enough or watched.num_accepted < len(runs)) and not all(run.done() for run in runs):
             await asyncio.sleep(0.01)
             for run in runs:
                 if run.done():

@@ -84,7 +84,7 @@ class Besieged:
 
     async def until_resident_below(self, num_bytes: float, timeout_s: float = 60.0) -> int:
         """Waits until the scheduler has no more than this. Returns what it has, also if the time is over."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + patient(timeout_s)
         while self.resident_bytes > num_bytes and time.monotonic() < deadline_s:  # noqa: ASYNC110 - another process's
             await asyncio.sleep(0.1)
         return self.resident_bytes
