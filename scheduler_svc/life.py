@@ -87,13 +87,15 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
     await leader.readiness.close(INFERENCE)
     leader.keeper.close()
     leader.is_leaving = True
-    leader.successors = await lease.standbys()
-    if leader.successors:  # one that is told to end together with us leaves now
+    successors = await lease.standbys()
+    if successors:  # one that is told to end together with us leaves now
         await unless_failed(asyncio.sleep(_LEAVE_S), (leader.fatal, *leader.running))
-        leader.successors = await lease.standbys()
+        successors = await lease.standbys()
+    leader.successors = successors or []
     if not leader.successors:
         draining = _drain(engine, leader.admission, door.settings.drain_timeout_s)
-        others = (_until_succeeded(leader),) if door.is_several else ()
+        may_have_one = door.is_several or successors is None  # the store did not answer
+        others = (_until_succeeded(leader),) if may_have_one else ()
         await unless_failed(before(draining, *others), (leader.fatal, *leader.running))
         leader.is_drained = not leader.successors
     if leader.successors:
@@ -137,10 +139,10 @@ async def open_server(door: Door) -> None:
 
 
 async def _until_succeeded(leader: LeaderParts) -> None:
-    """Return when a scheduler has come to stand by for this shard."""
+    """Return when a scheduler is seen to stand by for this shard."""
     while not leader.successors:
         await asyncio.sleep(_PUBLISH_S / 2)
-        leader.successors = await leader.leading.lease.standbys()
+        leader.successors = await leader.leading.lease.standbys() or []
 
 
 def _log_leading(parts: Parts, epoch: int) -> None:

@@ -78,13 +78,13 @@ class LeaseKeeper:
         finally:
             self._longer_ms -= longer_ms
 
-    async def standbys(self) -> list[str]:
-        """Addresses of the standbys that are present; none if the store does not answer."""
+    async def standbys(self) -> list[str] | None:
+        """Addresses of the standbys that are present; None if the store does not answer."""
         try:
             return list(await self._leases.standbys(_LONGEST_PRESENT_LEASES * self._lease_ms))
         except StoreUnavailableError as error:
             log.warning("standbys not known", reason=error.message)
-            return []
+            return None
 
     async def release(self) -> None:
         """Release the lease, so that no standby has to wait for its end."""

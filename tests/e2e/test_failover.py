@@ -169,6 +169,29 @@ async def test_a_leader_that_is_told_to_end_hands_over(pair: Pair) -> None:
         assert "Traceback" not in "".join(leader.raw)
 
 
+async def test_a_leader_whose_store_does_not_answer_as_it_is_told_to_end_hands_over_once_it_does(pair: Pair) -> None:
+    """Standbys cannot be asked for before that."""
+    async with pair.led(LONG_LEASE_S) as (leader, standby), quire.AsyncClient(pair.address) as client:
+        await client.wait_ready(60)
+        load = Load(pair, client)
+        await load.is_under_way()
+        pair.worker.signal(signal.SIGSTOP)  # no request ends meanwhile
+        try:
+            pair.store.freeze()
+            try:
+                leader.signal(signal.SIGTERM)
+                await asyncio.to_thread(leader.wait_for, "draining")
+            finally:
+                pair.store.thaw()
+            assert await asyncio.to_thread(leader.wait) == 0
+        finally:
+            pair.worker.signal(signal.SIGCONT)
+        assert leader.wait_for("handed over")
+        assert (await asyncio.to_thread(standby.wait_for, "lease taken"))["handed_over"]
+        await load.equals_an_undisturbed_run()
+        await all_free(client)
+
+
 async def test_leader_and_standby_that_end_together_lose_nothing(pair: Pair) -> None:
     async with quire.AsyncClient(pair.address) as client:
         async with pair.led() as (leader, standby):

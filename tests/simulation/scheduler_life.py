@@ -227,7 +227,7 @@ class SchedulerLife:
         )
         running = [asyncio.create_task(each) for each in (self.journal.run(), self.records.run(), self.workers.watch())]
         running.append(keeping_lease)
-        successors: list[str] = []
+        successors: list[str] | None = None
         self.serves = True
         self._history.note(f"{self.process.name} serves in epoch {epoch}, {self.recovery.num_waiting} wait")
         try:
