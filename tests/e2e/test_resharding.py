@@ -126,7 +126,8 @@ async def test_requests_of_removed_shards_are_found_until_their_records_expire_a
 ) -> None:
     names = [f"mine-{number}" for number in range(12)]
     assert {shard_of_id(name, 2) for name in names} == {0, 1}
-    async with site.served("again", "--record-ttl-s", "5") as client, quire.AsyncClient(site.address) as other:
+    ttl = ("--record-ttl-s", str(round(patient(5))))
+    async with site.served("again", *ttl) as client, quire.AsyncClient(site.address) as other:
         await client.set_shards(2)
         await until_taking(client, 2)
         outputs = {name: await client.generate(PROMPTS[1], **named(name)) for name in names}
