@@ -19,6 +19,7 @@ from tests.chaos.client_load import MIN_STREAMING, ClientLoad, ClientProcess
 from tests.chaos.deployment import Deployment
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
+from tests.patience import patient
 
 GRACE_S = 1.0
 KEEPALIVE_S = 2.0  # both together
@@ -42,7 +43,7 @@ async def one_is_killed(stage: Stage) -> Figures:
     victim = load.clients[0]
     await load.until(lambda: len(load.streaming(victim)) >= MIN_STREAMING, "the victim reads several streams")
     struck_s = victim.send(signal.SIGKILL)
-    await asyncio.to_thread(victim.wait, GONE_TIMEOUT_S)
+    await asyncio.to_thread(victim.wait, patient(GONE_TIMEOUT_S))
     heir = load.add_client(attach=victim.history)
     await load.until(heir.history.exists, "the heir begins")
     began_s = time.monotonic()
@@ -83,7 +84,7 @@ async def _all_cancelled(deployment: Deployment, load: ClientLoad, client: Clien
     waiting = {told.request_id for told in mine if told.ended_s is None and told.accepted_s is not None}
     async with deployment.client() as asking:
         while waiting:
-            assert time.monotonic() < gone_s + GONE_TIMEOUT_S, f"still there: {waiting}"
+            assert time.monotonic() < gone_s + patient(GONE_TIMEOUT_S), f"still there: {waiting}"
             for request_id in sorted(waiting):
                 if (await asking.get(request_id)).state is quire.RequestState.CANCELLED:
                     waiting.discard(request_id)
@@ -174,7 +175,7 @@ def _long_requests(name: str) -> list[pb.GenerateRequest]:
 
 
 async def _until_all_computed(deployment: Deployment, due: set[str]) -> None:
-    give_up_s = time.monotonic() + ALL_COMPUTED_TIMEOUT_S
+    give_up_s = time.monotonic() + patient(ALL_COMPUTED_TIMEOUT_S)
     while missing := due - {line["request_id"] for line in deployment.scheduler.logged("request ended")}:
         assert time.monotonic() < give_up_s, f"not computed: {sorted(missing)}"
         await asyncio.sleep(COMPUTED_POLL_S)

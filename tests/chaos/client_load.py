@@ -13,6 +13,7 @@ from pathlib import Path
 import quire
 from tests.chaos.asks import ChaosAsk
 from tests.chaos.history import History, Told
+from tests.patience import patient
 from tests.services import ROOT
 
 POLL_S = 0.02
@@ -118,7 +119,7 @@ class ClientLoad:
 
     async def until(self, holds: Callable[[], bool], what: str, timeout_s: float = FLOW_TIMEOUT_S) -> None:
         """Read on until the condition holds. Raises AssertionError after the timeout, or if a client breaks off."""
-        give_up_s = time.monotonic() + timeout_s
+        give_up_s = time.monotonic() + patient(timeout_s)
         while True:
             self.update()
             if holds():

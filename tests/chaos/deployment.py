@@ -14,6 +14,7 @@ from typing import Any
 
 import quire
 from tests.chaos.chaos_store import ChaosStore
+from tests.patience import patient
 from tests.services import DEMO_MODEL, START_TIMEOUT_S, Service, free_address, start_scheduler
 
 POLL_S = 0.005
@@ -60,7 +61,7 @@ class Place:
 
     async def until_driven(self, *names: str) -> None:
         """Wait until the scheduler drives these workers."""
-        async with self.client() as client, asyncio.timeout(START_TIMEOUT_S):
+        async with self.client() as client, asyncio.timeout(patient(START_TIMEOUT_S)):
             while True:
                 try:
                     stats = await client.stats()
@@ -72,7 +73,7 @@ class Place:
 
     async def leaked_blocks(self) -> int:
         """Count the blocks still held or queued, on devices and hosts, once all requests should have ended."""
-        give_up_s = time.monotonic() + ALL_FREE_S
+        give_up_s = time.monotonic() + patient(ALL_FREE_S)
         async with self.client() as client:
             while True:
                 stats = await client.stats()
@@ -161,7 +162,7 @@ class Deployment(Place):
 
 async def logged(life: Life, event: str, after_s: float = 0.0, timeout_s: float = 60.0) -> float:
     """Wait until a process logs an event after a moment; return that time by the monotonic clock."""
-    give_up_s = time.monotonic() + timeout_s
+    give_up_s = time.monotonic() + patient(timeout_s)
     while not (lines := life.logged(event, after_s)):
         last = "".join(life.service.raw[-8:])
         assert time.monotonic() < give_up_s, f"{life.name} did not log {event!r} in {timeout_s:g} s; last:\n{last}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.chaos.fault_table import Result
 from tests.chaos.stage import Extent, Scenario, Stage
+from tests.patience import patient
 
 SCENE_TIMEOUT_S = 400.0
 
@@ -19,7 +20,7 @@ async def play(stage: Stage, scenario: Scenario, timeout_s: float) -> Result:
     began_s = time.monotonic()
     figures, error = None, ""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(patient(timeout_s)):
             figures = await scenario.play(stage)
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"

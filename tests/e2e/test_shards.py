@@ -70,8 +70,10 @@ class Led:
         return self.schedulers[place]
 
     async def leader(self, shard: int) -> tuple[str, Service]:
-        """The place of a shard's leader, and its process."""
-        place = (await self.client.shards())[shard].leader
+        """The place of a shard's leader, and its process; waits for one, if there is none at the moment."""
+        async with asyncio.timeout(patient(60)):
+            while not (place := (await self.client.shards())[shard].leader):  # noqa: ASYNC110 - the client follows them by itself
+                await asyncio.sleep(0.05)
         return place, self.schedulers[place]
 
 
