@@ -207,6 +207,17 @@ async def test_a_keeper_tells_a_new_epoch_at_once(leases: RedisLeases) -> None:
     keeping.cancel()
 
 
+async def test_a_keeper_without_its_store_does_not_say_that_there_is_no_standby(
+    leases: RedisLeases, valkey: ValkeyProcess
+) -> None:
+    keeper = keeper_of(leases, lambda: 1, lease_ms=LONG_MS)
+    assert await keeper.standbys() == []
+    await leases.announce("a:1", LONG_MS)
+    assert await keeper.standbys() == ["a:1"]
+    valkey.kill()
+    assert await keeper.standbys() is None
+
+
 async def test_a_released_lease_is_not_taken_again(leases: RedisLeases, valkey: ValkeyProcess) -> None:
     keeper = keeper_of(leases, lambda: 1, lease_ms=20)
     keeping = asyncio.create_task(keeper.keep_lease())
