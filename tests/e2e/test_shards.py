@@ -104,6 +104,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharded]:
         yield Sharded(tmp_path_factory, stack)
 
 
+@pytest.fixture
+def own_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharded]:
+    """A site for a test that takes its workers away."""
+    with ExitStack() as stack:
+        yield Sharded(tmp_path_factory, stack)
+
+
 async def test_requests_are_spread_and_every_client_finds_them(site: Sharded) -> None:
     async with site.led() as led, quire.AsyncClient(site.places[1]) as other:
         client = led.client
@@ -284,29 +291,28 @@ async def test_a_shard_that_never_had_a_worker_borrows_one(tmp_path_factory: pyt
 
 
 async def test_workers_go_round_where_there_are_fewer_than_shards_and_spread_where_there_are_more(
-    site: Sharded,
+    own_site: Sharded,
 ) -> None:
-    async with site.led() as led:
-        gone = site.workers.pop()
+    async with own_site.led() as led:
+        gone = own_site.workers.pop()
         await asyncio.to_thread(gone.kill)
         names = [f"round-{number}" for number in range(8)]
         assert {shard_of_id(name, NUM_SHARDS) for name in names} == {0, 1}
         outputs = await asyncio.gather(*(led.client.generate(PROMPTS[1], **named(name)) for name in names))
-        assert_greedy(site.reference, [PROMPTS[1]] * 8, [each.token_ids for each in outputs], NUM_TOKENS)
+        assert_greedy(own_site.reference, [PROMPTS[1]] * 8, [each.token_ids for each in outputs], NUM_TOKENS)
         with ExitStack() as stack:
-            more = [stack.enter_context(site.start_worker(f"more{i}", "--num-blocks", "600")) for i in range(3)]
+            more = [stack.enter_context(own_site.start_worker(f"more{i}", "--num-blocks", "600")) for i in range(3)]
             await until(led.client, led.schedulers.values(), num_workers=[2, 2])
             stats = await led.client.stats()
             first = {worker.worker_id for worker in stats.workers[:2]}  # those of shard 0
             watched = Watched(led.client)
             runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
             await until_more_has_come(watched, runs)
-            for service in (*more, *site.workers):
+            for service in (*more, *own_site.workers):
                 (started,) = [line for line in service.lines if line["event"] == "listening"]
                 if started["worker_id"] not in first:
                     await asyncio.to_thread(service.kill)
             await until(led.client, led.schedulers.values(), num_workers=[1, 1])
             outputs = await asyncio.gather(*runs)
-            assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
+            assert_greedy(own_site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
             await all_free(led.client)
-        site.workers = []
