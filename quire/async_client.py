@@ -15,7 +15,7 @@ from quire.credentials import Credentials
 from quire.deployment import Deployment
 from quire.errors import InvalidRequestError, NotFoundError, UnavailableError
 from quire.keywords import in_keywords
-from quire.merging import merged_stats, page_of_shard, shard_of_page
+from quire.merging import merged_prefixes, merged_stats, page_of_shard, shard_of_page
 from quire.open_request import OpenRequest
 from quire.params import (
     DEFAULT_ADDRESS,
@@ -329,8 +329,7 @@ class AsyncClient:
         """The pinned prefixes of one tenant, by name."""
         request = encode(pb.ListPrefixesRequest, tenant=tenant)
         answers = await self._of_all(lambda at: at.call(at.inference.ListPrefixes, request))
-        known = {each.name: prefix_from_pb(each) for answer in answers for each in answer.prefixes}
-        return tuple(known[name] for name in sorted(known))
+        return merged_prefixes([prefix_from_pb(each) for answer in answers for each in answer.prefixes])
 
     async def model(self) -> Model:
         """The model being served."""

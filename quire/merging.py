@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from quire.errors import InvalidRequestError
 from quire.request_list import RequestPage
+from quire.results import PinnedPrefix
 from quire.stats import Distributions, EndCounts, Histogram, JournalStats, LatencyStats, Stats, WorkTotals
 
 Counts = TypeVar("Counts", WorkTotals, EndCounts)
@@ -43,6 +44,15 @@ def merged_stats(parts: Sequence[Stats]) -> Stats:
         distributions=_together([part.distributions for part in parts]),
         prefix_cache=all(part.prefix_cache for part in parts),
     )
+
+
+def merged_prefixes(prefixes: Sequence[PinnedPrefix]) -> tuple[PinnedPrefix, ...]:
+    """The pinned prefixes of one tenant in all shards, each once, by name, with the workers of all shards."""
+    known: dict[str, PinnedPrefix] = {}
+    for each in prefixes:
+        before = known.get(each.name, each)
+        known[each.name] = replace(before, worker_ids=tuple(sorted({*before.worker_ids, *each.worker_ids})))
+    return tuple(known[name] for name in sorted(known))
 
 
 def shard_of_page(page_token: str | None, shards: Sequence[int]) -> tuple[int, str | None]:
