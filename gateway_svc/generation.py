@@ -100,9 +100,15 @@ def new_request_id(
     *,
     tenant: str | None,
     cache_salt: str | None,
+    session_key: str | None,
 ) -> str:
-    """An id for a call, behind the prefix; the same key of a tenant gives the same one, so that a retry attaches."""
+    """An id for a call, behind the prefix; the same key of a tenant gives the same one, so that a retry attaches.
+
+    Without such a key the request goes to the shard of its session, or to the one that suits its prompt.
+    """
     if idempotency_key is None:
-        return client.new_request_id(prompt, prefix=prefix, cache_salt=cache_salt, tenant=tenant)
+        return client.new_request_id(
+            prompt, prefix=prefix, cache_salt=cache_salt, tenant=tenant, session_key=session_key
+        )
     owned = f"{tenant or ''}\n{idempotency_key}"
     return f"{prefix}{hashlib.sha256(owned.encode()).hexdigest()[:32]}"

@@ -19,6 +19,7 @@ from quire.params import GenerateParams
 _ALL_TOKENS = (1 << 31) - 1  # as top_k
 _SEED_MASK = (1 << 64) - 1
 _MOST_DIGITS = 10  # of a token id
+MOST_KEY_CHARS = 512  # of a session key
 
 # Keywords of the SDK whose fields have other names here.
 FIELD_NAMES = {
@@ -94,6 +95,9 @@ class _DeclaredFields(ApiModel):
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, description="Class from -1000 to 1000; lower is served first.")
     cache_salt: str | None = Field(None, description="Only requests with equal salts share cached prefixes.")
+    session_key: str | None = Field(
+        None, max_length=MOST_KEY_CHARS, description="Requests with equal keys go to one shard."
+    )
 
     beam_width: int | None = Field(None, description="Beam search, whose best hypotheses come back.")
     length_penalty: float | None = None
@@ -108,6 +112,11 @@ class _DeclaredFields(ApiModel):
     def names(self) -> Mapping[str, str]:
         """Names of fields by the SDK's keywords, where they differ."""
         return FIELD_NAMES
+
+    @property
+    def session(self) -> str | None:
+        """Key of the session that the request belongs to; None: of none."""
+        return self.session_key or None
 
     def params(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK."""

@@ -161,6 +161,7 @@ class AsyncClient:
         prefix: str = "",
         cache_salt: str | None = None,
         tenant: str | None = None,
+        session_key: str | None = None,
     ) -> str:
         """Makes an id for a request that you submit with it. Of several shards it names the one that serves it best.
 
@@ -169,6 +170,7 @@ class AsyncClient:
             prefix: of the id.
             cache_salt: of the request.
             tenant: of the request.
+            session_key: of the request, which goes to the shard of its session.
         """
         deployment = self._deployed()
         beginning: str | Sequence[int] | pb.ChatPrompt = ""
@@ -177,7 +179,7 @@ class AsyncClient:
         elif deployment.has_choice:
             with suppress(InvalidRequestError):  # its request will be refused
                 beginning = chat_to_pb(prompt)
-        return deployment.new_id(beginning, salt=cache_salt, tenant=tenant, prefix=prefix)
+        return deployment.new_id(beginning, salt=cache_salt, tenant=tenant, prefix=prefix, session_key=session_key)
 
     def attach(self, request_id: str, from_position: int | Sequence[int] = 0) -> CompletionStream:
         """Reads a request that was submitted before, here or elsewhere, from a position of its output onwards.
@@ -435,8 +437,12 @@ class AsyncClient:
         if self._options.timeout_s is not None:
             keywords.setdefault("timeout_s", self._options.timeout_s)
         if not keywords.get("request_id"):
-            salt, tenant = keywords.get("cache_salt"), keywords.get("tenant")
-            keywords["request_id"] = self._deployed().new_id(prompt, salt=salt, tenant=tenant)
+            keywords["request_id"] = self._deployed().new_id(
+                prompt,
+                salt=keywords.get("cache_salt"),
+                tenant=keywords.get("tenant"),
+                session_key=keywords.get("session_key"),
+            )
         params = gather(keywords)
         submission = request_to_pb(prompt, params)
         request = OpenRequest(submission.request_id, from_positions=(), buffer_tokens=self._options.buffer_tokens)

@@ -250,11 +250,14 @@ class Client:
         prefix: str = "",
         cache_salt: str | None = None,
         tenant: str | None = None,
+        session_key: str | None = None,
     ) -> str:
         """Makes an id for a request that you submit with it; see `AsyncClient.new_request_id`."""
 
         async def make() -> str:
-            return self._client.new_request_id(prompt, prefix=prefix, cache_salt=cache_salt, tenant=tenant)
+            return self._client.new_request_id(
+                prompt, prefix=prefix, cache_salt=cache_salt, tenant=tenant, session_key=session_key
+            )
 
         return self._thread.run(make())
 

@@ -27,6 +27,7 @@ from quire.shards import (
     names_its_shard,
     new_request_id,
     places_of_id,
+    session_number,
     shard_of_id,
 )
 from quire.v1 import cluster_pb2
@@ -99,10 +100,26 @@ class Deployment:
         """True if several shards take new requests."""
         return self._router.numbers.num_shards > 1
 
-    def new_id(self, prompt: Prompt, *, salt: str | None, tenant: str | None, prefix: str = "") -> str:
-        """The id of a new request, which decides where it goes: where its beginning is known, or where least runs."""
-        shard = self._router.choose_shard(prompt, salt=salt, tenant=tenant) if self.has_choice else None
-        made = new_request_id(shard, prefix)
+    def new_id(
+        self,
+        prompt: Prompt,
+        *,
+        salt: str | None,
+        tenant: str | None,
+        prefix: str = "",
+        session_key: str | None = None,
+    ) -> str:
+        """The id of a new request, which decides where it goes.
+
+        That is the shard of its session, where its beginning is known, or where least runs. While the shards are not
+        known the id names the session, whose shard follows from their number later.
+        """
+        shard = session = None
+        if self.has_choice:
+            shard = self._router.choose_shard(prompt, salt=salt, tenant=tenant, session_key=session_key)
+        elif session_key is not None and not self._router.shards:
+            session = session_number(session_key, tenant)
+        made = new_request_id(shard, prefix, session=session)
         self._made[made] = None
         if len(self._made) > _MOST_MADE:
             self._made.popitem(last=False)

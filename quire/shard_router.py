@@ -6,7 +6,7 @@ Pure; one per client. Knows neither connections nor where its knowledge of the s
 
 from quire.prefix_memory import PrefixMemory
 from quire.prompt_beginnings import Prompt, beginnings_of, num_bytes_of
-from quire.shards import Shard, ShardNumbers, load_of_request, shard_of_new_request
+from quire.shards import Shard, ShardNumbers, load_of_request, session_number, shard_of_new_request
 
 
 class ShardRouter:
@@ -36,14 +36,17 @@ class ShardRouter:
         if shard < len(self.shards):
             self._prefixes.record_cached(shard, hashes)
 
-    def choose_shard(self, prompt: Prompt, *, salt: str | None, tenant: str | None) -> int:
+    def choose_shard(
+        self, prompt: Prompt, *, salt: str | None, tenant: str | None, session_key: str | None = None
+    ) -> int:
         """Choose the shard of a new request, which counts as sent there. The shards must be known.
 
         `salt`: cache_salt of the request.
         """
+        session = None if session_key is None else session_number(session_key, tenant)
         beginnings = beginnings_of(prompt, salt, tenant)
         known_bytes = self._prefixes.find(beginnings)
-        shard = shard_of_new_request(self.shards[: self.numbers.num_shards], self._sent, known_bytes)
+        shard = shard_of_new_request(self.shards[: self.numbers.num_shards], self._sent, known_bytes, session)
         self._prefixes.record_sent(beginnings, shard)
         num_bytes = num_bytes_of(prompt) if beginnings else 0
         self._sent[shard] += load_of_request(num_bytes, known_bytes.get(shard, 0))

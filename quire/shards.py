@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-# A shard that knows the prefix takes a request while it has at most so many times another's load, and some more.
+# A shard that knows the prefix, or is the session's, takes a request while it has at most so many times another's load,
+# and some more.
 _BUSIER = 2
 _MORE = 4
 _TOKENS_A_REQUEST = 512  # to be computed, that are as much load as a request
 _BYTES_A_REQUEST = 4 * _TOKENS_A_REQUEST  # of a prompt
 
-_MADE_ID = re.compile(r"(?:^|-)s(\d{1,3})-[0-9a-f]{32}(?:-|$)")  # others may stand before and behind it
+# Others may stand before and behind them.
+_MADE_ID = re.compile(r"(?:^|[-_])s(\d{1,3})-[0-9a-f]{32}(?:-|$)")
+_SESSION_ID = re.compile(r"(?:^|[-_])k([0-9a-f]{4})-[0-9a-f]{32}(?:-|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +52,24 @@ class ShardNumbers:
         return not self.former and self.num_kept == self.num_shards
 
 
-def new_request_id(shard: int | None, prefix: str = "") -> str:
-    """A new id behind a prefix. `shard`: the number of the shard to name in it; None: it names none."""
+def new_request_id(shard: int | None, prefix: str = "", *, session: int | None = None) -> str:
+    """A new id behind a prefix.
+
+    Args:
+        shard: number of the shard to name in it; None: it names none.
+        prefix: of the id.
+        session: `session_number` to name where no shard is named, so that the id belongs to the session's shard.
+    """
     made = uuid.uuid4().hex
-    return f"{prefix}{made}" if shard is None else f"{prefix}s{shard}-{made}"
+    if shard is not None:
+        return f"{prefix}s{shard}-{made}"
+    return f"{prefix}{made}" if session is None else f"{prefix}k{session:04x}-{made}"
+
+
+def session_number(session_key: str, tenant: str | None) -> int:
+    """Number below 65,536 that stands for a session key of a tenant wherever a shard is chosen by it."""
+    data = f"{tenant or ''}\0{session_key}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=2).digest())
 
 
 def shard_of_id(request_id: str, num_shards: int) -> int:
@@ -62,8 +79,9 @@ def shard_of_id(request_id: str, num_shards: int) -> int:
     named = _MADE_ID.search(request_id)
     if named is not None and int(named[1]) < num_shards:
         return int(named[1])
-    # The greatest hash wins: one shard more takes its part of the ids, and moves no other.
-    return max(range(num_shards), key=lambda shard: blake2b(f"{shard}/{request_id}".encode(), digest_size=8).digest())
+    session = _SESSION_ID.search(request_id)
+    name = request_id if session is None else _name_of_session(int(session[1], 16))
+    return max(range(num_shards), key=lambda shard: _claim(shard, name))
 
 
 def places_of_id(request_id: str, numbers: ShardNumbers) -> list[int]:
@@ -83,32 +101,53 @@ def load_of_request(num_bytes: int, num_known_bytes: int = 0) -> float:
 
 
 def shard_of_new_request(
-    shards: Sequence[Shard], sent: Sequence[float], known_bytes: Mapping[int, int] | None = None
+    shards: Sequence[Shard],
+    sent: Sequence[float],
+    known_bytes: Mapping[int, int] | None = None,
+    session: int | None = None,
 ) -> int:
     """Number of the shard that takes a new request.
 
     Of the shards that know a beginning of its prompt, the one that knows most of it and is not much busier than another
-    for what that saves; else the one with the least load for each of its workers.
+    for what that saves; else the one with the least load for each of its workers. A request of a session goes to the
+    session's shard, or to the next in its order that is not much busier than another.
 
     Args:
         shards: every shard of the deployment, by number.
         sent: load that was sent to each shard since it was described.
         known_bytes: bytes of the longest beginning of the prompt that a shard may have cached, by its number.
+        session: `session_number` of the request; None: it belongs to no session.
     """
     serving = [shard for shard in shards if shard.leader and shard.num_workers]
     candidates = serving or [shard for shard in shards if shard.leader] or list(shards)
     loads = {shard.number: _load(shard) + sent[shard.number] / max(1, shard.num_workers) for shard in candidates}
     best = min(loads, key=lambda number: (loads[number], sent[number]))
-    if not known_bytes:
-        return best
+    known_bytes = known_bytes or {}
     most = _BUSIER * loads[best] + _MORE
     at_best = known_bytes.get(best, 0)
+
+    def fits(number: int) -> bool:
+        saved = max(0, known_bytes.get(number, 0) - at_best) / _BYTES_A_REQUEST
+        return loads[number] <= most + saved
+
+    if session is not None:
+        name = _name_of_session(session)
+        return max(filter(fits, loads), key=lambda number: _claim(number, name))  # `best` fits
     fitting = [
         (num_bytes, -loads[number], -number)
         for number, num_bytes in known_bytes.items()
-        if number in loads and loads[number] <= most + max(0, num_bytes - at_best) / _BYTES_A_REQUEST
+        if number in loads and fits(number)
     ]
     return -max(fitting)[2] if fitting else best
+
+
+def _claim(shard: int, name: str) -> bytes:
+    """Claim of a shard to what has this name. The greatest wins: one shard more takes its part, and moves no other."""
+    return blake2b(f"{shard}/{name}".encode(), digest_size=8).digest()
+
+
+def _name_of_session(number: int) -> str:
+    return f"session {number}"
 
 
 def _load(shard: Shard) -> float:

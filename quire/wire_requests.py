@@ -44,7 +44,9 @@ def encode(kind: type[M], **values: Any) -> M:
 
 
 def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: RequestParams) -> pb.GenerateRequest:
-    """Encodes a request, which has its id."""
+    """Encodes a request, which has its id. Its session key has served its purpose, and stays here."""
+    if not isinstance(params.session_key, str | None):
+        raise invalid_field("session_key", f"cannot be {params.session_key!r:.80}: give a text")
     message = pb.GenerateRequest()
     set_field(message, "", "request_id", params.request_id)
     _set_prompt(message, prompt)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 import quire
 from gateway_svc.anthropic.blocks import TextContent
@@ -12,7 +12,7 @@ from gateway_svc.anthropic.thinking import Thinking
 from gateway_svc.anthropic.tools import ToolChoice, Tools, tool_use_of
 from gateway_svc.anthropic.turns import InputMessage, check_prefill, turns_of
 from gateway_svc.api_error import invalid
-from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, RequestFields, Unsupported
+from gateway_svc.request_fields import FIELD_NAMES, MOST_KEY_CHARS, ApiModel, Ignored, RequestFields, Unsupported
 from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams
 from quire.parsing.answer_format import AnswerFormat
@@ -103,12 +103,20 @@ class Conversation(ApiModel):
             self.tool_choice.check()
 
 
+class MessageMetadata(ApiModel):
+    """Description of a request's sender."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    user_id: str | None = Field(None, max_length=MOST_KEY_CHARS, description="As session_key, where that is not given.")
+
+
 class MessageRequest(RequestFields, Conversation):
     """The body of a request for a message."""
 
     max_tokens: int = Field(ge=1)
     stop_sequences: list[str] | None = None
-    metadata: Ignored
+    metadata: MessageMetadata | None = None
     service_tier: Ignored
     container: Unsupported
     diagnostics: Unsupported
@@ -118,6 +126,11 @@ class MessageRequest(RequestFields, Conversation):
     def names(self) -> Mapping[str, str]:
         """See RequestFields."""
         return {**NAMES, **({} if self._format is None else _FORMAT_NAMES), **self.tool_use.names}
+
+    @property
+    def session(self) -> str | None:
+        """See RequestFields."""
+        return super().session or (self.metadata and self.metadata.user_id) or None
 
     def keywords(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK. Raises ApiError for fields that contradict each other."""

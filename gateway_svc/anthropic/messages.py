@@ -27,7 +27,13 @@ class Messages:
         of_model = (await self._model.get()).answer_format
         chat, format = body.chat(of_model), body.tool_use.format(of_model)
         request_id = new_request_id(
-            self._client, "msg_", chat, idempotency_key, tenant=body.tenant, cache_salt=body.cache_salt
+            self._client,
+            "msg_",
+            chat,
+            idempotency_key,
+            tenant=body.tenant,
+            cache_salt=body.cache_salt,
+            session_key=body.session,
         )
         call = MessageCall(body, name, request_id)
         with sdk_refusals(call.names):

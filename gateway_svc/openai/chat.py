@@ -42,7 +42,13 @@ class Chats:
         format = tool_use.format((await self._model.get()).answer_format)
         chat = body.chat
         request_id = new_request_id(
-            self._client, "chatcmpl-", chat, idempotency_key, tenant=body.tenant, cache_salt=body.cache_salt
+            self._client,
+            "chatcmpl-",
+            chat,
+            idempotency_key,
+            tenant=body.tenant,
+            cache_salt=body.cache_salt,
+            session_key=body.session,
         )
         call = _Call(body, name, request_id, self._vocabulary)
         counts = event_counts(idempotency_key, last_event_id, body.num_outputs, streamed=bool(body.stream))

@@ -70,7 +70,6 @@ class ChatRequest(GenerationFields):
     store: Ignored
     service_tier: Ignored
     safety_identifier: Ignored
-    prompt_cache_key: Ignored
     prompt_cache_retention: Ignored
     prompt_cache_options: Ignored
     tools: Tools | None = None

@@ -73,7 +73,13 @@ class Completions:
         name = await self._model.check(body.model)
         first = next(iter(body.prompts), "")
         request_id = new_request_id(
-            self._client, "cmpl-", first, idempotency_key, tenant=body.tenant, cache_salt=body.cache_salt
+            self._client,
+            "cmpl-",
+            first,
+            idempotency_key,
+            tenant=body.tenant,
+            cache_salt=body.cache_salt,
+            session_key=body.session,
         )
         call = _Call(body, name, request_id, self._vocabulary)
         num_outputs = len(body.prompts) * body.num_outputs

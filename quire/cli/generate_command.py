@@ -58,6 +58,7 @@ def generate(
     priority: options.Priority = None,
     tenant: options.Tenant = None,
     cache_salt: options.CacheSalt = None,
+    session_key: options.SessionKey = None,
     request_id: Annotated[
         str | None, typer.Option(help="Id of the request, for quire pause, resume and cancel. Default: a random one.")
     ] = None,

@@ -66,6 +66,7 @@ Priority = Annotated[
 ]
 Tenant = Annotated[str | None, typer.Option(help="Tenant of the request; tenants share no prefixes.")]
 CacheSalt = Annotated[str | None, typer.Option(help="Share cached prefixes only with requests of the same salt.")]
+SessionKey = Annotated[str | None, typer.Option(help="Of several shards, all requests with the same key go to one.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling; the same seed gives the same output.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the output at this text; repeatable.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue past the end-of-sequence token.")]

@@ -8,19 +8,20 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 
 import grpc
+import httpx2
 import pytest
 
 import quire
 from quire.params import GenerateParams
 from quire.prompt_beginnings import beginnings_of, unpack_hashes
-from quire.shards import new_request_id, shard_of_id
+from quire.shards import new_request_id, session_number, shard_of_id
 from quire.v1 import cluster_pb2, cluster_pb2_grpc
 from tests.e2e.greedy_reference import assert_greedy
 from tests.e2e.model_site import all_free
 from tests.e2e.scheduler_places import SchedulerPlaces
 from tests.e2e.watched import Watched, until_more_has_come
 from tests.patience import patient
-from tests.services import Service
+from tests.services import Service, start_gateway
 from tests.valkey import ValkeyProcess
 from tests.worker.tiny_models import random_prompts
 
@@ -274,6 +275,28 @@ async def test_a_client_finds_what_another_process_has_computed(site: Sharded) -
                     break
         assert await in_a_client_process(place, [*prompt, 5, 6], "ours") == (1, 192)
         assert await in_a_client_process(place, [*prompt, 5, 6], "another's") == (0, 0)
+
+
+async def test_requests_of_a_session_go_to_one_shard_whichever_client_or_gateway_sends_them(site: Sharded) -> None:
+    """Also the first request of a client that does not know the shards yet; each finds what the one before computed."""
+    keys = [f"user-{number}" for number in range(6)]
+    home = {key: shard_of_id(new_request_id(None, session=session_number(key, None)), NUM_SHARDS) for key in keys}
+    assert set(home.values()) == {0, 1}
+    async with site.led() as led:
+        gateway, url = await asyncio.to_thread(start_gateway, site.places[1])
+        with gateway:
+            async with httpx2.AsyncClient(base_url=url, timeout=patient(60)) as http:
+                for key in keys:
+                    given: GenerateParams = {**GREEDY, "max_tokens": 2, "session_key": key, "cache_salt": key}
+                    async with quire.AsyncClient(site.places[1]) as new:
+                        outputs = [await new.generate(PROMPTS[3], **given) for _ in range(2)]
+                    outputs.append(await led.client.generate(PROMPTS[3], **given))
+                    assert [shard_of_id(each.request_id, NUM_SHARDS) for each in outputs] == [home[key]] * 3
+                    assert [each.usage.cached_tokens for each in outputs] == [0, 32, 32]
+                    fields = {"prompt": PROMPTS[3], "max_tokens": 2, "prompt_cache_key": key, "cache_salt": key}
+                    answer = (await http.post("/v1/completions", json=fields)).json()
+                    assert shard_of_id(answer["id"], NUM_SHARDS) == home[key]
+                    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
 
 
 async def test_a_shard_that_never_had_a_worker_borrows_one(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -10,6 +10,7 @@ import quire
 from gateway_svc.anthropic.fields import MessageRequest
 from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completions import CompletionRequest
+from gateway_svc.openai.responses.fields import ResponseRequest
 from gateway_svc.openai.responses.items import InputCall
 from gateway_svc.openai.responses.tools import FunctionTool
 
@@ -18,10 +19,12 @@ BODIES: dict[Any, dict[str, Any]] = {
     CompletionRequest: {"prompt": "x"},
     ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
     MessageRequest: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    ResponseRequest: {"input": "x"},
 }
+GENERATIONS = [CompletionRequest, ChatRequest, MessageRequest]
 
 
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("kind", GENERATIONS)
 def test_every_sampling_parameter_of_the_sdk_is_a_field(kind: Kind) -> None:
     names = {each.name for each in dataclasses.fields(quire.SamplingParams)}
     if kind is MessageRequest:
@@ -29,18 +32,41 @@ def test_every_sampling_parameter_of_the_sdk_is_a_field(kind: Kind) -> None:
     assert names <= kind.model_fields.keys()
 
 
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("kind", GENERATIONS)
 def test_numbers_are_passed_on_under_their_names(kind: Kind) -> None:
     numbers = {"temperature": 0.5, "min_p": 0.25, "repetition_penalty": 1.5, "first_sample_index": 3, "priority": -2}
     given = kind.model_validate(BODIES[kind] | numbers).keywords("id")
     assert numbers.items() <= given.items()
 
 
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("kind", GENERATIONS)
 def test_a_number_is_no_text(kind: Kind) -> None:
     for wrong in ("1", True, [1]):
         with pytest.raises(ValidationError):
             kind.model_validate(BODIES[kind] | {"min_p": wrong})
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "session"),
+    [
+        (CompletionRequest, {"user": "u"}, "u"),
+        (CompletionRequest, {"user": "u", "prompt_cache_key": "p"}, "p"),
+        (ChatRequest, {"user": "u", "prompt_cache_key": "p", "session_key": "s"}, "s"),
+        (ChatRequest, {"user": "", "prompt_cache_key": "", "session_key": ""}, None),
+        (ResponseRequest, {"prompt_cache_key": "p"}, "p"),
+        (ResponseRequest, {"user": "u", "prompt_cache_key": None}, "u"),
+        (MessageRequest, {"metadata": {"user_id": "m", "more": [1]}}, "m"),
+        (MessageRequest, {"metadata": {"user_id": "m"}, "session_key": "s"}, "s"),
+        (MessageRequest, {"metadata": {"user_id": None}}, None),
+        (MessageRequest, {"metadata": None}, None),
+    ],
+)
+def test_the_session_of_a_request_is_in_the_fields_that_clients_of_each_api_send(
+    kind: Any, given: dict[str, Any], session: str | None
+) -> None:
+    body = kind.model_validate(BODIES[kind] | given)
+    assert body.session == session
+    assert "session_key" not in body.keywords("id")  # it has chosen the id
 
 
 @pytest.mark.parametrize("kind", [FunctionTool, InputCall])

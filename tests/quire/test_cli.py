@@ -59,7 +59,8 @@ async def test_generate_gives_the_completion_as_json(server: ScriptedServer) -> 
 
 
 async def test_generate_asks_for_samples_and_prints_each_under_a_heading(server: ScriptedServer) -> None:
-    flags = ("--n", "2", "--best-of", "2", "--priority", "3", "--tenant", "acme", "--cache-salt", "pepper")
+    flags = ["--n", "2", "--best-of", "2", "--priority", "3", "--tenant", "acme", "--cache-salt", "pepper"]
+    flags += ["--session-key", "mine"]
     result = await run("generate", "hello", "-a", server.address, "--stats", *flags)
     assert result.stdout.splitlines() == [
         "--- sample 0, stop",

@@ -7,6 +7,7 @@ import pytest
 
 import quire
 from quire import deployment
+from quire.shards import session_number
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 
@@ -36,6 +37,21 @@ async def test_a_server_that_never_says_counts_as_one_shard(
     async with quire.AsyncClient(silent.address) as client:
         assert (await client.generate("hello")).usage.completion_tokens == 2
         assert (await client.stats()).workers
+
+
+async def test_the_first_request_of_a_session_names_it_in_its_id_until_the_shards_are_known(
+    silent: ScriptedServer,
+) -> None:
+    async with quire.AsyncClient(silent.address) as client:
+        stream = client.stream("hello", session_key="mine", tenant="acme")
+        assert stream.request_id.startswith(f"k{session_number('mine', 'acme'):04x}-")
+        made = client.new_request_id(session_key="mine", tenant="acme", prefix="msg_")
+        assert made.startswith(f"msg_k{session_number('mine', 'acme'):04x}-")
+        silent.may_tell_shards.set()
+        await stream.completion()
+        assert "-" not in (await client.generate("hello", session_key="mine")).request_id  # there is one shard
+        with pytest.raises(quire.InvalidRequestError, match=r"^session_key: cannot be 5: give a text"):
+            await client.generate("hello", session_key=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", ["close", "detach", "aclose"])

@@ -8,9 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quire
-from quire.merging import merged_stats, page_of_shard, shard_of_page
+from quire.merging import merged_prefixes, merged_stats, page_of_shard, shard_of_page
 from quire.request_list import RequestPage
-from quire.shards import Shard, names_its_shard, new_request_id, shard_of_id, shard_of_new_request
+from quire.results import PinnedPrefix
+from quire.shard_router import ShardRouter
+from quire.shards import (
+    Shard,
+    names_its_shard,
+    new_request_id,
+    session_number,
+    shard_of_id,
+    shard_of_new_request,
+)
 from quire.stats import Distributions, EndCounts, Histogram, JournalStats, LatencyStats, Stats, WorkTotals
 
 SHARDS = st.lists(
@@ -36,7 +45,7 @@ def test_an_id_made_for_a_shard_names_it_to_everybody(num_shards: int, data: st.
     assert 0 <= shard_of_id(made, 1 + shard // 2) <= shard // 2  # also where there are fewer shards by now
 
 
-@given(st.integers(2, 64), st.sampled_from(["chatcmpl-", "resp_a-", ""]), st.sampled_from(["", "-3"]))
+@given(st.integers(2, 64), st.sampled_from(["chatcmpl-", "resp_", "msg_", "cmpl-", ""]), st.sampled_from(["", "-3"]))
 def test_a_shard_is_named_between_a_prefix_and_the_number_of_a_prompt(num_shards: int, prefix: str, end: str) -> None:
     made = new_request_id(num_shards - 1, prefix) + end
     assert made.startswith(prefix) and shard_of_id(made, num_shards) == num_shards - 1
@@ -81,6 +90,76 @@ def test_what_was_sent_counts_before_a_shard_says_so(shards: list[Shard], number
     for _ in range(number):
         sent[shard_of_new_request(shards, sent)] += 1
     assert sum(sent) == number and max(sent) - min(sent) <= 1
+
+
+KEYS = st.one_of(st.text(max_size=20), st.sampled_from(["user-1", "user-2", "\ud800"]))
+
+
+@given(SHARDS, KEYS, st.sampled_from([None, "acme"]))
+def test_a_session_goes_to_one_shard_for_every_client_also_before_it_knows_the_shards(
+    shards: list[Shard], key: str, tenant: str | None
+) -> None:
+    """Loads differ within the bound, and one of the clients has sent other prompts before."""
+    shards = [
+        replace(shard, leader="x", num_workers=1, num_running=shard.number % 3, num_waiting=0) for shard in shards
+    ]
+    first, second = ShardRouter(), ShardRouter()
+    for router in (first, second):
+        router.record_shards(shards)
+    for number in range(3):
+        second.choose_shard(f"{number}" * 300, salt=None, tenant=None)
+    chosen = {
+        router.choose_shard(prompt, salt=None, tenant=tenant, session_key=key)
+        for router, prompt in ((first, "a" * 300), (first, ""), (second, "b" * 300))
+    }
+    unknown = new_request_id(None, "resp_", session=session_number(key, tenant))
+    assert chosen == {shard_of_id(unknown, len(shards))} and not names_its_shard(unknown)
+
+
+@given(st.integers(1, 20), st.integers(0, 65_535))
+def test_one_shard_more_moves_no_session_but_to_itself(num_shards: int, session: int) -> None:
+    before, after = (
+        shard_of_new_request([Shard(number=n, leader="x", num_workers=1) for n in range(num)], [0] * num, None, session)
+        for num in (num_shards, num_shards + 1)
+    )
+    assert after in (before, num_shards)
+
+
+def test_sessions_are_spread_evenly_and_those_of_tenants_apart() -> None:
+    numbers = [session_number(f"user-{number}", None) for number in range(5000)]
+    counts = Counter(shard_of_id(new_request_id(None, session=number), 5) for number in numbers)
+    assert set(counts) == set(range(5)) and all(850 < count < 1150 for count in counts.values())
+    assert sum(session_number(f"user-{number}", "acme") == numbers[number] for number in range(5000)) < 5
+
+
+@given(SHARDS, KEYS, st.data())
+def test_a_session_leaves_a_shard_that_serves_no_more_or_is_much_busier_and_comes_back(
+    shards: list[Shard], key: str, data: st.DataObject
+) -> None:
+    """Next is the shard behind it in the session's order, which is the same for every client that sees the same."""
+    num_shards, session = len(shards), session_number(key, None)
+    order, left = [], list(range(num_shards))
+    even = [Shard(number=number, leader="x", num_workers=1) for number in range(num_shards)]
+    while left:
+        there = [replace(shard, leader="x" if shard.number in left else "") for shard in even]
+        order.append(shard_of_new_request(there, [0] * num_shards, None, session))
+        left.remove(order[-1])
+    loads = [data.draw(st.integers(0, 12)) for _ in shards]
+    busy = [replace(shard, num_running=load) for shard, load in zip(even, loads, strict=True)]
+    known = data.draw(st.dictionaries(st.integers(0, num_shards - 1), st.integers(256, 65_536), max_size=3))
+    at_best = known.get(loads.index(min(loads)), 0)
+    most = [2 * min(loads) + 4 + max(0, known.get(number, 0) - at_best) / 2048 for number in range(num_shards)]
+    chosen = shard_of_new_request(busy, [0] * num_shards, known, session)
+    assert chosen == next(number for number in order if loads[number] <= most[number])
+    assert shard_of_new_request(even, [0] * num_shards, None, session) == order[0]
+
+
+def test_a_prefix_that_several_shards_keep_is_listed_once_with_all_its_workers() -> None:
+    def pinned(name: str, *worker_ids: str) -> PinnedPrefix:
+        return PinnedPrefix(name=name, tenant="", cache_salt="", num_tokens=32, num_blocks=2, worker_ids=worker_ids)
+
+    parts = [pinned("b", "w2"), pinned("a"), pinned("b", "w1", "w3"), pinned("a")]
+    assert merged_prefixes(parts) == (pinned("a"), pinned("b", "w1", "w2", "w3"))
 
 
 def stats(number: int) -> Stats:

@@ -107,9 +107,7 @@ class ResponseRequest(GenerationFields):
         None, description="auto: leave out the oldest turns of a conversation that does not fit into the context."
     )
     metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
-    user: _Name | None = None
     safety_identifier: _Name | None = None
-    prompt_cache_key: _Name | None = None
     tools: FunctionTools | None = None
     tool_choice: Choice | None = Field(None, description="Default: auto.")
     parallel_tool_calls: bool | None = Field(None, description="False: only the first call comes back.")

@@ -51,7 +51,13 @@ class Responses:
         format = body.tool_use.format(model.answer_format)
         chat = body.chat(await self._turns(body))
         request_id = new_request_id(
-            self._client, ID_PREFIX, chat, idempotency_key, tenant=body.tenant, cache_salt=body.cache_salt
+            self._client,
+            ID_PREFIX,
+            chat,
+            idempotency_key,
+            tenant=body.tenant,
+            cache_salt=body.cache_salt,
+            session_key=body.session,
         )
         keywords = body.keywords(request_id)
         annotation = body.annotation(model, format, keywords)
