@@ -116,6 +116,7 @@ class ShardLives:
         finally:
             if given is None:
                 await store.close()
+            await self._watch.store.close_leases(shard)
 
     def _reap(self) -> None:
         """Forget the lives that have ended. One that lost its shard is no reason to leave the others."""

@@ -95,13 +95,20 @@ class ShardReading(NamedTuple):
     standbys: tuple[str, ...]  # addresses
 
 
+class AllShardsReading(NamedTuple):
+    """Shards by number, and the text of their plan, as the store has them; or why it could not be read."""
+
+    plan: bytes | StoreUnavailableError | None
+    shards: Sequence[ShardReading | StoreUnavailableError]
+
+
 class ShardReader(Protocol):
     """Reader of all shards of a deployment at once."""
 
-    async def read_shards(self, longest_ms: int) -> Sequence[ShardReading | StoreUnavailableError]:
-        """Every shard, by number, or why it could not be read. Raises StoreUnavailableError, if that concerns all.
+    async def read_shards(self, longest_ms: int) -> AllShardsReading:
+        """Read every shard, and their plan, which is in the part of the store that has shard 0.
 
-        Both within a short time limit.
+        Raises StoreUnavailableError, if that concerns all. Both within a short time limit.
 
         `longest_ms`: longest time for which a standby's announcement can count.
         """

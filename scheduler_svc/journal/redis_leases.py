@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler_svc.journal.keys import Keys
-from scheduler_svc.journal.leases import HeldLease, Lease, ShardReading
+from scheduler_svc.journal.leases import AllShardsReading, HeldLease, Lease, ShardReading
 from scheduler_svc.journal.links import open_link
 from scheduler_svc.journal.redis_link import pack
 from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
@@ -121,13 +121,17 @@ class RedisShardReader:
         leases = [keys.lease for keys in self._keys]
         self._link = open_link(url, leases, timeout_s=timeout_s, repeatable=False)
 
-    async def read_shards(self, longest_ms: int) -> Sequence[ShardReading | StoreUnavailableError]:
+    async def read_shards(self, longest_ms: int) -> AllShardsReading:
         batches = []
         for keys in self._keys:
             standbys = pack("EVAL", _STANDBYS, 1, keys.standbys, longest_ms)
             batches.append([pack("GET", keys.lease), pack("PTTL", keys.lease), pack("GET", keys.load), standbys])
+        batches[0].append(pack("GET", self._keys[0].shards))
         answers = await self._link.call_each(batches)
-        return [each if isinstance(each, StoreUnavailableError) else _reading(each) for each in answers]
+        first = answers[0]
+        plan = first if isinstance(first, StoreUnavailableError) else first.pop()
+        shards = [each if isinstance(each, StoreUnavailableError) else _reading(each) for each in answers]
+        return AllShardsReading(plan, shards)
 
     async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes | None]:
         asked = set(shards)

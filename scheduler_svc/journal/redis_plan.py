@@ -28,20 +28,21 @@ class RedisShardPlan:
 
     async def read(self) -> ShardPlan | None:
         """Plan in the store; None if it has none. Raises StoreUnavailableError."""
-        return self._parse(await self._link.call(pack("GET", self._key)))
+        return self.parse(await self._link.call(pack("GET", self._key)))
 
     async def replace_plan(self, plan: ShardPlan, seen_version: int) -> ShardPlan | None:
         """Put a plan in the place of the one of this version; 0: of none. Returns the one that stands then.
 
         Raises StoreUnavailableError; the plan may have been put there nevertheless.
         """
-        return self._parse(await self._link.call(pack("EVAL", _REPLACE, 1, self._key, str(plan), seen_version)))
+        return self.parse(await self._link.call(pack("EVAL", _REPLACE, 1, self._key, str(plan), seen_version)))
 
     async def close(self) -> None:
         """Close the connection."""
         await self._link.close()
 
-    def _parse(self, text: bytes | None) -> ShardPlan | None:
+    def parse(self, text: bytes | None) -> ShardPlan | None:
+        """Plan that the store has as this text. Raises StoreConfigurationError for another text."""
         try:
             return ShardPlan.parse(text.decode()) if text else None
         except ValueError as error:

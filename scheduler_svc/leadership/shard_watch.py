@@ -1,8 +1,9 @@
 """Watch of all shards of a deployment, for each of its schedulers: how many there are, who leads each of them, with
 which load and cache.
 
-All shards are read at once, the less often the more there are: each scheduler reads each shard, so the store's work
-would grow with the square of their number. Of one shard only the number is read. Knows leases; nothing of requests.
+All shards and their number are read at once, the less often the more there are: each scheduler reads each shard, so the
+store's work would grow with the square of their number. Of one shard only the number is read. Knows leases; nothing of
+requests.
 """
 
 import asyncio
@@ -77,7 +78,7 @@ class ShardWatch:
         """Look at every shard again and again, until cancelled. `me`: address of this scheduler."""
         unseen: list[int] = []
         while True:
-            was_unseen = unseen
+            was_unseen, plan = unseen, self.plan
             unseen, reason = await self._look_around(me)
             self.unseen = frozenset(unseen)
             if unseen and unseen != was_unseen:
@@ -85,12 +86,19 @@ class ShardWatch:
             for number in [each for each in unseen if each < len(self.shards)]:
                 self._free_since_s[number] = None
             self._was_read.set()
-            await asyncio.sleep(look_every_s(len(self.shards)) if self.is_several else _ALONE_S)
+            if self.plan is plan:  # else there may be shards that were not looked at
+                await asyncio.sleep(look_every_s(len(self.shards)) if self.is_several else _ALONE_S)
 
     async def read_plan(self) -> None:
         """Read how many shards there are. Raises StoreUnavailableError."""
         began_s = asyncio.get_running_loop().time()
-        found = await self.store.read_plan()
+        await self._settle_plan(await self.store.read_plan(), began_s)
+
+    async def _settle_plan(self, found: ShardPlan | None, began_s: float) -> None:
+        """Take a plan that was read, or write ours where the store has lost it. Raises StoreUnavailableError.
+
+        `began_s`: when the reading began, on the loop's clock.
+        """
         if found is None or found.version < self.plan.version:  # the store has lost what this process has read
             found = await self.store.replace_plan(self.plan, found.version if found is not None else 0)
         if found is not None and found.version == self.plan.version and found != self.plan:
@@ -144,28 +152,37 @@ class ShardWatch:
 
     async def _look_around(self, me: str) -> tuple[list[int], str]:
         """Read the plan, look at every shard and advance the plan. Returns the shards that were not seen, and why."""
-        plan_error = ""
-        try:
-            await self.read_plan()
-        except StoreUnavailableError as error:  # shards in other parts of the store may be seen still
-            plan_error = error.message
         every = list(range(len(self.shards)))
-        if not self.is_several:
-            return (every, plan_error) if plan_error else ([], "")
         try:
-            unseen, reason = await self._look()
-            if not plan_error and not unseen:
+            if not self.is_several:
+                await self.read_plan()
+                return [], ""
+            began_s = asyncio.get_running_loop().time()
+            plan, shards = await self.store.read_shards(len(every), 4 * self._lease_ms)
+            is_settled = await self._try_to_settle_plan(plan, began_s)  # shards elsewhere in the store are seen anyway
+            unseen, reason = await self._take_readings(shards)
+            if is_settled and not unseen:
                 await self._advance(me)
         except StoreUnavailableError as error:
             return every, error.message
         return unseen, reason
 
-    async def _look(self) -> tuple[list[int], str]:
-        """Look at every shard once. Returns those that were not seen, whose part of the store did not answer, and why.
+    async def _try_to_settle_plan(self, plan: ShardPlan | StoreUnavailableError | None, began_s: float) -> bool:
+        """Settle a plan, as `_settle_plan` does. False: the store did not answer for it."""
+        if isinstance(plan, StoreUnavailableError):
+            return False
+        try:
+            await self._settle_plan(plan, began_s)
+        except StoreUnavailableError:
+            return False
+        return True
 
-        Raises StoreUnavailableError if that holds for all, and then has recorded nothing.
+    async def _take_readings(self, shards: Sequence[ShardReading | StoreUnavailableError]) -> tuple[list[int], str]:
+        """Record what was seen of every shard. Returns those whose part of the store did not answer, and why.
+
+        Raises StoreUnavailableError, and then has recorded nothing, if no part answers for what they have cached.
         """
-        answers = list(enumerate(await self.store.read_shards(len(self.shards), 4 * self._lease_ms)))
+        answers = list(enumerate(shards))
         readings = {number: each for number, each in answers if isinstance(each, ShardReading)}
         errors = {number: each.message for number, each in answers if isinstance(each, StoreUnavailableError)}
         seen = [_shard_of(number, each) for number, each in readings.items()]

@@ -292,8 +292,10 @@ async def test_shards_are_read_by_one_connection_to_each_node_and_a_frozen_node_
         leases = open_leases(cluster.url, deployment=name, lease_ms=LONG_MS)
         await leases.take_lease(Lease("us", f"us:{shard}", 1), LONG_MS)
         await leases.close()
-    readings = await reader.read_shards(LONG_MS)
-    assert [each.held.lease.address for each in readings if isinstance(each, ShardReading) and each.held] == [
+    plan, readings = await reader.read_shards(LONG_MS)
+    assert plan is None and [
+        each.held.lease.address for each in readings if isinstance(each, ShardReading) and each.held
+    ] == [
         "us:0",
         "us:1",
         "us:2",
@@ -302,7 +304,8 @@ async def test_shards_are_read_by_one_connection_to_each_node_and_a_frozen_node_
     frozen = cluster.primary_of(1)
     frozen.freeze()
     try:
-        one, none, other = await reader.read_shards(LONG_MS)
+        plan, (one, none, other) = await reader.read_shards(LONG_MS)
+        assert plan is None
         assert isinstance(one, ShardReading) and isinstance(other, ShardReading)
         assert isinstance(none, StoreUnavailableError) and frozen.address in none.message
         assert await reader.read_cached([0, 1]) == [b"", None]

@@ -12,7 +12,7 @@ from scheduler_svc.journal.leases import HeldLease, Lease, ShardReading
 from scheduler_svc.journal.redis_leases import RedisLeases
 from scheduler_svc.journal.redis_link import RedisLink, pack
 from scheduler_svc.journal.shard_plan import ShardPlan
-from scheduler_svc.journal.shard_store import ShardStore
+from scheduler_svc.journal.shard_store import PlannedShards, ShardStore
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.shard_watch import ShardWatch, look_every_s, open_watch
 from tests.patience import patient
@@ -179,14 +179,14 @@ class HalfAway(ShardStore):
         self.is_away = False
         self.leaders = ["10.0.0.1:7847", "10.0.0.2:7847"]
 
-    async def read_shards(self, num_shards: int, longest_ms: int) -> Sequence[ShardReading | StoreUnavailableError]:
+    async def read_shards(self, num_shards: int, longest_ms: int) -> PlannedShards:
         readings: list[ShardReading | StoreUnavailableError] = []
         for number, leader in enumerate(self.leaders):
             load = pb.Shard(number=number, epoch=1, cache_version=3).SerializeToString()
             readings.append(ShardReading(HeldLease(Lease("us", leader, 1), LEASE_MS), load, ()))
         if self.is_away:
             readings[1] = StoreUnavailableError("10.1.0.2:6379: no answer within 0.5 s")
-        return readings
+        return PlannedShards((await super().read_shards(num_shards, longest_ms)).plan, readings)
 
     async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes | None]:
         content = pb.CachedBeginnings(version=3).SerializeToString()
@@ -218,10 +218,9 @@ async def test_a_node_that_does_not_answer_hides_its_shards_alone_and_is_named(v
 class WithoutPlan(HalfAway):
     """`HalfAway` whose part with the number of shards does not answer, either, once it is away."""
 
-    async def read_plan(self) -> ShardPlan | None:
-        if self.is_away:
-            raise StoreUnavailableError("10.1.0.2:6379: no answer within 0.5 s")
-        return await super().read_plan()
+    async def read_shards(self, num_shards: int, longest_ms: int) -> PlannedShards:
+        plan, shards = await super().read_shards(num_shards, longest_ms)
+        return PlannedShards(StoreUnavailableError("10.1.0.2:6379: no answer") if self.is_away else plan, shards)
 
 
 async def test_shards_are_seen_while_their_number_cannot_be_read(valkey: ValkeyProcess) -> None:
@@ -236,6 +235,49 @@ async def test_shards_are_seen_while_their_number_cannot_be_read(valkey: ValkeyP
     running.cancel()
     await asyncio.wait({running})
     await watch.close()
+
+
+class CountingReads(ShardStore):
+    """Store that counts how often the number of shards is read by itself."""
+
+    num_reads = 0
+
+    async def read_plan(self) -> ShardPlan | None:
+        self.num_reads += 1
+        return await super().read_plan()
+
+
+async def test_the_number_of_several_shards_comes_with_them_in_one_round_trip(valkey: ValkeyProcess) -> None:
+    store = CountingReads(valkey.url, deployment="default", lease_ms=LEASE_MS)
+    watch, other = await open_watch(store, 2, lease_ms=LEASE_MS, patience_s=patient(20)), await opened(valkey, 2)
+    running = asyncio.create_task(watch.run())
+    await watch.until_seen()
+    num_reads = store.num_reads
+    for num_shards in (5, 3):
+        await other.set_wanted(num_shards)
+        await until(lambda num_shards=num_shards: watch.plan.num_wanted == num_shards)  # type: ignore[misc]
+    assert len(watch.shards) == 5 and store.num_reads == num_reads
+    running.cancel()
+    await asyncio.wait({running})
+    for each in (watch, other):
+        await each.close()
+
+
+async def test_the_connection_for_a_lease_is_closed_when_nothing_needs_it(valkey: ValkeyProcess) -> None:
+    def num_connections() -> int:
+        return valkey.command("CLIENT", "LIST").count(b" name=")
+
+    store = ShardStore(valkey.url, deployment="default", lease_ms=LEASE_MS)
+    before = num_connections()
+    for shard in (0, 1, 2):
+        await store.leases(shard).read()
+    assert num_connections() == before + 3
+    for shard in (1, 2, 7):
+        await store.close_leases(shard)
+    await until(lambda: num_connections() == before + 1)
+    assert await store.leases(2).read() is None  # it comes again
+    await store.close()
+    await until(lambda: num_connections() == before)
 
 
 async def test_a_damaged_lease_hides_its_shard_alone(leases: list[RedisLeases], watch: ShardWatch) -> None:
