@@ -12,7 +12,7 @@ from itertools import chain, islice
 
 from scheduler_svc.core.fetch_costs import FetchMode, prefers_fetch
 from scheduler_svc.core.group_state import GroupState
-from scheduler_svc.core.placing import drop_unsent, num_placeable_blocks, place_blocks
+from scheduler_svc.core.placing import drop_unsent, num_placeable_blocks, num_placing_steps, place_blocks
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
@@ -77,7 +77,11 @@ class BlockFetches:
         prefill_tokens_per_s = costs.prefill_tokens_per_s if costs is not None else None
         num_tokens = num_blocks * destination.block_size
         speed = destination.costs.fetch_blocks_per_s if destination.costs is not None else None
-        return prefers_fetch(self._mode, prefill_tokens_per_s, speed, destination.num_fetches, num_blocks, num_tokens)
+        step_s = costs.decode_step_s or 0.0 if costs is not None else 0.0
+        placing_s = step_s * (num_placing_steps(destination, num_blocks) - 1)  # the group starts with the last step
+        return prefers_fetch(
+            self._mode, prefill_tokens_per_s, speed, destination.num_fetches, num_blocks, num_tokens, placing_s
+        )
 
     def _start(
         self, destination: WorkerState, group: SequenceGroup, source: WorkerState, blocks: dict[bytes, int]

@@ -16,12 +16,26 @@ def num_placeable_blocks(worker: WorkerState, num_left: int, num_come: int) -> i
 
     That are all where no row waits for them, and beside prompts, whose steps take longer anyway.
     """
-    if worker.max_placed_blocks is None or worker.trial is not None:
+    most = _most_placed(worker, num_come)
+    if most is None or any(each.num_tokens - each.num_computed_tokens > 1 for each in worker.running):
         return num_left
-    if not worker.running or any(each.num_tokens - each.num_computed_tokens > 1 for each in worker.running):
-        return num_left
-    most = max(worker.max_placed_blocks, -(-num_come // _MOST_STEPS))
     return max(0, min(num_left, most - len(worker.unsent_placed)))
+
+
+def num_placing_steps(worker: WorkerState, num_blocks: int) -> int:
+    """Return how many steps of the worker would place a fetch of so many blocks, with the rows that it has now.
+
+    The group starts with the last of them.
+    """
+    most = _most_placed(worker, num_blocks)
+    return 1 if most is None else -(-num_blocks // most)
+
+
+def _most_placed(worker: WorkerState, num_come: int) -> int | None:
+    """Return how many blocks of a fetch one plan places beside rows that wait for it; None: there are none."""
+    if worker.max_placed_blocks is None or worker.trial is not None or not worker.running:
+        return None
+    return max(worker.max_placed_blocks, -(-num_come // _MOST_STEPS))
 
 
 def place_blocks(worker: WorkerState, fetch_id: int, hashes: Seq[bytes], indices: range) -> tuple[int, bool]:

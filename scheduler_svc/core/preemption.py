@@ -3,7 +3,7 @@
 A pure function of the mode, the measured costs, and the blocks and tokens of the group.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 PreemptionMode = Literal["auto", "swap", "recompute"]
@@ -15,18 +15,19 @@ MAX_TRIAL_SWAPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionCosts:
-    """Speeds measured from the steps of one worker, and from its fetches."""
+    """Speeds and times measured from the steps of one worker, and from its fetches."""
 
     prefill_tokens_per_s: float
     prefill_step_tokens: float | None = None  # mean size of the measured steps; None: full ones
     swap_blocks_per_s: float | None = None  # in one direction; unknown before the first swap
     fetch_blocks_per_s: float | None = None  # from other workers; unknown before the first fetch
+    decode_step_s: float | None = None  # of steps that only decode, lately; unknown before the first
 
     def __post_init__(self) -> None:
-        for name in ("swap_blocks_per_s", "fetch_blocks_per_s", "prefill_tokens_per_s", "prefill_step_tokens"):
-            value = getattr(self, name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}: give more than 0")
+                raise ValueError(f"{field.name} is {value}: give more than 0")
 
 
 def prefers_swap(

@@ -1,4 +1,6 @@
-"""Speed of a worker's swaps and prefill, learnt from its steps, and of fetches to it: used by `auto` and by deadlines.
+"""Costs of a worker's swaps, prefill and decoding, learnt from its steps, and of fetches to it.
+
+They are used by `auto` and by deadlines.
 
 Pure: gets plans and results, gives averages. Knows nothing of their use.
 """
@@ -11,6 +13,7 @@ from scheduler_svc.core.step_plan import StepPlan
 
 SWAP_WINDOW_BLOCKS = 2048
 PREFILL_WINDOW_TOKENS = 16_384
+DECODE_WINDOW_STEPS = 16
 NOTICEABLE_CHANGE = 0.1  # of a figure, since it was last returned
 
 
@@ -49,6 +52,7 @@ class StepCosts:
     swap: Speed = field(default_factory=lambda: Speed(SWAP_WINDOW_BLOCKS))  # blocks, in one direction
     fetch: Speed = field(default_factory=lambda: Speed(SWAP_WINDOW_BLOCKS))  # blocks from other workers
     prefill: Speed = field(default_factory=lambda: Speed(PREFILL_WINDOW_TOKENS))  # tokens
+    decode_ns: float = 0.0  # of a step that only decodes, a moving average; 0: none was measured
     _returned: PreemptionCosts | None = None
 
     def learn(self, plan: StepPlan, result: StepResult) -> PreemptionCosts | None:
@@ -60,7 +64,10 @@ class StepCosts:
         num_moved = (len(plan.swap_out) + len(plan.swap_in)) // 2
         num_tokens = sum(plan.num_tokens)
         if not num_moved and num_tokens == len(plan.num_tokens):
-            return None  # decoding: most steps
+            if result.exec_ns > 0:  # decoding: most steps
+                more_ns = result.exec_ns - self.decode_ns
+                self.decode_ns += more_ns / DECODE_WINDOW_STEPS if self.decode_ns else more_ns
+            return None
         self.swap.add(num_moved, result.swap_ns)
         num_prompt_tokens = sum(n for n in plan.num_tokens if n > 1)
         if 2 * num_prompt_tokens > num_tokens and not result.swap_ns:
@@ -80,6 +87,7 @@ class StepCosts:
             prefill_step_tokens=self.prefill.amount,
             swap_blocks_per_s=self.swap.per_s,
             fetch_blocks_per_s=self.fetch.per_s,
+            decode_step_s=self.decode_ns / 1e9 or None,
         )
         if self._returned is not None and not any(map(_has_changed, astuple(self._returned), astuple(costs))):
             return None

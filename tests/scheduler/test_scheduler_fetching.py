@@ -13,6 +13,7 @@ from scheduler_svc.core.fetch_costs import MAX_TRIAL_FETCHES, MIN_TRIAL_BLOCKS, 
 from scheduler_svc.core.fetching import Fetch
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.phases import WorkerRole
+from scheduler_svc.core.placing import num_placing_steps
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -294,6 +295,32 @@ def test_a_fetch_is_chosen_by_measured_speeds(
     mode: FetchMode, prefill: float | None, speed: float | None, num_fetches: int, num_blocks: int, is_fetched: bool
 ) -> None:
     assert prefers_fetch(mode, prefill, speed, num_fetches, num_blocks, 4 * num_blocks) is is_fetched
+
+
+def test_the_steps_that_place_what_has_come_count() -> None:
+    """40 tokens at 100 a second are 0.4 s; 10 blocks at 50 a second are 0.2 s, which leaves 0.2 s for the steps."""
+    assert [prefers_fetch("auto", 100.0, 50.0, 9, 10, 40, placing_s) for placing_s in (0.0, 0.19, 0.2)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("max_placed_blocks", [None, 4])
+def test_the_steps_of_rows_that_run_at_the_destination_are_estimated(max_placed_blocks: int | None) -> None:
+    cluster = make_cluster("auto", a={}, b={"max_placed_blocks": max_placed_blocks})
+    fetches, states = cluster.scheduler.fetches, cluster.scheduler.workers._workers
+    source, destination = states["a"], states["b"]
+    costs = PreemptionCosts(prefill_tokens_per_s=100.0, fetch_blocks_per_s=50.0, decode_step_s=0.11)
+    cluster.scheduler.workers.record_costs("b", costs)
+    assert fetches.pays(destination, source, 10)  # nothing runs there
+    cluster.scheduler.workers.drain_worker("a")
+    cluster.add([5, 6, 7], 12)
+    run(cluster, "b", 3)
+    assert destination.running
+    assert num_placing_steps(destination, 10) == (1 if max_placed_blocks is None else 3)
+    assert fetches.pays(destination, source, 10) is (max_placed_blocks is None)  # 0.2 s + 2 × 0.11 s, against 0.4 s
+    assert fetches.pays(destination, source, 8)  # one step less
 
 
 def test_a_worker_that_has_just_come_is_judged_by_the_speed_of_the_source() -> None:

@@ -39,6 +39,19 @@ def test_steps_that_decode_say_nothing_of_prefill() -> None:
     assert costs.prefill.per_s is None
 
 
+def test_the_time_of_a_step_that_decodes_is_told_with_the_next_news() -> None:
+    costs = StepCosts()
+    for exec_ns in (0, 4 * MS, 4 * MS, 0):  # a worker may leave a time out
+        assert learn(costs, [1, 1], exec_ns=exec_ns) is None
+    learn(costs, [100], exec_ns=50 * MS)
+    told = learn(costs, [100], exec_ns=50 * MS)
+    assert told is not None and told.decode_step_s == pytest.approx(0.004)
+    for _ in range(100):
+        learn(costs, [1] * 9, exec_ns=12 * MS)
+    told = learn(costs, [100], exec_ns=50 * MS)
+    assert told is not None and told.decode_step_s == pytest.approx(0.012, rel=0.02)
+
+
 def test_decoding_beside_a_prompt_counts_as_tokens_computed() -> None:
     costs = StepCosts()
     for _ in range(2):
