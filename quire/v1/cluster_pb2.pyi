@@ -317,7 +317,9 @@ class RegisterResponse(_message.Message):
     OUT_OF_SERVICE_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
-    """lease_ms is the time without registration after which the scheduler gives a worker up."""
+    """lease_ms is the time without registration after which the scheduler gives a worker up, or less: where workers are
+    fewer than shards, so that a worker registers more often, and hears sooner that it shall move.
+    """
     epoch: _builtins.int
     """epoch of the scheduler. 0: the worker is not registered here, and shall register with `shard`."""
     out_of_service: _builtins.str

@@ -8,7 +8,7 @@ from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from scheduler_svc.api.shard_gates import not_leader_of
 from scheduler_svc.api.topology import set_shards, topology
-from scheduler_svc.api.worker_shares import WorkerShares
+from scheduler_svc.api.worker_shares import SHORT_LEASE_MS, WorkerShares
 from scheduler_svc.leadership.shard_watch import ShardWatch
 from scheduler_svc.workers.workers import LEASE_MS, Workers
 
@@ -32,15 +32,16 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
         if violations:
             raise InvalidRequestError.of(violations)
         shares = self._shares if self._watch is not None and self._watch.is_several else None
-        shard = 0
+        shard, lease_ms = 0, LEASE_MS
         if shares is not None:
             shard = shares.shard_of(request)
+            lease_ms = SHORT_LEASE_MS if shares.are_scarce else LEASE_MS
             if not request.HasField("shard") or not shares.has_shard(request.shard):
-                return pb.RegisterResponse(lease_ms=LEASE_MS, shard=shard)
+                return pb.RegisterResponse(lease_ms=lease_ms, shard=shard)
             if request.shard != shares.shard:
                 raise not_leader_of(request.shard, shares.leader_of(request.shard))
         reason = self._workers.register(request)
-        return pb.RegisterResponse(lease_ms=LEASE_MS, epoch=self._workers.epoch, out_of_service=reason, shard=shard)
+        return pb.RegisterResponse(lease_ms=lease_ms, epoch=self._workers.epoch, out_of_service=reason, shard=shard)
 
     async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> pb.DrainWorkerResponse:
         """Drain a worker, or undo that."""

@@ -17,8 +17,13 @@ from scheduler_svc.workers.latest import Latest
 
 log = structlog.get_logger()
 
-_SLICE_S = 3.0  # that a worker serves a shard before it is lent to one that has none
+SHORT_LEASE_MS = 1500  # told to workers where a shard has none, so that they hear soon when they are to move
+# That a worker serves a shard before it is lent to one that has none: while requests wait, and while all of them run. A
+# move takes about half a second; the requests that run end before it.
+_BUSY_SLICE_S = 3.0
+_SLICE_S = 1.0
 _SETTLE_S = 3.0  # after a worker was sent or given away, until it must show in what the shards publish
+_LENT_S = 1.0  # likewise after it was lent: no shard has two, so a second one is not given by mistake
 
 
 class SeenShards(Protocol):
@@ -107,6 +112,15 @@ class WorkerShares:
         """Address of a shard's leader; None: none is known."""
         return self.watch.leader_of(shard)
 
+    @property
+    def are_scarce(self) -> bool:
+        """True if a shard has no worker, and may need one."""
+        num_wanted = self.watch.num_wanted
+        return any(
+            shard.leader and not shard.num_workers and (shard.number < num_wanted or shard.num_waiting)
+            for shard in self._present_shards()
+        )
+
     def shard_of(self, request: pb.RegisterRequest) -> int:
         """Number of the shard that the worker of this registration shall serve."""
         now_s = self._clock()
@@ -149,14 +163,14 @@ class WorkerShares:
                 return self._given.shard if is_here and member is given else self.shard
         self._given = None
         shards = self._present_shards()
-        needy = shard_in_need(shards, self.shard, self.watch.num_wanted)
-        if needy is None and served_s > _SLICE_S:
-            needy = starving_shard(shards, self.shard)
+        needy, settle_s = shard_in_need(shards, self.shard, self.watch.num_wanted), _SETTLE_S
+        if needy is None and served_s >= _slice_s(shards[self.shard]):
+            needy, settle_s = starving_shard(shards, self.shard), _LENT_S
         if needy is None or member is not self._idlest():
             return self.shard
         log.info("worker moves to another shard", worker_id=member.worker_id, shard=needy)
         self._given = _Gift(member.worker_id, member.incarnation, needy)
-        self._given_until_s = now_s + _SETTLE_S
+        self._given_until_s = now_s + settle_s
         return needy
 
     def _served_s(self, member: SharedWorker, now_s: float) -> float:
@@ -171,3 +185,10 @@ class WorkerShares:
         """The worker in service with the fewest running sequences."""
         serving = [each for each in self._members.values() if each.is_driven and not each.is_leaving]
         return min(serving, key=lambda each: (self._num_running(each.worker_id), each.worker_id), default=None)
+
+
+def _slice_s(shard: pb.Shard) -> float:
+    """Seconds that a worker serves a shard, at least, before it is lent to another one."""
+    if shard.num_waiting:
+        return _BUSY_SLICE_S
+    return _SLICE_S if shard.num_running else 0.0

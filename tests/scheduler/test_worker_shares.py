@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.v1 import cluster_pb2 as pb
-from scheduler_svc.api.worker_shares import WorkerShares
+from scheduler_svc.api.worker_shares import SHORT_LEASE_MS, WorkerShares
+from scheduler_svc.workers.workers import LEASE_MS
 
-SLICE_S = 3.0  # that a shard keeps what it was lent
+SLICE_S = 3.0  # that a shard whose requests wait keeps what it was lent
 REGISTER_S = 0.5  # between two registrations of a worker
 PUBLISH_S = 0.25
 
@@ -100,3 +101,114 @@ def test_a_shard_that_cannot_be_seen_neither_gets_a_worker_nor_keeps_others_from
     assert lending.leaders[0].shard_of(request) == 0
     lending.watch.unseen = {1}
     assert lending.leaders[0].shard_of(request) == 2
+
+
+class Turns:
+    """One worker among shards whose clients send a request when the last one has ended: what they wait, and how much of
+    the time the worker serves.
+
+    Requests run side by side, as many as there are seats, each as long as alone; a worker that is told to move starts
+    none, and goes when those that run have ended.
+    """
+
+    MOVE_S = 0.5  # from the end of a drain to the first step in another shard
+    STEP_S = 0.05
+
+    def __init__(self, clients: list[int], length_s: float, *, num_seats: int = 100, pause_s: float = 0.0) -> None:
+        """`clients`: of each shard. `pause_s`: between two requests of a client."""
+        self.now_s = self.served_s = 0.0
+        self.waits_s: list[float] = []
+        self.num_moves = 0
+        self._length_s, self._num_seats, self._pause_s = length_s, num_seats, pause_s
+        self._watch = Watch(len(clients))
+        self._members: list[dict[str, Member]] = [{} for _ in clients]
+        self._running: list[list[float]] = [[] for _ in clients]  # ends
+        self._waiting: list[list[float]] = [[0.0] * number for number in clients]  # since when
+        self._coming: list[list[float]] = [[] for _ in clients]
+        self._leaders = [
+            WorkerShares(shard, self._watch, self._members[shard], lambda worker_id: 0, lambda: self.now_s)
+            for shard in range(len(clients))
+        ]
+        self._shard = 0
+        self._target = 0  # where it is told to go
+        self._back_s = 0.0  # when it serves again, after a move
+        self._register_s = 0.0
+
+    def run(self, seconds: float) -> None:
+        while self.now_s < seconds:
+            self.now_s += self.STEP_S
+            for shard, running in enumerate(self._running):
+                ended = [end_s for end_s in running if end_s <= self.now_s]
+                running[:] = [end_s for end_s in running if end_s > self.now_s]
+                self._coming[shard] += [end_s + self._pause_s for end_s in ended]
+                self._waiting[shard] += [come_s for come_s in self._coming[shard] if come_s <= self.now_s]
+                self._coming[shard] = [come_s for come_s in self._coming[shard] if come_s > self.now_s]
+            self._work()
+            if round(self.now_s / self.STEP_S) % round(PUBLISH_S / self.STEP_S) == 0:
+                self._publish()
+
+    def _work(self) -> None:
+        if self.now_s < self._back_s:
+            return
+        shard, running, waiting = self._shard, self._running[self._shard], self._waiting[self._shard]
+        members = self._members[shard]
+        member = members.setdefault("w", Member("w", f"i{self.num_moves}"))
+        if self._target == shard:
+            while waiting and len(running) < self._num_seats:
+                self.waits_s.append(self.now_s - waiting.pop(0))
+                running.append(self.now_s + self._length_s)
+            if self.now_s >= self._register_s:
+                request = pb.RegisterRequest(worker_id="w", incarnation=member.incarnation, shard=shard)
+                self._target = self._leaders[shard].shard_of(request)
+                lease_ms = SHORT_LEASE_MS if self._leaders[shard].are_scarce else LEASE_MS
+                self._register_s = self.now_s + lease_ms / 3000
+        self.served_s += self.STEP_S if running else 0.0
+        if self._target != shard and not running:
+            members.clear()
+            self.num_moves += 1
+            self._shard, self._back_s, self._register_s = self._target, self.now_s + self.MOVE_S, 0.0
+
+    def _publish(self) -> None:
+        for shard, each in enumerate(self._watch.shards):
+            each.num_workers = len(self._members[shard])
+            each.num_waiting, each.num_running = len(self._waiting[shard]), len(self._running[shard])
+
+
+def test_a_first_token_waits_for_little_more_than_the_requests_of_the_other_shards() -> None:
+    """Three shards whose requests take 3 s and all run at once: two turns, in which a request may start 1 s and a
+    registration after the first; beside that what moves and publishing take."""
+    turns = Turns([4, 4, 4], 3.0)
+    turns.run(200)
+    assert max(turns.waits_s) <= 2 * (3.0 + 1.0 + 0.5 + PUBLISH_S + turns.MOVE_S) + turns.MOVE_S + 0.5
+    assert turns.served_s > 0.8 * 200
+
+
+def test_a_worker_does_not_go_round_for_nothing_where_more_waits_than_it_can_serve() -> None:
+    turns = Turns([12, 12, 12], 0.4, num_seats=4)
+    turns.run(200)
+    assert turns.served_s > 0.8 * 200
+    assert turns.num_moves <= 200 / SLICE_S
+
+
+def test_a_shard_without_requests_gives_its_worker_at_once() -> None:
+    """Requests of 0.2 s, now here, now there: each waits for a look and a move."""
+    turns = Turns([1, 1, 1], 0.2, pause_s=7.1)
+    turns.run(200)
+    assert max(turns.waits_s) <= 2 * (0.2 + 0.5 + PUBLISH_S + turns.MOVE_S) + 1.0 + turns.MOVE_S
+    assert sorted(turns.waits_s)[len(turns.waits_s) // 2] < 1.5
+
+
+def test_workers_register_more_often_while_a_shard_that_may_need_one_has_none() -> None:
+    watch = Watch(3)
+    shares = WorkerShares(0, watch, {}, lambda worker_id: 0)
+    for shard in watch.shards:
+        shard.num_workers, shard.num_waiting = 1, 0
+    assert not shares.are_scarce
+    watch.shards[2].num_workers = 0
+    assert shares.are_scarce
+    watch.num_wanted = 2  # it was removed
+    assert not shares.are_scarce
+    watch.shards[2].num_waiting = 1  # and a paused request is resumed there
+    assert shares.are_scarce
+    watch.unseen = {2}
+    assert not shares.are_scarce
