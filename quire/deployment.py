@@ -74,9 +74,9 @@ class Deployment:
         return {shard.number: self._connection_to(shard.number) for shard in led}
 
     async def taking(self) -> dict[int, Connection]:
-        """The connections to the shards that take new requests, by number."""
-        led = await self.all()
-        return {number: led[number] for number in led if number < self._router.numbers.num_shards} or led
+        """The connections to the shards that are led and take new requests, by number; and to shard 0 in any case."""
+        led = {0: self.first, **await self.all()}
+        return {number: led[number] for number in led if number < self._router.numbers.num_shards}
 
     async def of_request(self, request_id: str, call: Callable[[Connection], Awaitable[Answer]]) -> Answer:
         """The answer of the shard that has the request. Raises the error of its own shard if none has it."""

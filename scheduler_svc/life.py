@@ -1,7 +1,7 @@
 """The life of a scheduler with a shard: it stands by, leads, hands over or drains, and ends. Builds no part itself."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -9,14 +9,17 @@ import structlog
 
 from common.process import unless_failed
 from common.waits import end_tasks
-from quire.v1 import cluster_pb2
+from quire.v1 import cluster_pb2, journal_pb2
 from scheduler_svc.composition import CLUSTER, INFERENCE, Door, LeaderParts, Parts, compose, compose_leader
+from scheduler_svc.journal.keys import deployment_of
 from scheduler_svc.journal.leases import Leases
+from scheduler_svc.journal.open_store import open_tail
 from scheduler_svc.journal.store import Store, StoreUnavailableError
 from scheduler_svc.leadership.shard_watch import ShardWatch
 from scheduler_svc.leadership.take_over import Leading
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
+from scheduler_svc.requests.prefixes.pin_copies import PinCopies, read_pins
 
 JOURNAL = "quire.v1.Journal"  # by health alone
 
@@ -83,6 +86,8 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
     leader.running += [asyncio.create_task(each) for each in tasks]
     if door.watch is not None:
         leader.running.append(asyncio.create_task(_publish_load(parts, leader, door.watch)))
+        if parts.shard and door.settings.prefix_cache:
+            leader.running.append(asyncio.create_task(_follow_pins(parts, leader, door.watch)))
     await unless_failed(end.wait(), (leader.fatal, *leader.running))
     await leader.readiness.close(INFERENCE)
     leader.keeper.close()
@@ -171,6 +176,24 @@ async def _publish_load(parts: Parts, leader: LeaderParts, watch: ShardWatch) ->
         await asyncio.sleep(_PUBLISH_S)
 
 
+async def _follow_pins(parts: Parts, leader: LeaderParts, watch: ShardWatch) -> None:
+    """Make the pins of this shard those of shard 0, again and again, unless it was removed."""
+
+    async def read_first() -> Sequence[journal_pb2.PinChange]:
+        settings = parts.door.settings
+        tail = open_tail(settings.store, deployment=deployment_of(settings.deployment, 0))
+        try:
+            return await read_pins(tail.read_after)
+        finally:
+            await tail.close()
+
+    copies, loop = PinCopies(leader.keeper, read_first), asyncio.get_running_loop()
+    while True:
+        if parts.shard < watch.num_wanted:
+            await copies.update(watch.first_pins_digest, loop.time())
+        await asyncio.sleep(_PUBLISH_S)
+
+
 def _described(parts: Parts, leader: LeaderParts, cache_version: int, *, is_kept: bool) -> cluster_pb2.Shard:
     """Load of the shard. `is_kept`: it is not removed, and so needs a worker that tells it the model."""
     needs_model = leader.admission.model is None and (is_kept or leader.admission.recovery.num_waiting > 0)
@@ -187,6 +210,7 @@ def _described(parts: Parts, leader: LeaderParts, cache_version: int, *, is_kept
         num_uncomputed_tokens=scheduler.num_uncomputed_tokens(),
         cache_version=cache_version,
         settled_version=leader.settling.settled_version,
+        pins_digest=leader.keeper.digest,
     )
 
 

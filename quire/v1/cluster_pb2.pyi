@@ -158,6 +158,7 @@ class Shard(_message.Message):
     NUM_UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_VERSION_FIELD_NUMBER: _builtins.int
     SETTLED_VERSION_FIELD_NUMBER: _builtins.int
+    PINS_DIGEST_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """number of the shard."""
     leader: _builtins.str
@@ -184,6 +185,10 @@ class Shard(_message.Message):
     """settled_version is a version of TopologyResponse: of what the shard had accepted before the version began, nothing
     lives and no record is kept.
     """
+    pins_digest: _builtins.int
+    """pins_digest names the pinned prefixes that the shard keeps: equal numbers, equal pins. 0: it keeps none. Other shards
+    make their pins those of shard 0.
+    """
     def __init__(
         self,
         *,
@@ -197,10 +202,11 @@ class Shard(_message.Message):
         num_uncomputed_tokens: _builtins.int = ...,
         cache_version: _builtins.int = ...,
         settled_version: _builtins.int = ...,
+        pins_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_version", b"cache_version", "epoch", b"epoch", "is_leaving", b"is_leaving", "leader", b"leader", "num_running", b"num_running", "num_uncomputed_tokens", b"num_uncomputed_tokens", "num_waiting", b"num_waiting", "num_workers", b"num_workers", "number", b"number", "settled_version", b"settled_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_version", b"cache_version", "epoch", b"epoch", "is_leaving", b"is_leaving", "leader", b"leader", "num_running", b"num_running", "num_uncomputed_tokens", b"num_uncomputed_tokens", "num_waiting", b"num_waiting", "num_workers", b"num_workers", "number", b"number", "pins_digest", b"pins_digest", "settled_version", b"settled_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

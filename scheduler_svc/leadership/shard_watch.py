@@ -74,6 +74,12 @@ class ShardWatch:
         """Address of a shard's leader; None: none is known."""
         return (self.shards[shard].leader or None) if shard < len(self.shards) else None
 
+    @property
+    def first_pins_digest(self) -> int | None:
+        """Digest of the pins of shard 0, as its leader says; None: it is not known now."""
+        first = self.shards[0]
+        return first.pins_digest if first.leader and first.epoch and 0 not in self.unseen else None
+
     async def run(self, me: str = "") -> None:
         """Look at every shard again and again, until cancelled. `me`: address of this scheduler."""
         unseen: list[int] = []

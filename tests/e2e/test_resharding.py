@@ -8,13 +8,14 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 import quire
 from quire.errors import ShardsChangedError, from_status
 from quire.params import GenerateParams
 from quire.rpc import SHARD_KEY, error_of
-from quire.shards import shard_of_id
+from quire.shards import new_request_id, shard_of_id
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
 from tests.e2e.greedy_reference import assert_greedy
@@ -164,6 +165,42 @@ async def test_requests_of_removed_shards_are_found_until_their_records_expire_a
             assert (await other.generate(PROMPTS[1], **named(name))).token_ids == outputs[names[0]].token_ids
 
 
+async def test_pins_are_on_new_shards_and_not_on_a_shard_that_comes_back_after_they_were_removed(
+    site: Resharded,
+) -> None:
+    """By the word of the new shard: clients list the pins of all shards together."""
+    prefix, name = [*range(2, 50)], "system"
+    async with site.served("pins", "--record-ttl-s", "1") as client:
+        await client.pin_prefix(name, prefix)
+        await client.set_shards(2)
+        await until_taking(client, 2)
+        await until_pinned(client, 1, {name: 1})
+        output = await client.generate([*prefix, 5], **named(new_request_id(1)))
+        assert output.usage.cached_tokens == len(prefix)
+        await client.set_shards(1)
+        await until_kept(client, 1)
+        await client.unpin_prefix(name)
+        await client.pin_prefix("another", prefix[:16])
+        await client.set_shards(2)
+        await until_taking(client, 2)
+        await until_pinned(client, 1, {"another": 1})
+        await client.unpin_prefix("another")
+        await until_pinned(client, 1, {})
+
+
+async def until_pinned(client: quire.AsyncClient, shard: int, wanted: dict[str, int]) -> None:
+    """Returns once the leader of a shard keeps these prefixes, each on so many workers of its own."""
+    async with asyncio.timeout(patient(60)):
+        while True:
+            leader = (await client.shards())[shard].leader
+            async with grpc.aio.insecure_channel(leader) as channel:
+                with suppress(quire.UnavailableError):
+                    answer = await call(channel, shard, "ListPrefixes", pb.ListPrefixesRequest())
+                    if {each.name: len(each.worker_ids) for each in answer.prefixes} == wanted:
+                        return
+            await asyncio.sleep(0.05)
+
+
 async def test_a_shard_takes_no_id_that_was_placed_by_an_earlier_number_and_answers_for_no_later_one(
     site: Resharded,
 ) -> None:
@@ -236,7 +273,7 @@ async def submit(channel: grpc.aio.Channel, shard: int, request_id: str, version
     assert event.HasField("accepted")
 
 
-async def call(channel: grpc.aio.Channel, shard: int, method: str, request: pb.GetRequestRequest) -> Any:
+async def call(channel: grpc.aio.Channel, shard: int, method: str, request: Message) -> Any:
     stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
     try:
         return await getattr(stub, method)(request, metadata=((SHARD_KEY, str(shard)),))

@@ -10,17 +10,25 @@ Knows nothing of clients and their messages.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
+from operator import xor
 
 import structlog
 
-from quire.errors import OverloadedError, QuireError, RequestFailedError, UnavailableError
+from quire.errors import (
+    OverloadedError,
+    QuireError,
+    RequestCancelledError,
+    RequestFailedError,
+    UnavailableError,
+)
+from quire.v1 import journal_pb2
 from scheduler_svc.core.pins import PinRefusedError
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.live.computations import Computation
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.prefixes.pin_journal import PinJournal
-from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
+from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin, restored_pin
 from scheduler_svc.requests.recovery.journal_replay import JournaledPin
 
 log = structlog.get_logger()
@@ -41,6 +49,7 @@ class PrefixKeeper:
         self._prefixes: dict[tuple[str, str], PrefixPin] = {}  # by tenant and name; the oldest first
         self._worker_ids: dict[str, None] = {}  # of present workers
         self._block_size = 0  # theirs
+        self._fingerprint = ""  # of their model
         self._closed = False
 
     def __iter__(self) -> Iterator[PrefixPin]:
@@ -49,6 +58,11 @@ class PrefixKeeper:
     @property
     def has_worker(self) -> bool:
         return bool(self._worker_ids)
+
+    @property
+    def digest(self) -> int:
+        """Digest of the pins that are kept, as `digest_of_pins` makes it."""
+        return reduce(xor, (each.digest for each in self if each.is_kept), 0)
 
     def find(self, tenant: str, name: str) -> PrefixPin | None:
         return self._prefixes.get((tenant, name))
@@ -62,6 +76,25 @@ class PrefixKeeper:
         """Restore the pins of earlier schedulers. Call it before the journal runs."""
         for each in journaled:
             self.add(self.pins.read(each))
+
+    def replace_pins(self, pins: Iterable[journal_pb2.PinChange]) -> None:
+        """Keep these pins, and no others. Those that are being computed for a client stay, and are kept when it has."""
+        wanted = {(each.tenant, each.name): each for each in pins}
+        for prefix in [each for each in self if each.is_kept]:
+            if wanted.get((prefix.tenant, prefix.name)) != prefix.to_change():
+                self.drop(prefix, RequestCancelledError("the prefix was unpinned"))
+        for key in wanted.keys() - self._prefixes.keys():
+            self._copy(wanted[key])
+
+    def _copy(self, change: journal_pb2.PinChange) -> None:
+        """Keep a pin of another shard: as one of an earlier scheduler, but new in the journal."""
+        prefix = restored_pin(change)
+        self.pins.write(prefix)
+        self.add(prefix)
+        log.info("prefix copied from another shard", name=prefix.name, tenant=prefix.tenant)
+        if self._worker_ids and prefix.fingerprint == self._fingerprint:
+            self.measure(prefix)
+            self.establish(prefix)
 
     def measure(self, prefix: PrefixPin) -> None:
         """Cut a prefix into blocks of the present workers' size."""
@@ -133,7 +166,7 @@ class PrefixKeeper:
     def add_worker(self, worker_id: str, *, block_size: int, fingerprint: str) -> None:
         """Add a worker, which has nothing cached, before its first step is scheduled. `fingerprint`: its model's."""
         self._worker_ids[worker_id] = None
-        self._block_size = block_size
+        self._block_size, self._fingerprint = block_size, fingerprint
         for prefix in list(self):
             if prefix.fingerprint != fingerprint:
                 if prefix.block_size:  # its model was served by this process, and is replaced

@@ -4,7 +4,9 @@ Only the tokens of full blocks are kept, so their number depends on the workers'
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from common.arrays import pack_int32, unpack_int32
 from quire.errors import QuireError
@@ -37,6 +39,7 @@ class PrefixPin:
     num_attempts: int = 0  # to compute it, since it was last wanted
     retry: asyncio.TimerHandle | None = None
     waiters: "set[asyncio.Future[QuireError | None]]" = field(default_factory=set)  # None: it is there
+    _digest: int | None = None
 
     @property
     def key(self) -> str:
@@ -51,6 +54,13 @@ class PrefixPin:
     def num_tokens(self) -> int:
         """Number of tokens kept: those of full blocks."""
         return self.num_blocks * self.block_size
+
+    @property
+    def digest(self) -> int:
+        """Digest of the pin alone, as `digest_of_pins` makes it."""
+        if self._digest is None:
+            self._digest = digest_of_pins([self.to_change()])
+        return self._digest
 
     def cut_into_blocks(self, block_size: int) -> None:
         """Cut the tokens into blocks of this size."""
@@ -109,6 +119,16 @@ class PrefixPin:
     @property
     def _hash_seed(self) -> bytes:
         return prefix_hash_seed(self.tenant, self.cache_salt)
+
+
+def digest_of_pins(pins: Iterable[journal_pb2.PinChange]) -> int:
+    """Digest of 64 bits that is equal for equal pins, in any order; 0 of none."""
+    digest = 0
+    for each in pins:
+        names = (each.tenant, each.name, each.cache_salt, each.model_fingerprint)
+        data = b"\0".join([*(name.encode() for name in names), each.token_ids])
+        digest ^= int.from_bytes(blake2b(data, digest_size=8).digest())
+    return digest
 
 
 def restored_pin(change: journal_pb2.PinChange) -> PrefixPin:
