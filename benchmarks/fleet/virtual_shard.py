@@ -269,14 +269,13 @@ class VirtualShard:
                 since_s = self._stalled.pop(request_of[sequence.group], None)
                 if since_s is not None:
                     self._around.outcome.stalls_s.append(come_s - since_s)
-        for sequence in sequences:
-            if len(sequence.token_ids) >= sequence.num_prompt_tokens + sequence.max_tokens:
-                group = sequence.group
-                led.core.finish(sequence)
-                led.core.forget_group(group)
-                request = request_of.pop(group)
-                del self.live[request]
-                gateways.note_end(request, come_s)
+        for sequence in [each for each in sequences if len(each.token_ids) >= each.num_prompt_tokens + each.max_tokens]:
+            group = sequence.group
+            led.core.finish(sequence)
+            led.core.forget_group(group)
+            request = request_of.pop(group)
+            del self.live[request]
+            gateways.note_end(request, come_s)
 
     def _stall(self, requests: Iterable[FleetRequest], since_s: float) -> None:
         """Note that these requests get no token since a moment."""

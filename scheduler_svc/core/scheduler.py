@@ -186,10 +186,11 @@ class Scheduler:
         if len(token_ids) != len(plan.sampled_sequences):
             num_samples = len(plan.sampled_sequences)
             raise ValueError(f"worker {worker_id}: {len(token_ids)} tokens for {num_samples} samples")
-        appended = []
+        appended: list[tuple[Sequence, int]] = []
+        finished = SequenceStatus.FINISHED
         for sample, (sequence, token_id) in enumerate(zip(plan.sampled_sequences, token_ids, strict=True)):
             sequence.num_pending_tokens -= 1
-            if sequence.status is SequenceStatus.FINISHED:
+            if sequence.status is finished:
                 continue
             if forced and sample in forced:
                 appended += append_forced(worker, plan, sample, forced[sample])

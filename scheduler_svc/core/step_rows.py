@@ -18,6 +18,8 @@ def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int, *, has
     """
     plan, running, block_size = step.plan, worker.running, worker.block_size
     sequences, step_id = plan.sequences, plan.step_id
+    add_sequence, add_num_tokens, add_position = sequences.append, plan.num_tokens.append, plan.positions.append
+    add_sampled_row, add_sampled = plan.sampled_rows.append, plan.sampled_sequences.append
     index = 0
     while budget > 0 and index < len(running):  # preemption takes from its end
         sequence = running[index]
@@ -28,17 +30,18 @@ def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int, *, has
             budget -= add_row(worker, step, sequence, budget)
             continue
         # The rest is `add_row` for one token to decode, in line: most rows are that.
-        num_tokens = len(sequence.token_ids) + sequence.num_pending_tokens
+        num_pending = sequence.num_pending_tokens
+        num_tokens = len(sequence.token_ids) + num_pending
         if num_tokens >= sequence.num_prompt_tokens + sequence.max_tokens:
             continue
         if num_tokens > len(sequence.block_table) * block_size and not _append_block(worker, step, sequence):
             continue
-        plan.sampled_rows.append(len(sequences))
-        plan.sampled_sequences.append(sequence)
-        sequence.num_pending_tokens += 1
-        sequences.append(sequence)
-        plan.num_tokens.append(1)
-        plan.positions.append(num_tokens - 1)
+        add_sampled_row(len(sequences))
+        add_sampled(sequence)
+        sequence.num_pending_tokens = num_pending + 1
+        add_sequence(sequence)
+        add_num_tokens(1)
+        add_position(num_tokens - 1)
         sequence.num_computed_tokens = num_tokens
         sequence.last_step = step_id
         budget -= 1
