@@ -8,18 +8,16 @@ from random import Random
 
 from benchmarks.fleet.fleet_config import (
     DETECT_S,
-    DRAIN_POLL_S,
     HAND_OVER_S,
-    LEADERLESS_S,
     LEASE_S,
     PUBLISH_S,
     REGISTER_S,
-    RETURN_S,
     ROLES_S,
     FleetConfig,
 )
 from benchmarks.fleet.fleet_outcome import FleetOutcome
 from benchmarks.fleet.gateways import Gateways
+from benchmarks.fleet.registrations import Registrations
 from benchmarks.fleet.scheduler_process import SchedulerProcess
 from benchmarks.fleet.seen_fleet import SeenFleet
 from benchmarks.fleet.timeline import Timeline
@@ -61,6 +59,7 @@ class Fleet:
             VirtualWorker(f"w{number}", rack, config.worker)
             for number, rack in enumerate(self._racks(config.num_workers))
         ]
+        self._registrations = Registrations(self.timeline, self.shards, self.processes, self.outcome, self._random)
         self._notice_s = FREE_LEASES * LEASE_S + look_every_s(config.num_shards)  # until a free shard is in need
         self._views: tuple[float, list[ShardView]] = (-1.0, [])
 
@@ -127,7 +126,7 @@ class Fleet:
         come_s = WORKERS_COME_S if config.is_cold else 0.0
         for worker in self.workers:
             begin_s = come_s + random.uniform(0, REGISTER_S)
-            timeline.every(REGISTER_S, begin_s, lambda worker=worker: self._register(worker))  # type: ignore[misc]
+            self._registrations.begin(worker, begin_s)
 
     def _share_out(self) -> None:
         """Begin where a deployment is after a while: shards and workers spread evenly."""
@@ -159,18 +158,7 @@ class Fleet:
         self.published[shard.number] = shard.description()
         for worker in self.workers:
             if worker.shard == shard.number and worker.is_alive:
-                self._return(worker)
-
-    def _return(self, worker: VirtualWorker) -> None:
-        """Have a worker register with the leader of its shard, which it tries ten times a second."""
-        life, shard = worker.life, worker.shard
-        assert shard is not None, "a worker that was told where to serve"
-
-        def join() -> None:
-            if worker.is_alive and worker.life == life and worker.shard == shard:
-                self.shards[shard].join(worker)
-
-        self.timeline.after(RETURN_S, join)
+                self._registrations.join_again(worker)
 
     # Roles of schedulers.
 
@@ -223,58 +211,6 @@ class Fleet:
         shard.end_leadership()
         shard.free_since_s = self.timeline.now_s
         self.timeline.after(HAND_OVER_S, lambda: self._take_over(shard))
-
-    # Registration of workers.
-
-    def _register(self, worker: VirtualWorker) -> None:
-        """Register again, as every third of a worker's lease; without a shard ask where to serve."""
-        if not worker.is_alive or worker.moving_to is not None:
-            return
-        if worker.shard is None:
-            self._ask_where(worker)
-            return
-        led, now_s = self.shards[worker.shard].led, self.timeline.now_s
-        if led is None:
-            if now_s - worker.led_s > LEADERLESS_S:
-                worker.shard = None
-            return
-        worker.led_s = now_s
-        if not worker.is_driven:
-            return
-        target = led.shares.shard_of(pb.RegisterRequest(worker_id=worker.worker_id, shard=worker.shard))
-        if target != worker.shard:
-            worker.moving_to = target
-            self.shards[worker.shard].drain(worker)
-            self.timeline.after(DRAIN_POLL_S, lambda: self._leave_when_empty(worker))
-
-    def _ask_where(self, worker: VirtualWorker) -> None:
-        """Ask any scheduler that leads."""
-        leaders = [process for process in self.processes if process.is_alive and process.leading]
-        if leaders:
-            asked = self._random.choice(leaders)
-            led = self.shards[min(asked.leading)].led
-            assert led is not None, "a process leads what it says"
-            self._serve(worker, led.shares.shard_of(pb.RegisterRequest(worker_id=worker.worker_id)))
-
-    def _leave_when_empty(self, worker: VirtualWorker) -> None:
-        if not worker.is_alive:
-            return
-        assert worker.shard is not None and worker.moving_to is not None
-        shard = self.shards[worker.shard]
-        if shard.num_on(worker):
-            self.timeline.after(DRAIN_POLL_S, lambda: self._leave_when_empty(worker))
-            return
-        worker.died_s = self.timeline.now_s
-        shard.lose(worker)
-        worker.life += 1
-        self.outcome.num_moves += 1
-        self.outcome.last_move_s = self.timeline.now_s
-        self._serve(worker, worker.moving_to)
-
-    def _serve(self, worker: VirtualWorker, shard: int) -> None:
-        worker.shard, worker.moving_to, worker.led_s = shard, None, self.timeline.now_s
-        worker.is_driven = False
-        self._return(worker)
 
     # Loss of a rack.
 
