@@ -51,9 +51,10 @@ class WorkerSettings(Settings):
         description="dtype of weights; auto: the checkpoint's on cuda; on a CPU that multiplies bfloat16 (AMX, AVX-512 "
         "BF16, NEON BF16) bfloat16 for checkpoints of 16 bits, else float32",
     )
-    weight_dtype: Literal["auto", "int8"] = Field(
+    weight_dtype: Literal["auto", "int8", "fp8", "int4"] = Field(
         "auto",
-        description="dtype of matrices on a CPU; int8: quantised per output channel, which takes less memory and time; "
+        description="dtype of matrices; int8: quantised per output channel, on a CPU, which takes less memory and "
+        "time; fp8: the same in e4m3, with the device runner; int4: in groups of 128 inputs, with the device runner; "
         "auto: as --dtype",
     )
     kv_dtype: Literal["auto", "fp8", "int8"] = Field(

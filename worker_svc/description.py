@@ -50,6 +50,7 @@ class WorkerDescription:
     limits: StepLimits
     bytes_per_block: int
     kv_dtype: str  # of keys and values as stored
+    weight_dtype: str  # of the matrices of layers as stored
     device: str
     startup: tuple[PhaseTime, ...]
     memory: MemoryUse | None = None  # None where there is no model

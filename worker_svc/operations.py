@@ -1,4 +1,4 @@
-"""Operations of the accelerator's runner other than matrix products: one bundle of kernels or of their references.
+"""Operations of the accelerator's runner beside torch's products: one bundle of kernels or of their references.
 
 `torch_operations` runs on any device, `triton_operations` needs Triton. The docstring of a reference defines the
 operation; arguments are passed by position. No kernel waits for the device, but a reference may.
@@ -15,6 +15,8 @@ from kernels.attention.prefill_reference import PrefillPlan
 from kernels.attention.shape import Attended, ScoreRule
 from kernels.layers.layer_ops import Activation, Rotary
 from kernels.layers.step_inputs_reference import SeatTables, StepInputs
+from kernels.products.fp8_product import Fp8Matrix
+from kernels.products.int4_matrix import Int4Matrix
 from kernels.sampling.sampling_operations import SamplingOperations
 
 RmsNorm = Callable[[Tensor, Tensor | None, float, Tensor | None], Tensor]
@@ -23,6 +25,8 @@ RotateAndWrite = Callable[[Tensor, Tensor, Tensor, Rotary | None, Tensor, Tensor
 DecodeAttention = Callable[[Tensor, Tensor, Tensor, DecodePlan, ScoreRule, bool, Tensor | None], Attended]
 CascadeAttention = Callable[[Tensor, Tensor, Tensor, CascadePlan, ScoreRule, Tensor | None], Attended]
 PrefillAttention = Callable[[Tensor, Tensor, Tensor, PrefillPlan, ScoreRule, bool, Tensor | None], Attended]
+QuantiseRows = Callable[[Tensor], Fp8Matrix]
+Int4Product = Callable[[Tensor, Int4Matrix, Tensor | None, Tensor], Tensor]
 
 CopyByTable = Callable[[Tensor, Tensor, Tensor, int], None]
 SwapBlocks = Callable[[Tensor, Tensor, Tensor], None]
@@ -42,6 +46,8 @@ class Operations:
     fill_cascade_plan: Callable[[CascadePlan], None]
     cascade_attention: CascadeAttention
     prefill_attention: PrefillAttention
+    quantise_rows: QuantiseRows
+    int4_product: Int4Product
     copy_by_table: CopyByTable
     swap_blocks: SwapBlocks
     sampling: SamplingOperations

@@ -10,7 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-FP8_KV_REFUSED = "--kv-dtype fp8 needs the runner of an accelerator: leave it out, or give --runner device"
+FP8_WEIGHTS_NEED_16_BITS = (
+    "--weight-dtype fp8 makes products of 16 bits on a GPU, and the model computes in float32: give --dtype bfloat16"
+)
+DEVICE_DTYPES = ("fp8", "int4")  # of keys, values and weights: with the runner of an accelerator alone
 _AMD_DRIVER = Path("/dev/kfd")  # some builds of torch offer AMD devices as `cuda`
 
 
@@ -77,8 +80,10 @@ def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: boo
         raise OptionError(cpu_runner_refused(options.device))
     if on_cuda and not has_kernels:
         raise OptionError(kernels_missing(options.device))
-    if options.kv_dtype == "fp8" and kind == "cpu":
-        raise OptionError(FP8_KV_REFUSED)
+    if kind == "cpu":
+        _check_no_device_dtypes(options)
+    if on_cuda and (options.weight_dtype, options.dtype) == ("fp8", "float32"):
+        raise OptionError(FP8_WEIGHTS_NEED_16_BITS)
     if options.tensor_parallel > 1 and (on_cuda or kind == "device"):
         raise OptionError(tensor_parallel_refused(options.tensor_parallel))
     _check_int8(options, is_on_host=kind == "cpu" and on_cuda is False, is_elsewhere=bool(on_cuda) or kind == "device")
@@ -117,6 +122,11 @@ def tensor_parallel_refused(num_ranks: int) -> str:
     )
 
 
+def device_runner_needed(flag: str, dtype: str) -> str:
+    """Message for `flag` with a dtype that only the runner of an accelerator computes."""
+    return f"{flag} {dtype} needs the runner of an accelerator: leave it out, or give --runner device"
+
+
 def int8_refused(flag: str) -> str:
     """Message for `flag` int8 with another runner than the CPU's."""
     return f"{flag} int8 needs the CPU's runner: leave it out, or give --device cpu and --runner cpu"
@@ -143,9 +153,16 @@ def pool_too_small(pool: str, remedy: str, held: int, max_model_len: int) -> str
     )
 
 
+def _check_no_device_dtypes(options: CheckedOptions) -> None:
+    """Raises OptionError for a dtype that the CPU's runner does not compute."""
+    for flag, dtype in _dtypes(options):
+        if dtype in DEVICE_DTYPES:
+            raise OptionError(device_runner_needed(flag, dtype))
+
+
 def _check_int8(options: CheckedOptions, *, is_on_host: bool, is_elsewhere: bool) -> None:
     """Raises OptionError. `is_on_host`: the CPU's runner computes; `is_elsewhere`: another one; neither: unknown."""
-    for flag, dtype in (("--kv-dtype", options.kv_dtype), ("--weight-dtype", options.weight_dtype)):
+    for flag, dtype in _dtypes(options):
         if dtype != "int8":
             continue
         if is_elsewhere:
@@ -158,3 +175,8 @@ def _check_int8(options: CheckedOptions, *, is_on_host: bool, is_elsewhere: bool
                 f"{flag} int8 needs native kernels, and there are none for --dtype float16: "
                 "give --dtype bfloat16 or float32"
             )
+
+
+def _dtypes(options: CheckedOptions) -> tuple[tuple[str, str], ...]:
+    """Flags that give the dtype of keys and values, and of weights, with their values."""
+    return ("--kv-dtype", options.kv_dtype), ("--weight-dtype", options.weight_dtype)

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 
 from worker_svc.option_check import (
-    FP8_KV_REFUSED,
+    DEVICE_DTYPES,
     OptionError,
     cpu_runner_refused,
+    device_runner_needed,
     has_triton,
     int8_refused,
     kernels_missing,
@@ -19,9 +20,10 @@ from worker_svc.option_check import (
 
 RunnerKind = Literal["cpu", "device"]
 KvDtype = Literal["auto", "fp8", "int8"]
+WeightDtype = Literal["auto", "int8", "fp8", "int4"]
 
 _KV_DTYPES: dict[KvDtype, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
-_FP8_CAPABILITY = (8, 9)  # the least compute capability at which kernels can convert e4m3
+_FP8_CAPABILITY = (8, 9)  # the least compute capability that has e4m3
 
 
 class DeviceError(OptionError):
@@ -44,6 +46,7 @@ class RequestedRunner:
     device: str
     runner: Literal["auto", "cpu", "device"]
     kv_dtype: KvDtype
+    weight_dtype: WeightDtype = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +85,13 @@ def choose_runner(requested: RequestedRunner, machine: Machine) -> RunnerChoice:
     choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[requested.kv_dtype])
     if choice.has_kernels and not machine.has_triton:
         raise DeviceError(kernels_missing(device))
-    if requested.kv_dtype == "fp8":
-        _check_fp8(choice, machine)
-    if requested.kv_dtype == "int8" and choice.kind != "cpu":
-        raise DeviceError(int8_refused("--kv-dtype"))
+    for flag, dtype in (("--kv-dtype", requested.kv_dtype), ("--weight-dtype", requested.weight_dtype)):
+        if dtype in DEVICE_DTYPES and choice.kind != "device":
+            raise DeviceError(device_runner_needed(flag, dtype))
+        if dtype == "fp8":
+            _check_fp8(flag, choice, machine)
+        if dtype == "int8" and choice.kind != "cpu":
+            raise DeviceError(int8_refused(flag))
     return choice
 
 
@@ -110,14 +116,12 @@ def _index(device: torch.device) -> int:
     return device.index
 
 
-def _check_fp8(choice: RunnerChoice, machine: Machine) -> None:
-    if choice.kind != "device":
-        raise DeviceError(FP8_KV_REFUSED)
+def _check_fp8(flag: str, choice: RunnerChoice, machine: Machine) -> None:
     if choice.device.type != "cuda":
         return
     capability = machine.cuda_capabilities[_index(choice.device)]
     if capability < _FP8_CAPABILITY:
         has, needs = (".".join(map(str, each)) for each in (capability, _FP8_CAPABILITY))
         raise DeviceError(
-            f"--kv-dtype fp8 needs compute capability {needs}, and {choice.device} has {has}: give --kv-dtype auto"
+            f"{flag} fp8 needs compute capability {needs}, and {choice.device} has {has}: give {flag} auto"
         )

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from tokenizers import Tokenizer
@@ -77,14 +77,20 @@ class Figure:
 
 
 class StoredModel:
-    """The demo model with weights, and keys and values, stored in one way."""
+    """A model with weights, and keys and values, stored in one way."""
 
-    def __init__(self, weights: Storage, kv: Storage) -> None:
+    def __init__(self, model: HostDecoder, kv_dtype: torch.dtype | None = None) -> None:
+        """`kv_dtype`: of keys and values; None: the model's."""
+        self._model = model
+        self._shape = model.block_shape(BLOCK_SIZE, kv_dtype)
+
+    @classmethod
+    def demo(cls, weights: Storage, kv: Storage) -> Self:
+        """The demo model, as a worker on a CPU loads it."""
         int8_kv = kv == "int8"
         host = choose_host("native", torch.float32, int8_weights=weights == "int8", int8_kv=int8_kv)
         decoder = load_decoder(MODEL, torch.float32, torch.device("cpu"), host.packing.make_product)
-        self._model = HostDecoder(decoder, host.kernels)
-        self._shape = self._model.block_shape(BLOCK_SIZE, torch.int8 if int8_kv else None)
+        return cls(HostDecoder(decoder, host.kernels), torch.int8 if int8_kv else None)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -138,7 +144,7 @@ def measure(batches: Sequence[Tensor], chunk: int) -> Iterator[Figure]:
     """Yield the figures of every way to store, float32 first."""
     exact: Predictions | None = None
     for weights, kv in STORAGES:
-        model = StoredModel(weights, kv)
+        model = StoredModel.demo(weights, kv)
         found = model.predict(batches, chunk)
         exact = exact or found
         yield Figure(

@@ -65,6 +65,7 @@ class TimedProduct:
 
     def __init__(self, product: Product, clock: PartClock, part: str) -> None:
         self._product, self._clock, self._part = product, clock, part
+        self.nbytes = product.nbytes
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         with self._clock.part(self._part):

@@ -4,7 +4,15 @@ A kind of result that is not here has no section, and the page is not made.
 """
 
 from benchmarks import containers
-from benchmarks.cpu import accuracy, cpu_attention, cpu_step, int8_speed, request_kinds, tensor_parallel
+from benchmarks.cpu import (
+    accuracy,
+    cpu_attention,
+    cpu_step,
+    int8_speed,
+    request_kinds,
+    tensor_parallel,
+    weight_accuracy,
+)
 from benchmarks.durability import durability_cost, failover_time, journal_cost, recovery_time
 from benchmarks.fleet import section as fleet
 from benchmarks.gpu import (
@@ -36,6 +44,7 @@ SECTIONS: tuple[PageSection, ...] = (
     int8_speed.SECTION,
     tensor_parallel.SECTION,
     accuracy.SECTION,
+    weight_accuracy.SECTION,
     request_kinds.SECTION,
     overhead.SECTION,
     gateway_cost.SECTION,

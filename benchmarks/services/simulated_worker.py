@@ -151,6 +151,7 @@ def make_engine(arguments: argparse.Namespace, runner: SimulatedRunner) -> Loade
         limits=make_limits(arguments),
         bytes_per_block=block_bytes,
         kv_dtype="bfloat16",
+        weight_dtype="bfloat16",
         device="simulated",
         startup=(),
     )

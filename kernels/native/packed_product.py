@@ -53,6 +53,11 @@ class PackedProduct:
             "third": address(bias),
         }
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of weight, scales and bias, in bytes."""
+        return sum(each.nbytes for each in (self._packed, self._scales, self._bias) if each is not None)
+
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Multiply, into `out` if given. x: [T, in]"""
         if out is None:

@@ -33,13 +33,15 @@ def test_the_loss_is_that_of_the_plain_decoder_in_one_pass() -> None:
     )
     logits = reference_logits(decoder, one_pass, pool)
     expected = torch.nn.functional.cross_entropy(logits[:-1], window[1:]).item()
-    assert StoredModel("float32", "float32").predict([window[None]], chunk=32).loss == pytest.approx(expected, rel=1e-5)
+    assert StoredModel.demo("float32", "float32").predict([window[None]], chunk=32).loss == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_predictions_do_not_depend_on_how_the_text_is_cut() -> None:
     batch = held_out(1)[0][:2, :120]
     for weights, kv in STORAGES:
-        model = StoredModel(weights, kv)
+        model = StoredModel.demo(weights, kv)
         whole, cut = (model.predict([batch], chunk) for chunk in (1000, 7))
         assert whole.loss == pytest.approx(cut.loss, rel=1e-12)
 

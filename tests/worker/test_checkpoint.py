@@ -209,7 +209,8 @@ def test_a_tied_head_is_packed_as_any_other_matrix(saves_both: bool, tmp_path: P
     plain, packed = _load(folder), load_decoder(folder, torch.float32, CPU, ProductMaker())
     assert isinstance(packed.head, PackedProduct)
     assert packed.num_parameters == plain.num_parameters
-    assert packed.weight_bytes == plain.weight_bytes + plain.token_embedding.nbytes
+    padding = packed.weight_bytes - plain.weight_bytes - packed.token_embedding.nbytes
+    assert 0 <= padding < 0.02 * packed.weight_bytes  # a packed matrix is whole panels
     rows = torch.randn(5, plain.config.embed_dim)
     torch.testing.assert_close(packed.head(rows), plain.head(rows))
 

@@ -29,6 +29,14 @@ USUAL = CheckedOptions(
         ({"kv_dtype": "fp8"}, False, "--kv-dtype fp8 needs the runner of an accelerator"),
         ({"kv_dtype": "fp8", "device": "cpu"}, True, "--kv-dtype fp8"),
         ({"kv_dtype": "fp8", "runner": "cpu", "device": "cpu"}, True, "--kv-dtype fp8"),
+        (
+            {"weight_dtype": "fp8"},
+            False,
+            "--weight-dtype fp8 needs the runner of an accelerator: leave it out, or give",
+        ),
+        ({"weight_dtype": "int4", "device": "cpu"}, True, "--weight-dtype int4 needs the runner of an accelerator"),
+        ({"weight_dtype": "int4", "runner": "cpu"}, True, "--weight-dtype int4 needs the runner of an accelerator"),
+        ({"weight_dtype": "fp8", "device": "cuda", "dtype": "float32"}, True, "fp8 makes products of 16 bits on a GPU"),
         ({"runner": "cpu", "device": "cuda"}, True, "--device is cuda: leave --runner out"),
         ({"kv_dtype": "int8", "device": "cuda"}, True, "--kv-dtype int8 needs the CPU's runner"),
         ({"kv_dtype": "int8", "runner": "device"}, False, "--kv-dtype int8"),
@@ -67,6 +75,8 @@ def test_kernels_without_their_library_are_refused_where_a_device_was_asked_for(
         {},
         {"device": "cpu", "kv_dtype": "int8", "weight_dtype": "int8"},
         {"runner": "device", "kv_dtype": "fp8"},
+        {"runner": "device", "weight_dtype": "fp8", "dtype": "float32"},
+        {"runner": "device", "weight_dtype": "int4", "device": "cpu"},
         {"num_blocks": 2, "max_model_len": 32},
         {"num_blocks": 1},
         {"max_model_len": 10**9},
@@ -80,6 +90,8 @@ def test_what_can_be_passes(changes: dict[str, object], has_driver: bool) -> Non
 def test_what_only_torch_can_tell_is_left_to_it() -> None:
     for options in (
         replace(USUAL, kv_dtype="fp8"),
+        replace(USUAL, weight_dtype="fp8"),
+        replace(USUAL, weight_dtype="int4"),
         replace(USUAL, kv_dtype="int8"),
         replace(USUAL, weight_dtype="int8"),
     ):

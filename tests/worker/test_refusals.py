@@ -53,6 +53,8 @@ CASES = [
          said="^{kv_dtype} fp8 needs .*: leave it out, or give --runner device"),
     Case(name="int8 with an accelerator's runner", given={"kv_dtype": "int8", "runner": "device"},
          said="^{kv_dtype} int8 needs .*: leave it out, or give --device cpu and {runner} cpu"),
+    Case(name="weights of 4 bits on a CPU", given={"weight_dtype": "int4", "device": "cpu"},
+         said="^{weight_dtype} int4 needs the runner of an accelerator: leave it out, or give --runner device"),
     Case(name="int8 weights with torch", given={"weight_dtype": "int8", "kernels": "torch"}, also={"device": "cpu"},
          said="^{weight_dtype} int8 needs native kernels, and {kernels} torch was given: leave one of them out"),
     Case(name="int8 in float16", given={"kv_dtype": "int8", "dtype": "float16"}, also={"device": "cpu"},

@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from worker_svc.runner_choice import DeviceError, Machine, RequestedRunner, RunnerChoice, choose_runner, detect_machine
+from worker_svc.runner_choice import (
+    DeviceError,
+    Machine,
+    RequestedRunner,
+    RunnerChoice,
+    WeightDtype,
+    choose_runner,
+    detect_machine,
+)
 
 NOTHING_ASKED = RequestedRunner(device="auto", runner="auto", kv_dtype="auto")
 NO_GPU = Machine()
@@ -43,6 +51,12 @@ def test_keys_and_values_can_be_int8_with_the_cpus_own_runner() -> None:
     assert (choice.kind, choice.kv_dtype) == ("cpu", torch.int8)
 
 
+@pytest.mark.parametrize("weight_dtype", ["fp8", "int4"])
+def test_weights_can_have_8_or_4_bits_with_the_accelerators_runner(weight_dtype: WeightDtype) -> None:
+    for requested in (NOTHING_ASKED, replace(NOTHING_ASKED, device="cpu", runner="device")):
+        assert choose_runner(replace(requested, weight_dtype=weight_dtype), HOPPERS).kind == "device"
+
+
 @pytest.mark.parametrize(
     ("requested", "machine", "message"),
     [
@@ -61,6 +75,17 @@ def test_keys_and_values_can_be_int8_with_the_cpus_own_runner() -> None:
             Machine(cuda_capabilities=((8, 0),), has_triton=True),
             "needs compute capability 8.9, and cuda:0 has 8.0: give --kv-dtype auto",
         ),
+        (
+            replace(NOTHING_ASKED, weight_dtype="fp8"),
+            Machine(cuda_capabilities=((8, 0),), has_triton=True),
+            "--weight-dtype fp8 needs compute capability 8.9, and cuda:0 has 8.0: give --weight-dtype auto",
+        ),
+        (
+            replace(NOTHING_ASKED, weight_dtype="int4"),
+            NO_GPU,
+            "--weight-dtype int4 needs the runner of an accelerator: leave it out, or give --runner device",
+        ),
+        (replace(NOTHING_ASKED, weight_dtype="int8"), HOPPERS, "--weight-dtype int8 needs the CPU's runner"),
         (replace(NOTHING_ASKED, kv_dtype="int8"), HOPPERS, "leave it out, or give --device cpu and --runner cpu"),
         (
             replace(NOTHING_ASKED, kv_dtype="int8", runner="device"),

@@ -36,6 +36,7 @@ DESCRIPTION = WorkerDescription(
     limits=LIMITS,
     bytes_per_block=4096,
     kv_dtype="float32",
+    weight_dtype="float32",
     device="cpu",
     startup=(PhaseTime("weights", 12.5),),
 )

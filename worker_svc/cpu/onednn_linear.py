@@ -14,12 +14,13 @@ _TRIAL_SIZE = 32
 class OneDnnLinear:
     """x W^T + b. The weight is kept in packed form only."""
 
-    __slots__ = ("_bias", "_packed")
+    __slots__ = ("_bias", "_packed", "nbytes")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: [out, in]; bias: [out]"""
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self._bias = bias
+        self.nbytes = Linear(weight, bias).nbytes  # what torch packs has no size of its own
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The operator allocates its result: `out` is not used."""

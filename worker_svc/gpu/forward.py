@@ -15,6 +15,7 @@ from kernels.attention.shape import ScoreRule
 from kernels.layers.layer_ops import Rotary, activate
 from kernels.layers.step_inputs_reference import StepInputs
 from worker_svc.gpu.attention_plans import BatchAttention
+from worker_svc.gpu.quantised_products import with_operations
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.config import NormPlace
 from worker_svc.model.decoder import Decoder
@@ -27,7 +28,7 @@ class DeviceForward:
 
     def __init__(self, decoder: Decoder, kv_pool: KVPool, operations: Operations) -> None:
         config = decoder.config
-        self._decoder = decoder
+        self._decoder = with_operations(decoder, operations)
         self._kv_pool = kv_pool
         self._operations = operations
         self._rule = ScoreRule(config.attention_scale)

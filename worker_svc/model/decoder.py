@@ -1,8 +1,9 @@
 """Weights of a decoder and their loading. `cpu.host_decoder` and `gpu.forward` compute with them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class Decoder:
     head: Product
     inverse_frequencies: Tensor | None  # [head_dim / 2] float32
     num_parameters: int  # a tied head counts once
-    num_parameters_kept: int  # in memory: a head that is packed beside the embedding counts twice
+    weight_bytes: int  # memory on the device: a head that is packed beside the embedding counts beside it
     model_part: ModelPart = WHOLE
 
     @property
@@ -50,10 +51,9 @@ class Decoder:
     def device(self) -> torch.device:
         return self.token_embedding.device
 
-    @property
-    def weight_bytes(self) -> int:
-        """Memory that the weights take on the device."""
-        return self.num_parameters_kept * self.dtype.itemsize
+    def with_layer_products(self, change: Callable[[Product], Product]) -> Self:
+        """Apply `change` to each product of the layers; all else stays the same, in the same memory."""
+        return replace(self, layers=tuple(_with_products(layer, change) for layer in self.layers))
 
     def rotary_angles(self) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines of all positions' rotary angles, [max_model_len, head_dim / 2] float32 each."""
@@ -72,6 +72,15 @@ class Decoder:
             block_size=block_size,
             dtype=kv_dtype or self.dtype,
         )
+
+
+def _with_products(layer: DecoderLayer, change: Callable[[Product], Product]) -> DecoderLayer:
+    attention, mlp = layer.attention, layer.mlp
+    return replace(
+        layer,
+        attention=replace(attention, qkv=change(attention.qkv), out=change(attention.out)),
+        mlp=replace(mlp, up=change(mlp.up), down=change(mlp.down)),
+    )
 
 
 def load_decoder(
@@ -127,7 +136,7 @@ def make_decoder(
         head=loader.head(token_embedding),
         inverse_frequencies=None if rope is None else inverse_frequencies(rope, config.head_dim, device),
         num_parameters=loader.num_parameters_read,
-        num_parameters_kept=loader.num_parameters_kept,
+        weight_bytes=loader.num_bytes_kept,
         model_part=model_part,
     )
 

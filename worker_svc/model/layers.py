@@ -15,6 +15,10 @@ from worker_svc.model.config import Llama3Scaling, NormPlace, RopeConfig, YarnSc
 class Product(Protocol):
     """x W^T + b, for any form of the weight."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of weight and bias, in bytes."""
+
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The product [T, out], written to `out` if that is given and this kind of product supports it."""
 
@@ -23,11 +27,26 @@ MakeProduct = Callable[[Tensor, Tensor | None], Product]
 
 
 @dataclass(frozen=True, slots=True)
+class LayersOnly:
+    """Makes the products of layers; those outside of them, the head and projections of embeddings, stay `Linear`."""
+
+    make_product: MakeProduct
+
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """Make a product of a layer."""
+        return self.make_product(weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """The product with the unpacked weight."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return F.linear(x, self.weight, self.bias)

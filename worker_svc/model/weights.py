@@ -15,7 +15,7 @@ from torch import Tensor
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.weight_reader import WeightReader
 from worker_svc.model.config import ModelConfig, QkNorm
-from worker_svc.model.layers import Attention, DecoderLayer, Linear, MakeProduct, Mlp, Norm, Product
+from worker_svc.model.layers import Attention, DecoderLayer, LayersOnly, Linear, MakeProduct, Mlp, Norm, Product
 from worker_svc.model.model_part import WHOLE, ModelPart, Span, num_kv_heads_of
 from worker_svc.model.tensor_names import HEAD, NAMES, find_prefix, needed_tensors
 
@@ -36,6 +36,7 @@ class WeightLoader:
     ) -> None:
         """`config`: of the whole model, of which `model_part` is read."""
         self._make_product = make_product
+        self._make_outer_product = Linear if isinstance(make_product, LayersOnly) else make_product
         self._model_part = model_part
         self._reader = reader
         self._config = config
@@ -45,19 +46,23 @@ class WeightLoader:
         self._prefix = find_prefix(config, reader, reader.folder)
         self._shapes = dict(needed_tensors(config, reader, reader.folder))
         self.num_parameters_read = 0
-        self.num_parameters_kept = 0  # a matrix that is kept in two forms counts twice
+        self.num_bytes_kept = 0  # a matrix that is kept in two forms counts twice
 
     def token_embedding(self) -> Tensor:
         """[vocab_size, embed_dim], or the part's rows; of tied ones, the head's matrix if only that was saved."""
         name = f"{self._prefix}{self._names.embedding}.weight"
-        return self._count(self._load(name if name in self._shapes else HEAD, self._vocabulary))
+        embedding = self._count(self._load(name if name in self._shapes else HEAD, self._vocabulary))
+        self._keep(embedding)
+        return embedding
 
     def position_embedding(self) -> Tensor | None:
         """[position_offset + max_model_len, hidden_size], or the part's rows; None for rotary positions."""
         name = f"{self._names.positions}.weight"
         if self._prefix + name not in self._shapes:
             return None
-        return self._read(name, self._model_part.span_of(self._shapes[self._prefix + name][0]))
+        embedding = self._read(name, self._model_part.span_of(self._shapes[self._prefix + name][0]))
+        self._keep(embedding)
+        return embedding
 
     def projections(self) -> tuple[Product | None, Product | None]:
         """Projections into and out of hidden_size, if the embedding has another size."""
@@ -82,12 +87,12 @@ class WeightLoader:
                 "config.json ties the output matrix to the embedding, but the weights have two that differ: "
                 "both are used; set tie_word_embeddings to false to silence this"
             )
-        return self._make_product(self._count(matrix), None)
+        return self._made(self._make_outer_product, self._count(matrix), None)
 
     def _tied_head(self, token_embedding: Tensor) -> Product:
-        head = self._make_product(token_embedding, None)
+        head = self._make_outer_product(token_embedding, None)
         if not isinstance(head, Linear):
-            self.num_parameters_kept += token_embedding.numel()
+            self.num_bytes_kept += head.nbytes
         return head
 
     def final_norm(self) -> Norm | None:
@@ -146,24 +151,31 @@ class WeightLoader:
         return self._column_product([prefix + name for name in names], spans)
 
     def _linear(self, name: str) -> Product:
-        """Product that every rank computes whole."""
-        return self._column_product([name], [None])
+        """Product outside of the layers, which every rank computes whole."""
+        weight, bias = self._read_matrix(name, None, None), self._read_if_needed(f"{name}.bias")
+        return self._made(self._make_outer_product, weight.contiguous(), bias)
 
-    def _column_product(self, names: Sequence[str], spans: Sequence[Span | None]) -> Product:
-        """Stack outputs of matrices with the same input into one product: those in the spans, or all."""
+    def _column_product(self, names: Sequence[str], spans: Sequence[Span]) -> Product:
+        """Stack outputs of matrices with the same input into one product: those in the spans."""
         weights, biases = [], []
         for name, span in zip(names, spans, strict=True):
             weights.append(self._read_matrix(name, span, None))
             bias = self._read_if_needed(f"{name}.bias", span)
             if bias is not None:
                 biases.append(bias)
-        return self._make_product(torch.cat(weights).contiguous(), torch.cat(biases) if biases else None)
+        weight, bias = torch.cat(weights).contiguous(), torch.cat(biases) if biases else None
+        return self._made(self._make_product, weight, bias)
 
     def _row_product(self, name: str, span: Span) -> Product:
         """Product of a span of the inputs; ranks sum their results, so that only the first one adds the bias."""
         weight = torch.cat([self._read_matrix(name, None, span)]).contiguous()
         bias = self._read_if_needed(f"{name}.bias") if self._model_part.is_first else None
-        return self._make_product(weight, bias)
+        return self._made(self._make_product, weight, bias)
+
+    def _made(self, make_product: MakeProduct, weight: Tensor, bias: Tensor | None) -> Product:
+        product = make_product(weight, bias)
+        self.num_bytes_kept += product.nbytes
+        return product
 
     def _read_matrix(self, name: str, outputs: Span | None, inputs: Span | None) -> Tensor:
         """Read [outputs, inputs] of a matrix."""
@@ -173,6 +185,7 @@ class WeightLoader:
 
     def _norm(self, name: str, size: int) -> Norm:
         weight, bias = self._read_if_needed(f"{name}.weight"), self._read_if_needed(f"{name}.bias")
+        self._keep(weight, bias)
         return Norm(size, self._config.norm_eps, self._config.rms_norm, weight, bias)
 
     def _read_if_needed(self, name: str, *spans: Span | None) -> Tensor | None:
@@ -183,8 +196,11 @@ class WeightLoader:
 
     def _count(self, tensor: Tensor) -> Tensor:
         self.num_parameters_read += tensor.numel()
-        self.num_parameters_kept += tensor.numel()
         return tensor
+
+    def _keep(self, *tensors: Tensor | None) -> None:
+        """Count tensors that the decoder keeps as they were read."""
+        self.num_bytes_kept += sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def _load(self, name: str, *spans: Span | None) -> Tensor:
         """The tensor on its device and in its dtype. Raises CheckpointError unless all its numbers are finite there.

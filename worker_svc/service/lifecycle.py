@@ -180,6 +180,7 @@ def _log_ready(engine: LoadedModel) -> None:
         model=description.model.name,
         device=description.device,
         dtype=description.model.dtype,
+        weight_dtype=description.weight_dtype,
         kv_dtype=description.kv_dtype,
         **({"kernels": description.kernels, "packing": description.packing} if description.kernels else {}),
         **({"tensor_parallel": description.num_ranks} if description.num_ranks > 1 else {}),

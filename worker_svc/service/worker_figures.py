@@ -64,6 +64,7 @@ def _description_families(description: WorkerDescription) -> Iterator[Metric]:
         "model_name": description.model.name,
         "device": description.device,
         "dtype": description.model.dtype,
+        "weight_dtype": description.weight_dtype,
         "kv_dtype": description.kv_dtype,
         "block_size": str(description.limits.block_size),
         "num_blocks": str(description.limits.num_blocks),

@@ -22,14 +22,15 @@ from worker_svc.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.cpu.start import choose_host
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
+from worker_svc.gpu.quantised_products import quantising_maker
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.memory.huge_pages import collapse_memory
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
-from worker_svc.model.layers import Linear
+from worker_svc.model.layers import Linear, MakeProduct
 from worker_svc.model.model_part import ModelPart
-from worker_svc.option_check import CheckedOptions, int8_refused, tensor_parallel_refused
+from worker_svc.option_check import FP8_WEIGHTS_NEED_16_BITS, CheckedOptions, tensor_parallel_refused
 from worker_svc.ranks.rank_starting import StartRank, spawn_rank
 from worker_svc.runner_choice import DeviceError, RequestedRunner, RunnerChoice, choose_runner, detect_machine
 from worker_svc.sampling.grammar_matcher import GrammarVocabulary
@@ -104,15 +105,15 @@ def _load(
                 int8_weights=settings.weight_dtype == "int8",
                 int8_kv=choice.kv_dtype == torch.int8,
             )
-    elif settings.weight_dtype == "int8":
-        raise DeviceError(int8_refused("--weight-dtype"))
+    elif settings.weight_dtype == "fp8" and choice.device.type == "cuda" and dtype == torch.float32:
+        raise DeviceError(FP8_WEIGHTS_NEED_16_BITS)
     reduction = None
     if starting is not None and host is not None:
         has_native = isinstance(host.kernels, NativeKernels)
         reduction_choice = ReductionChoice(read_model_config(folder), dtype, has_native)
         reduction = starting.set_up(model_fingerprint, reduction_choice, model=str(folder))
     with clock.phase("weights"):
-        make_product = Linear if host is None else host.packing.make_product
+        make_product = _device_products(settings) if host is None else host.packing.make_product
         model_part = ModelPart(0, settings.tensor_parallel)
         decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"), model_part)
         lead = None if starting is None or reduction is None else starting.lead(reduction)
@@ -130,6 +131,7 @@ def _load(
         limits=started.limits,
         bytes_per_block=started.pool.shape.bytes_per_block * settings.tensor_parallel,
         kv_dtype=_dtype_name(started.pool.shape.dtype),
+        weight_dtype=_dtype_name(decoder.dtype) if settings.weight_dtype == "auto" else settings.weight_dtype,
         device=str(decoder.device),
         startup=clock.phases,
         memory=started.memory,
@@ -144,7 +146,7 @@ def _load(
         status.notice(about, notice)
     if lead is not None:
         return LoadedModel(started.runner, description, lead.group.close)
-    weights = description.model.dtype + (" int8" if settings.weight_dtype == "int8" else "")
+    weights = description.model.dtype + ("" if settings.weight_dtype == "auto" else f" {settings.weight_dtype}")
     layout = PLAIN_LAYOUT if host is None else host.kernels.block_layout
     format = block_format(model_fingerprint, weights, started.pool.shape, layout)
     travel = travelling_blocks(started.pool, started.fetched, format)
@@ -158,7 +160,19 @@ def _seat_grammars(tokenizer: TokenizerFiles, config: ModelConfig) -> SeatGramma
 
 
 def _requested_runner(settings: WorkerSettings) -> RequestedRunner:
-    return RequestedRunner(device=settings.device, runner=settings.runner, kv_dtype=settings.kv_dtype)
+    return RequestedRunner(
+        device=settings.device,
+        runner=settings.runner,
+        kv_dtype=settings.kv_dtype,
+        weight_dtype=settings.weight_dtype,
+    )
+
+
+def _device_products(settings: WorkerSettings) -> MakeProduct:
+    """Maker of the products of an accelerator's runner."""
+    form = settings.weight_dtype
+    assert form != "int8", "refused with the runner"
+    return Linear if form == "auto" else quantising_maker(form)
 
 
 def _describe_model(

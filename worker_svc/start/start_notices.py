@@ -8,7 +8,9 @@ def notices(description: WorkerDescription) -> dict[str, str]:
     """Lines for people, by topic."""
     lines = {}
     if description.dtype_reason:
-        lines["dtype"] = f"{description.model.dtype}: {description.dtype_reason}"
+        dtype, stored = description.model.dtype, description.weight_dtype
+        weights = "" if stored == dtype else f", weights of the layers {stored}"
+        lines["dtype"] = f"{dtype}{weights}: {description.dtype_reason}"
     memory, limits = description.memory, description.limits
     if memory is not None:
         parts = [f"weights {gib(memory.weight_bytes)}", f"KV pool {gib(memory.kv_pool_bytes)}"]

@@ -9,6 +9,7 @@ from benchmarks.gpu.gate.cascade_launches import CASCADES
 from benchmarks.gpu.gate.decode_launches import DECODES
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from benchmarks.gpu.gate.prefill_launches import PREFILLS
+from benchmarks.gpu.gate.product_launches import PRODUCTS
 from benchmarks.gpu.gate.sampling_launches import SAMPLINGS
 from benchmarks.gpu.gate.step_input_launches import STEP_INPUTS
 from benchmarks.gpu.gate.tuned_launches import TUNED
@@ -146,5 +147,6 @@ LAUNCHES: tuple[LaunchConfig, ...] = (
     *STEP_INPUTS,
     *SAMPLINGS,
     *CASCADES,
+    *PRODUCTS,
     *TUNED,
 )

@@ -66,6 +66,7 @@ class _OutputOnly:
 
     def __init__(self, weight: Tensor, _bias: Tensor | None) -> None:
         self.shape = weight.shape
+        self.nbytes = weight.nbytes  # as if there were one
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.empty((len(x), self.shape[0]), dtype=x.dtype, device=x.device) if out is None else out

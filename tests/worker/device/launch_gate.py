@@ -17,7 +17,13 @@ from benchmarks.gpu.gate.compile_gate import compile_recorded, resource_faults
 from kernels.launches.launch_recorder import LaunchKey, RecordedLaunch
 from tests.worker.device.launched_steps import CASES
 
-CAPABILITIES = {"bf16": (80, 90), "cache of e4m3": (90,), "fp16": (90,)}
+CAPABILITIES = {
+    "bf16": (80, 90),
+    "cache of e4m3": (90,),
+    "fp16": (90,),
+    "weights of e4m3": (90,),
+    "weights of 4 bits": (80, 90),
+}
 
 
 def compile_faults(launch: RecordedLaunch, capability: int) -> list[str]:

@@ -21,9 +21,11 @@ from kernels.attention.cascade_groups import SharingCost
 from kernels.launches.launch_recorder import LaunchKey, RecordedLaunch
 from worker_svc.gpu.graphs import GraphMaker, graph_sizes
 from worker_svc.gpu.launch_compilation import record_start, recording_operations
+from worker_svc.gpu.quantised_products import QuantisedForm, quantising_maker
 from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.model.layers import Linear
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.trial_steps import num_trial_blocks
 
@@ -52,16 +54,18 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 
 @dataclass(frozen=True, slots=True)
 class LaunchCase:
-    """A model in some dtype, with a cache in some dtype."""
+    """A model in some dtype, with a cache in some dtype, and weights in some form."""
 
     model: str
     dtype: torch.dtype
     kv_dtype: torch.dtype | None = None
+    weights: QuantisedForm | None = None
 
     def decoder(self, folder: Path) -> Decoder:
         """Weights are random."""
         MODELS[self.model]().save_pretrained(folder)
-        return load_decoder(folder, self.dtype, torch.device("cpu"))
+        make_product = Linear if self.weights is None else quantising_maker(self.weights)
+        return load_decoder(folder, self.dtype, torch.device("cpu"), make_product)
 
     def runner(self, decoder: Decoder, limits: StepLimits, graphs: GraphMaker | None = None) -> DeviceRunner:
         return self._runner(decoder, self._pool(decoder, limits), limits, graphs)
@@ -88,6 +92,8 @@ CASES = {
     "bf16": LaunchCase("qwen2", torch.bfloat16),
     "cache of e4m3": LaunchCase("qwen3", torch.bfloat16, torch.float8_e4m3fn),
     "fp16": LaunchCase("opt", torch.float16),
+    "weights of e4m3": LaunchCase("qwen3", torch.bfloat16, weights="fp8"),
+    "weights of 4 bits": LaunchCase("qwen2", torch.bfloat16, weights="int4"),
 }
 LIMITS = StepLimits(
     num_seats=NUM_SEATS,

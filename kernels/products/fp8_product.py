@@ -1,0 +1,61 @@
+"""Products of e4m3 weights, one scale per output, with rows that are quantised as they come, one scale per row.
+
+Scales are powers of two. So they cost no rounding, and a weight that was quantised is a number of bfloat16 and of
+float16 too. `row_quantising` has the kernel; here is its torch reference. Knows no layers.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+E4M3 = torch.float8_e4m3fn
+ALIGNMENT = 16  # of inputs and of outputs, for the matrix units
+LEAST_PEAK = 2.0**-100  # of a row; smaller numbers become zeros
+# The greatest number of e4m3 is 448, 1.75 * 2^8. Added to the bits of a float32 of mantissa above 1.75, the carry
+# reaches its exponent.
+CARRY = 0x1FFFFF
+EXPONENT = -0x800000  # mask of the bits of sign and exponent
+PEAK_EXPONENT = 8 << 23
+INVERSE = 254 << 23  # less the bits of a power of two: those of its inverse
+
+
+class Fp8Matrix(NamedTuple):
+    """Rows of e4m3 numbers, each row with its scale: row i is codes[i] * scales[i]."""
+
+    codes: Tensor  # [N, K] e4m3, contiguous
+    scales: Tensor  # [N, 1] float32, contiguous
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """The numbers, [N, K]."""
+        return (self.codes.float() * self.scales).to(dtype)
+
+
+def quantise_rows(x: Tensor) -> Fp8Matrix:
+    """Round each row to e4m3, under the least power of two by which its greatest number fits.
+
+    x: [N, K], contiguous rows
+    """
+    peaks = x.abs().amax(1, keepdim=True).float().clamp(min=LEAST_PEAK)
+    bits = ((peaks.view(torch.int32) + CARRY) & EXPONENT) - PEAK_EXPONENT
+    inverses = (INVERSE - bits).view(torch.float32)
+    return Fp8Matrix((x.float() * inverses).to(E4M3), bits.view(torch.float32))
+
+
+def fp8_product(rows: Fp8Matrix, weight: Fp8Matrix, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Rows W^T + b, summed in float32 and rounded once to `dtype`. On a CPU torch widens both to float32.
+
+    rows:    [T, K]
+    weight:  [N, K]; on a GPU both sizes are multiples of `ALIGNMENT`
+    bias:    [N], of `dtype`, which on a GPU has 16 bits
+    returns  [T, N]
+    """
+    return torch._scaled_mm(
+        rows.codes,
+        weight.codes.t(),
+        scale_a=rows.scales,
+        scale_b=weight.scales.t(),
+        bias=bias,
+        out_dtype=dtype,
+        use_fast_accum=True,
+    )

@@ -1,0 +1,54 @@
+"""Small models with weights of 8 and 4 bits end to end, computed with kernels: passes, and whole steps by graphs.
+
+Against the same weights with the torch references, and against models that have the dequantised numbers as weights.
+"""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.on_device.devices import DEVICE
+from tests.kernels.on_device.test_device_runner import run_kernels, run_references
+from tests.kernels.on_device.test_forward import runner_of, steps
+from tests.worker.device.sample_steps import comparable, decode_steps
+from tests.worker.quantised_models import FAST_HIDDEN, load_quantised, widened, write_wide_model
+from tests.worker.tiny_models import random_prompts
+from worker_svc.gpu import torch_operations, triton_operations
+from worker_svc.gpu.quantised_products import QuantisedForm
+from worker_svc.model.decoder import Decoder
+from worker_svc.operations import Operations
+
+CPU = torch.device("cpu")
+KERNELS, REFERENCES = triton_operations.OPERATIONS, torch_operations.OPERATIONS
+CASES = [(family, form) for family in ("llama", "opt") for form in get_args(QuantisedForm)]
+# Mean error, as part of the logits' standard deviation. With e4m3 a number of a row that lies between two steps, to
+# within the rounding of float32, may go to either.
+NEAR: dict[QuantisedForm, float] = {"fp8": 0.01, "int4": 1e-4}
+
+
+def logits_of(decoder: Decoder, operations: Operations) -> Tensor:
+    """Of a whole prompt, then of one token at a time beside chunks of another prompt."""
+    return torch.cat(steps(runner_of(decoder, operations), random_prompts((9, 6))))
+
+
+@pytest.mark.parametrize(("family", "form"), CASES)
+def test_kernels_give_the_logits_of_the_references_and_of_the_dequantised_weights(
+    family: str, form: QuantisedForm, tmp_path: Path
+) -> None:
+    folder = write_wide_model(family, tmp_path)
+    decoder = load_quantised(folder, form, torch.float32, CPU)
+    ours = logits_of(load_quantised(folder, form, torch.float32, DEVICE), KERNELS).cpu()
+    same, wide = logits_of(decoder, REFERENCES), logits_of(widened(decoder, torch.float32), REFERENCES)
+    for expected in (same, wide):
+        assert (ours - expected).abs().mean() <= NEAR[form] * expected.std()
+
+
+@pytest.mark.parametrize("form", get_args(QuantisedForm))
+def test_captured_steps_sample_what_the_references_do(form: QuantisedForm, tmp_path: Path) -> None:
+    folder = write_wide_model("llama", tmp_path, FAST_HIDDEN)
+    ours, _ = run_kernels(load_quantised(folder, form, torch.float32, DEVICE), decode_steps(2), None, depth=2)
+    expected = run_references(load_quantised(folder, form, torch.float32, CPU), decode_steps(2))
+    assert [comparable(result) for result in ours] == [comparable(result) for result in expected]
