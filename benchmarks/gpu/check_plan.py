@@ -32,6 +32,10 @@ FIRST_KERNELS: dict[str, tuple[str, ...]] = {
         "test_block_copy.py::test_sources_are_read_before_they_are_overwritten",
         "test_block_copy.py::test_swapped_blocks_come_back_bit_by_bit",
     ),
+    "weights of 8 and 4 bits": (
+        "test_quantised_products.py::test_the_devices_product_is_that_of_the_dequantised_numbers",
+        "test_quantised_products.py::test_products_of_few_rows_follow_the_reference",
+    ),
     "cascade attention": ("test_cascade_attention.py::test_the_configurations_that_are_launched",),
 }
 # A warning of a library's other version is no failure here, and a first launch compiles.

@@ -1,4 +1,4 @@
-"""How the product with a weight of 4 bits is divided among programs. Pure arithmetic; imports no Triton."""
+"""Division of the product with a weight of 4 bits among programs. Pure arithmetic; imports no Triton."""
 
 from dataclasses import dataclass
 

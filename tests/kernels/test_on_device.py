@@ -15,6 +15,7 @@ FILES = {path.name for path in FOLDER.glob("test_*.py")}
 LONG = {
     "decode and cascade": {"test_decode_attention.py", "test_cascade_attention.py"},
     "prefill and models": {"test_prefill_attention.py", "test_forward.py", "test_device_runner.py"},
+    "quantised weights": {"test_quantised_models.py", "test_quantised_products.py"},
 }
 PARTS = {**LONG, "others": FILES.difference(*LONG.values())}
 TIMEOUT_S = 900

@@ -91,7 +91,7 @@ def test_every_number_in_4_bits_lies_where_the_layout_says(data: st.DataObject) 
 
 @given(seed=SEEDS)
 def test_slices_of_the_whole_are_what_a_slice_becomes(seed: int) -> None:
-    """Of outputs in both forms, and of whole groups of inputs in 4 bits."""
+    """Slices of outputs in both forms, and of whole groups of inputs in 4 bits."""
     weight = random(8, 4 * GROUP, seed)
     whole, part = quantise_rows(weight), quantise_rows(weight[2:6])
     assert torch.equal(whole.codes[2:6].float(), part.codes.float()) and torch.equal(whole.scales[2:6], part.scales)
@@ -115,7 +115,7 @@ def test_products_are_those_of_the_dequantised_numbers(has_bias: bool, num_rows:
 
 
 def check_product(product: Tensor, rows: Tensor, weight: Fp8Matrix | Int4Matrix, bias: Tensor | None) -> None:
-    """As near to the exact product as rounding of the weight and of the result allow."""
+    """Assert that the product is as near to the exact one as rounding of the weight and of the result allow."""
     numbers = weight.dequantised(torch.float64)
     exact, largest = rows @ numbers.t(), rows.abs() @ numbers.abs().t()
     if bias is not None:

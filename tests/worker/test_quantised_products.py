@@ -77,7 +77,7 @@ def test_operations_are_bound_without_a_copy_of_the_weights(form: QuantisedForm,
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_rank_holds_the_slices_of_the_whole(form: QuantisedForm, tmp_path: Path) -> None:
-    """Of products that are divided by outputs; those of inputs hold whole groups in 4 bits, or scales of their own."""
+    """Slices of outputs are equal; those of inputs are whole groups in 4 bits, or have scales of their own."""
     folder = write_wide_model("llama", tmp_path)
     whole = load_quantised(folder, form, torch.float32, CPU)
     ranks = [load_quantised(folder, form, torch.float32, CPU, ModelPart(rank, 2)) for rank in range(2)]

@@ -30,7 +30,7 @@ NEAR: dict[QuantisedForm, float] = {"fp8": 0.01, "int4": 1e-4}
 
 
 def logits_of(decoder: Decoder, operations: Operations) -> Tensor:
-    """Of a whole prompt, then of one token at a time beside chunks of another prompt."""
+    """Logits of a whole prompt, then of one token at a time beside chunks of another prompt."""
     return torch.cat(steps(runner_of(decoder, operations), random_prompts((9, 6))))
 
 
