@@ -19,7 +19,6 @@ from torch import Tensor
 from benchmarks.cpu.accuracy import MODEL, Predictions, StoredModel, held_out
 from benchmarks.page_section import Document, Headline, PageSection, ResultRow, Section, at_most, grid, number
 from benchmarks.report import RESULTS, table, write_result
-from demo.train import NUM_HELD_OUT_TOKENS
 from kernels.native.native_kernels import native_kernels
 from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.gpu.quantised_products import quantising_maker
@@ -28,7 +27,7 @@ from worker_svc.model.layers import Linear
 
 Form = Literal["float32", "fp8", "int4"]
 FORMS: tuple[Form, ...] = ("float32", "fp8", "int4")
-CHUNK = 256  # tokens of a window at once: the references widen a weight at each product
+NUM_TOKENS, CHUNK = 16_384, 256  # few of them, and many at once: the references widen a weight at each product
 MOST_PERCENT: Mapping[Form, float] = {"fp8": 0.5, "int4": 1.0}  # by which the loss may be greater
 _HEAD = ("weights", "bytes of layers", "nats a token", "more, %", "mean change", "same best token, %")
 
@@ -79,7 +78,7 @@ def _layer_bytes(decoder: Decoder) -> int:
 def main() -> None:
     """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=NUM_HELD_OUT_TOKENS)
+    parser.add_argument("--tokens", type=int, default=NUM_TOKENS)
     parser.add_argument("--chunk", type=int, default=CHUNK, help="tokens of a window computed at once")
     parser.add_argument("--output", type=Path, default=RESULTS / "weight_accuracy.json")
     arguments = parser.parse_args()
