@@ -1,13 +1,14 @@
 """Decoders with weights of 8 and 4 bits: which products are quantised, what they take, and how ranks divide them."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.products.int4_matrix import WORDS
+from quire.worker_settings import WorkerSettings
 from tests.worker.quantised_models import HIDDEN, INTERMEDIATE, load_quantised, widened, write_wide_model
 from tests.worker.tiny_models import write_tiny_model
 from worker_svc.gpu import torch_operations
@@ -15,6 +16,8 @@ from worker_svc.gpu.quantised_products import Fp8Linear, Int4Linear, QuantisedFo
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear, Product
 from worker_svc.model.model_part import ModelPart
+from worker_svc.start.loading import load_model
+from worker_svc.start.start_notices import notices
 
 CPU = torch.device("cpu")
 KINDS = {"fp8": Fp8Linear, "int4": Int4Linear}
@@ -102,6 +105,26 @@ def test_a_rank_holds_the_slices_of_the_whole(form: QuantisedForm, tmp_path: Pat
         part.layers[0].attention.out(x[:, index * 128 : (index + 1) * 128]) for index, part in enumerate(parts)
     )
     torch.testing.assert_close(summed, wide.layers[0].attention.out(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loaded_worker_says_in_which_form_its_weights_are(form: QuantisedForm, tmp_path: Path) -> None:
+    """Keys and values that come of other weights are others, so blocks do not travel between the forms."""
+    folder = write_wide_model("llama", tmp_path)
+    told = {}
+    sizes: dict[str, Any] = {"model": str(folder), "num_blocks": 20, "max_num_seqs": 4}
+    forms: tuple[Literal["auto"], QuantisedForm] = ("auto", form)
+    for dtype in forms:
+        loaded = load_model(WorkerSettings(**sizes, device="cpu", runner="device", weight_dtype=dtype))
+        assert loaded.travel is not None and loaded.description.memory is not None
+        told[dtype] = loaded.description
+        assert (f" {form} " in loaded.travel.format) == (dtype == form)
+    plain, quantised = told["auto"], told[form]
+    assert (plain.weight_dtype, quantised.weight_dtype) == (plain.model.dtype, form)
+    assert plain.memory is not None and quantised.memory is not None
+    assert quantised.memory.weight_bytes < 0.5 * plain.memory.weight_bytes
+    assert f"weights of the layers {form}" in notices(quantised)["dtype"]
+    assert "weights of the layers" not in notices(plain)["dtype"]
 
 
 def weight_of(product: Product) -> Tensor:
