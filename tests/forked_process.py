@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Lock
@@ -61,8 +62,10 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: signal.Signals) -> None:
+        """Send it to a process that runs; nothing happens to one that has ended, even if that is not known yet."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
