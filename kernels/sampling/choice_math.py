@@ -1,6 +1,7 @@
-"""Math of the kernels that choose tokens: scaled logits as ordered bits and as fixed-point masses, and noise.
+"""Math of the kernels that choose tokens: scaled logits as ordered bits and as fixed-point masses, noise and scores.
 
-Each function is one line of `sampling` or `noise`, on tiles in registers. Knows no rows and no samples.
+Each function is one line of `sampling` or `noise`, on tiles in registers. None uses float64, of which many GPUs have
+hardly any: masses and scores are `fixed_point` numbers. Knows no rows and no samples.
 """
 
 import math
@@ -8,11 +9,14 @@ import math
 import triton
 import triton.language as tl
 
+from kernels.sampling.fixed_point import exponential, gumbel_noise, scaled_fixed
+
 INF_BITS = tl.constexpr(0x7F800000)
 NO_ID = tl.constexpr(0x7FFFFFFF)
 SMALLEST = tl.constexpr(1.1754943508222875e-38)  # smallest normal float32: the lowest temperature
-_FIXED_POINT = tl.constexpr(2.0**40)  # 1.0 in fixed point
-_ROUNDER = tl.constexpr(2.0**52)  # adding it rounds to the nearest integer, halves to even
+_POINT = tl.constexpr(40)  # bits behind the point of a mass
+_ITSELF = tl.constexpr(1 << 62)  # the factor 1 of `scaled_fixed`
+_SIGN = tl.constexpr(-(1 << 31))
 _NOISE_STEP = tl.constexpr(2.0**-32)
 _LN_2_32 = tl.constexpr(32 * math.log(2.0))
 
@@ -34,12 +38,9 @@ def depth(b_scaled: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def mass(b_depth: tl.tensor) -> tl.tensor:
+def mass(b_depth: tl.tensor, b_table: tl.tensor) -> tl.tensor:
     """exp(scaled logit) as a fixed-point integer; 0 if the logit is too far below 0 or NaN."""
-    b_scaled = -b_depth.to(tl.float32, bitcast=True)
-    b_mass = tl.exp(b_scaled.to(tl.float64)) * _FIXED_POINT
-    b_mass = (b_mass + _ROUNDER) - _ROUNDER
-    return tl.where(b_depth < INF_BITS, b_mass, 0.0).to(tl.int64)
+    return exponential(b_depth, b_table, _POINT)
 
 
 @triton.jit
@@ -69,14 +70,23 @@ def noise_bits(key: tl.tensor, o_token: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def score(bits: tl.tensor, scaled: tl.tensor, b_table: tl.tensor) -> tl.tensor:
+    """Scaled logit, above -32, plus noise of one token, int64 with 56 bits behind the point."""
+    odd = ((bits.to(tl.int64) + 0x80000000) << 1) + 1
+    return gumbel_noise(odd, b_table) - scaled_fixed(depth(scaled), _ITSELF)
+
+
+@triton.jit
 def gumbel(b_bits: tl.tensor) -> tl.tensor:
-    """`noise.gumbel`, float64."""
-    b_uniform = ((b_bits.to(tl.int64) + 0x80000000).to(tl.float64) + 0.5) * _NOISE_STEP
-    return -tl.log(-tl.log(b_uniform))
+    """`noise.gumbel` in float32, within 1e-4: near 1, -ln(u) is a series in 1 - u."""
+    b_uniform = ((b_bits ^ _SIGN).to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * _NOISE_STEP
+    b_rest = ((0x7FFFFFFF - b_bits).to(tl.uint32, bitcast=True).to(tl.float32) + 0.5) * _NOISE_STEP
+    b_series = b_rest * (1.0 + b_rest * (0.5 + b_rest * (1.0 / 3.0 + b_rest * 0.25)))
+    return -tl.log(tl.where(b_rest < 0.0625, b_series, -tl.log(b_uniform)))
 
 
 @triton.jit
 def gumbel_bound(b_bits: tl.tensor) -> tl.tensor:
-    """Upper bound of `gumbel` (up to float32 rounding), at a tenth of the cost: -ln(1 - u) >= -ln(-ln(u))."""
+    """Upper bound of `gumbel` (up to float32 rounding), at half of the cost: -ln(1 - u) >= -ln(-ln(u))."""
     b_rest = (0x7FFFFFFF - b_bits).to(tl.uint32, bitcast=True)  # (1 - u) * 2^32 - 0.5
     return _LN_2_32 - tl.log(b_rest.to(tl.float32) + 0.5)

@@ -1,4 +1,4 @@
-"""Choosing a token for each sample of a step, exactly as `choice_reference` does, in two to four launches.
+"""Choosing a token for each sample of a step, exactly as `choice_reference` does, in two to five launches.
 
 Rows are split between programs where that cannot change the result: a maximum, or a sum of integers, is the same in
 any order. `token_selection` finds the tokens that top-k and top-p keep. Never waits for the device: shapes depend only
@@ -21,8 +21,10 @@ from kernels.sampling.choice_math import (
     load_scaled,
     noise_bits,
     row_maximum,
+    score,
 )
 from kernels.sampling.choice_reference import ChosenTokens, SampleRows
+from kernels.sampling.fixed_point import powers_table
 from kernels.sampling.token_selection import survival_thresholds
 
 TILE = 2048
@@ -33,8 +35,9 @@ NUM_PARTS = ((8, 64), (64, 8), (math.inf, 2))  # (samples at most, parts of a ro
 _HAS_MINUS_INF = tl.constexpr(1)
 _HAS_PLUS_INF_OR_NAN = tl.constexpr(2)
 # The most likely token has a scaled logit of 0 and noise of at least -3.14, so no score below this one wins.
-_LOW_SCORE = tl.constexpr(-4.0)
-_SLACK = tl.constexpr(1e-3)  # far above the error of float32 rounding and of the approximate logarithm
+_LOW_SCORE = tl.constexpr(-4 * (1 << 56))
+_SLACK = tl.constexpr(1e-3)  # far above twice the error of float32 rounding and of the approximate logarithms
+_TO_FLOAT = tl.constexpr(2.0**-56)
 
 
 @triton.jit
@@ -86,7 +89,7 @@ def draw_kernel(
     temperature_ptr: tl.tensor,  # [S] float32
     threshold_ptr: tl.tensor,  # [S] float32
     key_ptr: tl.tensor,  # [S] int64
-    part_score_ptr: tl.tensor,  # [S, PARTS] float64
+    part_score_ptr: tl.tensor,  # [S, PARTS] int64, fixed point
     part_id_ptr: tl.tensor,  # [S, PARTS] int32, overwritten unless the sample is greedy
     stride_logits: tl.tensor,
     vocab_size: tl.tensor,
@@ -97,7 +100,8 @@ def draw_kernel(
 ) -> None:
     """Kept token with the largest sum of scaled logit and noise, in one part of one row.
 
-    Noise costs two float64 logarithms; a tile computes them only if a bound of its scores reaches the best so far.
+    A tile computes noise only if a bound of its scores reaches the best so far; in float32, which leaves one token or a
+    few whose exact scores decide.
     """
     i_sample, i_part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + i_sample)
@@ -111,20 +115,33 @@ def draw_kernel(
     divisor = tl.maximum(temperature, SMALLEST)
     threshold = tl.load(threshold_ptr + i_sample)
     key = tl.load(key_ptr + i_sample)
-    best = tl.full((), _LOW_SCORE, tl.float64)
+    b_table = powers_table()
+    best = tl.full((), _LOW_SCORE, tl.int64)
     best_id = tl.full((), NO_ID, tl.int32)
     for i_tile in range(i_part * part_size, min((i_part + 1) * part_size, vocab_size), TILE):
         o_token = i_tile + tl.arange(0, TILE)
         b_scaled = load_scaled(p_row, o_token, vocab_size, top, divisor)
-        m_survives = b_scaled >= threshold
+        m_survives = (b_scaled >= threshold) & (b_scaled <= 0.0)  # of a row that is not finite, those that are
         b_bits = noise_bits(key, o_token)
         b_bound = tl.where(m_survives, b_scaled + gumbel_bound(b_bits), float("-inf"))
-        if tl.max(b_bound, 0) + _SLACK >= best:
-            b_scores = tl.where(m_survives, gumbel(b_bits) + b_scaled.to(tl.float64), float("-inf"))
-            score = tl.max(b_scores, 0)
-            if score > best:
-                best = score
-                best_id = tl.min(tl.where(b_scores == score, o_token, NO_ID), 0)
+        least = best.to(tl.float32) * _TO_FLOAT - _SLACK
+        if tl.max(b_bound, 0) >= least:
+            b_score = tl.where(m_survives, b_scaled + gumbel(b_bits), float("-inf"))
+            highest = tl.max(b_score, 0)
+            while highest >= least:
+                token = tl.min(tl.where(b_score == highest, o_token, NO_ID), 0)
+                m_token = o_token == token
+                exact = score(
+                    tl.sum(tl.where(m_token, b_bits, 0), 0),
+                    tl.max(tl.where(m_token, b_scaled, float("-inf")), 0),
+                    b_table,
+                )
+                is_better = (exact > best) | ((exact == best) & (token < best_id))
+                best = tl.where(is_better, exact, best)
+                best_id = tl.where(is_better, token, best_id)
+                least = best.to(tl.float32) * _TO_FLOAT - _SLACK
+                b_score = tl.where(m_token, float("-inf"), b_score)
+                highest = tl.max(b_score, 0)
     o_part = i_sample * PARTS + i_part
     tl.store(part_score_ptr + o_part, best)
     tl.store(part_id_ptr + o_part, best_id)
@@ -136,7 +153,7 @@ def finish_kernel(
     part_max_ptr: tl.tensor,  # [S, PARTS] float32
     part_flags_ptr: tl.tensor,  # [S, PARTS] int32
     raw_flags_ptr: tl.tensor,  # [S, PARTS] int32, of raw logits; equals part_flags without EDITED
-    part_score_ptr: tl.tensor,  # [S, PARTS] float64; unused without DRAWN
+    part_score_ptr: tl.tensor,  # [S, PARTS] int64, fixed point; unused without DRAWN
     part_id_ptr: tl.tensor,  # [S, PARTS] int32
     token_ids_ptr: tl.tensor,  # [S] int32
     valid_ptr: tl.tensor,  # [S] bool
@@ -148,11 +165,12 @@ def finish_kernel(
     i_sample = tl.program_id(0).to(tl.int64)
     o_part = i_sample * PARTS + tl.arange(0, PARTS)
     b_max = tl.load(part_max_ptr + o_part)
-    b_best = b_max.to(tl.float64)
+    m_best = b_max == tl.max(b_max, 0)
     if DRAWN:
         is_drawn = tl.load(temperature_ptr + i_sample) != 0.0
-        b_best = tl.where(is_drawn, tl.load(part_score_ptr + o_part), b_best)
-    b_id = tl.where(b_best == tl.max(b_best, 0), tl.load(part_id_ptr + o_part), NO_ID)
+        b_score = tl.load(part_score_ptr + o_part)
+        m_best = tl.where(is_drawn, b_score == tl.max(b_score, 0), m_best)
+    b_id = tl.where(m_best, tl.load(part_id_ptr + o_part), NO_ID)
     b_bad = tl.load(raw_flags_ptr + o_part)
     if EDITED:
         b_bad |= tl.load(part_flags_ptr + o_part) & _HAS_PLUS_INF_OR_NAN
@@ -164,8 +182,10 @@ def finish_kernel(
 def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None) -> ChosenTokens:
     """Choose the argmax for greedy samples and draw the others; the lowest id wins a tie.
 
-    Tokens equal those of the reference, except for the last place of float64 exp and log, which libraries round
-    differently: a sum of probabilities can be off by 2^-40 for each of its tokens, and a score by about 1e-15.
+    Tokens equal those of the reference, except for the last places of its float64 exp and log and of the fixed-point
+    numbers here (`fixed_point`): a sum of probabilities can be off by 2^-40 for a few of its tokens, and a score by
+    2^-47. So a token differs where the sum comes that close to its limit, or two tokens' scores to one another: once in
+    some 10^13 draws.
 
     logits: [L, V], raw, any floating dtype, V contiguous; they alone decide whether a row is finite
     edited: float32 [S, V], from which sample i chooses instead of its row of `logits`
@@ -187,7 +207,7 @@ def choose_tokens(logits: Tensor, rows: SampleRows, edited: Tensor | None = None
     if not rows.all_greedy:
         source = logits if edited is None else edited
         thresholds = survival_thresholds(source, rows, part_max, indexed=edited is None)
-        part_score = torch.empty((num_samples, parts), dtype=torch.float64, device=device)
+        part_score = torch.empty((num_samples, parts), dtype=torch.int64, device=device)
         draw_kernel[(num_samples, parts)](
             source,
             rows.logit_rows,

@@ -25,6 +25,12 @@ def _sum_rows(x_ptr: tl.tensor, out_ptr: tl.tensor, num_rows: tl.tensor, WIDTH: 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _double(x_ptr: tl.tensor, out_ptr: tl.tensor, WIDTH: tl.constexpr) -> None:
+    o_width = tl.arange(0, WIDTH)
+    tl.store(out_ptr + o_width, tl.exp(tl.load(x_ptr + o_width).to(tl.float64)).to(tl.float32))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _matmul(
     a_ptr: tl.tensor,
     b_ptr: tl.tensor,
@@ -91,6 +97,14 @@ def test_loads_that_are_not_known_to_be_aligned_are_stopped() -> None:
     narrow = replace(SUM, constants={"WIDTH": 128})  # one element a thread
     assert "no 16-byte loads" in found(narrow)
     assert found(replace(narrow, wide_loads=False)) == ""
+
+
+def test_float64_is_stopped_where_it_is_not_wanted() -> None:
+    arguments, constants = {"x_ptr": "*fp32", "out_ptr": "*fp32"}, {"WIDTH": 1024}
+    double = LaunchConfig(name="double", kernel=_double, arguments=arguments, constants=constants)
+    assert found(double) == ""
+    assert found(replace(double, float64=False)) == "computes in float64"
+    assert found(replace(SUM, float64=False)) == ""
 
 
 def test_one_bad_configuration_fails_the_gate(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,9 @@
 """Compiles kernels without a GPU, and checks the machine code for known causes of slowness.
 
 `python -m benchmarks.gpu.gate.compile_gate` does so for the whole launch table and fails on spilled registers, on
-shared memory over the limit of the device, on a missing `wgmma`, on narrow loads, on loops of attention that have more
-instructions than the table says, and on prefill's loops that wait for their products before the softmax. Does not check
-results.
+shared memory over the limit of the device, on a missing `wgmma`, on narrow loads, on float64 in sampling, on loops of
+attention that have more instructions than the table says, and on prefill's loops that wait for their products before
+the softmax. Does not check results.
 """
 
 import os
@@ -32,6 +32,7 @@ MAX_SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # that one t
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _EXPONENTIAL = "MUFU.EX2"
 _MOST_PRODUCTS = 3  # of a tile of keys: with keys, and with values, which come in two halves if they are of e4m3
+_FLOAT64 = ".f64"
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg|cp\.async\.bulk")
 
 
@@ -72,6 +73,8 @@ def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str
     found = resource_faults(capability, code)
     if launch.wgmma and capability == 90 and "wgmma.mma_async" not in code.ptx:
         found.append("no wgmma")
+    if not launch.float64 and _FLOAT64 in code.ptx:
+        found.append("computes in float64")
     if launch.wide_loads and not _WIDE_LOAD.search(code.ptx):
         found.append("no 16-byte loads from global memory")
     if capability in launch.max_loop_size:

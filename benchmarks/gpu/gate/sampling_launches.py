@@ -14,11 +14,13 @@ _TYPES = {
     "part_id_ptr": "*i32",
     "part_flags_ptr": "*i32",
     "raw_flags_ptr": "*i32",
-    "part_score_ptr": "*fp64",
+    "part_score_ptr": "*i64",
+    "part_sums_ptr": "*i64",
+    "progress_ptr": "*i32",
     "temperature_ptr": "*fp32",
     "threshold_ptr": "*fp32",
     "top_k_ptr": "*i32",
-    "top_p_ptr": "*fp64",
+    "top_p_ptr": "*i64",
     "key_ptr": "*i64",
     "depths_ptr": "*i32",
     "token_ids_ptr": "*i32",
@@ -58,6 +60,7 @@ def _launch(
         divisible_by_16=tuple(name for name in _ALIGNED if name in kernel.arg_names),
         num_warps=num_warps,
         wide_loads=wide_loads,
+        float64=False,
     )
 
 
@@ -66,24 +69,26 @@ def _choices(logits: str, num_samples: int) -> tuple[LaunchConfig, ...]:
     parts, _ = token_choice.split(num_samples, _VOCAB_SIZE)
     constants = {"INDEXED": logits != "fp32", "PARTS": parts}
     tiled = constants | {"TILE": token_choice.TILE}
-    selecting = constants | {"TILE": token_selection.SELECT_TILE, "WAYS": token_selection.WAYS}
+    summing = {"INDEXED": logits != "fp32", "MAXIMA": parts}
+    summing |= {"TILE": token_selection.SELECT_TILE, "WAYS": token_selection.WAYS}
+    selecting = summing | {"MOST_PARTS": token_selection.MOST_PARTS}
     finish = {"EDITED": logits == "fp32", "DRAWN": True, "PARTS": parts}
     greedy = finish | {"DRAWN": False}
     warps = token_choice.NUM_WARPS
     return (
         _launch(f"row maxima x{parts}", token_choice.row_maxima_kernel, tiled, logits=logits, num_warps=warps),
-        _launch(
-            f"top-k, top-p x{parts}",
-            token_selection.select_kernel,
-            selecting,
-            logits=logits,
-            num_warps=token_selection.SELECT_WARPS,
-            wide_loads=logits == "fp32",  # 4 logits for each thread
-        ),
+        _selection(f"sums x{parts}", token_selection.sum_kernel, summing, logits),
+        _selection(f"top-k, top-p x{parts}", token_selection.select_kernel, selecting, logits),
         _launch(f"draw x{parts}", token_choice.draw_kernel, tiled, logits=logits, num_warps=warps),
         _launch(f"finish x{parts}", token_choice.finish_kernel, finish, logits=logits, num_warps=1, wide_loads=False),
         _launch(f"argmax x{parts}", token_choice.finish_kernel, greedy, logits=logits, num_warps=1, wide_loads=False),
     )
+
+
+def _selection(name: str, kernel: Any, constants: Mapping[str, object], logits: str) -> LaunchConfig:
+    """Launch of a selection, with 4 logits for each thread."""
+    warps = token_selection.SELECT_WARPS
+    return _launch(name, kernel, constants, logits=logits, num_warps=warps, wide_loads=logits == "fp32")
 
 
 def _penalty(name: str, kernel: Any) -> LaunchConfig:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kernels.sampling import choice_reference
 from kernels.sampling.choice_reference import ChosenTokens, SampleRows
-from kernels.sampling.noise import row_keys
-from kernels.sampling.sampling import min_p_thresholds
+from kernels.sampling.noise import gumbel, noise_bits, row_keys
+from kernels.sampling.sampling import min_p_thresholds, scale, truncation_thresholds
 from kernels.sampling.token_choice import TILE, choose_tokens, split
-from kernels.sampling.token_selection import SELECT_TILE
+from kernels.sampling.token_selection import MOST_PARTS, SELECT_TILE, selection_parts, survival_thresholds
 from tests.kernels.on_device.devices import DEVICE, DTYPES
 
 OFF = 1 << 30  # top-k
@@ -101,6 +101,41 @@ def test_a_threshold_deep_in_a_row_is_found(kind: tuple[float, float, int, float
     check(random_logits(1, vocab_size, seed=3), sample_rows([kind], [0], vocab_size))
 
 
+@pytest.mark.parametrize("top_k", [OFF, 300])
+def test_a_sum_that_meets_its_limit_exactly_keeps_what_the_reference_keeps(top_k: int) -> None:
+    """Limits are sums of the row's own masses, and the numbers of float64 next to them."""
+    logits = random_logits(1, 700, seed=10)
+    logits[0, 100:130] = logits[0, 50]  # equals at some of the edges
+    sums = masses_of(logits[0])[: min(top_k, 700)].cumsum(0).tolist()
+    limits = [sums[i] / sums[-1] for i in (0, 1, 5, 20, 60, 150, 250)]
+    top_p = [each for limit in limits for each in (limit, math.nextafter(limit, 0.0), math.nextafter(limit, 1.0))]
+    rows = sample_rows([(1.0, 0.0, top_k, each) for each in top_p], [0] * len(top_p), 700)
+    scaled = scale(logits.expand(len(rows), -1), rows.temperatures)
+    expected = truncation_thresholds(scaled, rows.floors, rows.top_k.long(), rows.top_p, 700)
+    maxima = logits.amax(1).expand(len(rows), 1).contiguous()
+    assert survival_thresholds(logits, rows, maxima, indexed=True).tolist() == expected.tolist()
+    assert len(set(expected.tolist())) > 5
+
+
+def masses_of(logits: Tensor) -> Tensor:
+    """Masses of the reference, int64, in descending order."""
+    scaled = logits.sort(descending=True).values - logits.max()
+    return (scaled.double().exp() * 2.0**40).round().long()
+
+
+def test_scores_that_float32_cannot_tell_apart_are_compared_exactly() -> None:
+    """Logits take back the noise, so all scores of a row are equal up to the rounding of the logits."""
+    vocab_size = 40
+    rows = sample_rows([(1.0, 0.0, OFF, 1.0)] * 4, [0, 1, 2, 3], vocab_size)
+    noise = gumbel(noise_bits(rows.keys[:, None], torch.arange(vocab_size, dtype=torch.int32, device=DEVICE)))
+    check(-noise.float(), rows)
+
+
+def test_a_row_of_infinities_is_soon_done() -> None:
+    logits = torch.full((1, 2 * TILE), math.inf, device=DEVICE)
+    assert not check(logits, sample_rows([KINDS[1], KINDS[3]], [0, 0], 2 * TILE)).valid.any()
+
+
 def test_a_token_does_not_depend_on_its_neighbours() -> None:
     vocab_size = TILE + 3
     kinds = [KINDS[i] for i in (1, 0, 4)]
@@ -169,3 +204,11 @@ def test_parts_cover_a_row(num_samples: int, vocab_size: int) -> None:
     parts, part_size = split(num_samples, vocab_size)
     assert parts * part_size >= vocab_size
     assert parts & (parts - 1) == 0 and part_size % TILE == 0
+
+
+@pytest.mark.parametrize("num_selecting", [1, 8, 9, 128, 256])
+@pytest.mark.parametrize("vocab_size", [1, SELECT_TILE, SELECT_TILE + 1, 50_257, 65_537, 152_064])
+def test_no_part_of_a_selection_is_empty(num_selecting: int, vocab_size: int) -> None:
+    parts, part_size = selection_parts(num_selecting, vocab_size)
+    assert parts <= MOST_PARTS and part_size % SELECT_TILE == 0
+    assert (parts - 1) * part_size < vocab_size <= parts * part_size
