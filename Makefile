@@ -8,6 +8,7 @@
 #   OUT          folder of the report, for `make gpu-check`, and for its dry run (default there: .quire/gpu-check-dry-run).
 #   GPU_CHECK_ARGS  more arguments of `make gpu-check`, such as --only 'kernels/*' or --resume. Default: empty, all stages.
 #   TEST_PROCESSES  number of processes of `make test`. Default: 3, also for two cores, since tests wait half of the time.
+#   DEVICE_RUNNER_TESTS  tests that `make test-device-runner` runs. Default: all that start workers.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SECONDS      duration of `make endurance`. Default: 1800.
 #   SEED         seed of the inputs of `make endurance`, `make chaos-ranks`, `make fuzz` and `make structured`. Default: 1.
@@ -34,12 +35,13 @@ LM_EVAL_ARGS ?= --record
 SECONDS ?= 1800
 SEED ?= 1
 TEST_PROCESSES ?= 3
+DEVICE_RUNNER_TESTS ?= tests/e2e tests/gateway
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
+.PHONY: demo serve test test-device-runner coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -50,6 +52,10 @@ serve: $(VENV)/.run
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations=30 --durations-min=5
+
+# The tests that start real services, with every worker on the runner of accelerators, on a CPU: DEVICE_RUNNER_TESTS.
+test-device-runner: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -p tests.device_runner $(DEVICE_RUNNER_TESTS)
 
 # All tests with tracing, which takes half as long again.
 coverage: $(VENV)/.dev
