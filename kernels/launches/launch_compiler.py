@@ -25,10 +25,15 @@ def compile_launch(launch: RecordedLaunch, capability: int) -> Any:
 def compile_launches(
     launches: Sequence[RecordedLaunch], capability: int, num_threads: int, on_part: OnPart | None = None
 ) -> list[str]:
-    """Compile launches side by side, telling `on_part` after each; the faults of those that the compiler refuses."""
+    """Compile launches side by side, telling `on_part` after each; the faults of those that the compiler refuses.
+
+    Those of the longest kernels, which mostly take longest, come first, so that no thread begins one when others are
+    done.
+    """
     faults = []
+    longest_first = sorted(launches, key=lambda launch: -len(launch.kernel.src))
     with ThreadPoolExecutor(num_threads) as pool:
-        futures = {pool.submit(compile_launch, launch, capability): launch for launch in launches}
+        futures = {pool.submit(compile_launch, launch, capability): launch for launch in longest_first}
         for number, future in enumerate(as_completed(futures), 1):
             error = future.exception()
             if error is not None:

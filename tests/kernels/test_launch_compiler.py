@@ -71,6 +71,26 @@ def test_a_launch_finds_what_was_compiled_ahead(hits: list[bool]) -> None:
     assert hits == [True] * len(TILES)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _scale_more(x_ptr: tl.tensor, factor: tl.tensor, TILE: tl.constexpr) -> None:
+    p_x = x_ptr + tl.arange(0, TILE)
+    tl.store(p_x, tl.load(p_x) * factor * factor + factor)
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_longest_kernels_come_first() -> None:
+    with recorded_launches() as recorder:
+        for kernel in (_scale, _scale_more):
+            kernel[(1,)](torch.zeros(64), 0.5, **launched(8))
+    compiled: list[str] = []
+    triton.knobs.compilation.listener = lambda *, src, **_: compiled.append(src.name)
+    try:
+        assert compile_launches(list(recorder.launches.values()), 90, 1) == []
+    finally:
+        triton.knobs.compilation.listener = None
+    assert compiled == ["_scale_more", "_scale"]
+
+
 @pytest.mark.usefixtures("cache")
 def test_what_the_compiler_refuses_is_named_and_the_others_are_compiled(hits: list[bool]) -> None:
     with recorded_launches() as recorder:
