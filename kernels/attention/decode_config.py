@@ -5,10 +5,11 @@ Taken from the table of tuned shapes, else from a rule based on the compiler's r
 Imports no Triton.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.attention.device_family import HOPPER, DeviceFamily
 from kernels.attention.shape import MIN_DOT_ROWS, AttentionShape
 from kernels.attention.tuned_lookup import tuned_row
 
@@ -17,6 +18,8 @@ _MIN_TILE, _MAX_TILE = 32, 128
 # One stage holds block ids; the stages beyond three give keys and values a second buffer, so that the next tile is
 # loaded while one is computed.
 _NUM_STAGES = 5
+_BUFFERS = 4  # two of keys and two of values
+_OTHER_BYTES = 8 * 1024  # shared memory for queries and block ids, at most
 _CPU_PROCESSORS = 4  # few, but enough for tests to split work
 _NARROW_HEAD = 128  # padded dimension up to which keys of e4m3 take few registers
 _WIDE_ACCUMULATOR = 128 * 128  # float32 sums of a program, from which four warps spill them
@@ -32,18 +35,25 @@ class DecodeConfig:
     programs_per_sm: int  # that fit into a multiprocessor at once, by registers and shared memory
 
 
-def decode_config(shape: AttentionShape) -> DecodeConfig:
-    """The configuration for a shape; the numbers of programs are for Hopper."""
-    row = tuned_row("decode", shape)
+def decode_config(shape: AttentionShape, family: DeviceFamily = HOPPER) -> DecodeConfig:
+    """The configuration for a shape on a family of devices."""
+    row = tuned_row("decode", shape, family)
     if row is None:
-        return decode_rule(shape)
+        return decode_rule(shape, family)
     return DecodeConfig(
         tile=row.tile, num_warps=row.num_warps, num_stages=row.num_stages, programs_per_sm=row.programs_per_sm
     )
 
 
-def decode_rule(shape: AttentionShape) -> DecodeConfig:
-    """The configuration of a shape that was not tuned."""
+def decode_rule(shape: AttentionShape, family: DeviceFamily = HOPPER) -> DecodeConfig:
+    """The configuration of a shape that was not tuned; the number of programs is Hopper's, or fewer."""
+    config = _hopper_rule(shape)
+    buffers = _BUFFERS * config.tile * shape.padded_dim * shape.kv_dtype.itemsize
+    fitting = family.programs_with(buffers + _OTHER_BYTES)
+    return replace(config, programs_per_sm=min(config.programs_per_sm, fitting))
+
+
+def _hopper_rule(shape: AttentionShape) -> DecodeConfig:
     if shape.dtype == torch.float32:  # without tensor cores, so that products are exact
         narrow = shape.dot_rows == MIN_DOT_ROWS
         return DecodeConfig(tile=16, num_warps=4 if narrow else 8, num_stages=4, programs_per_sm=3 if narrow else 1)

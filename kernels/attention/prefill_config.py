@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.attention.device_family import HOPPER, DeviceFamily
 from kernels.attention.shape import AttentionShape
 from kernels.attention.tuned_lookup import tuned_row
 
 # A tile holds at least this many queries of each of its heads, so that few of its rows are padding (a fifth at most).
 _MIN_QUERIES = 4
-_HOPPER = 9  # major compute capability, the first with asynchronous products
-_NO_GPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +39,13 @@ class PrefillConfig:
         return self.rows // self.heads(shape)
 
 
-def prefill_config(shape: AttentionShape, device: torch.device = _NO_GPU) -> PrefillConfig:
-    """The configuration for a shape; without a CUDA device that of Hopper."""
-    row = tuned_row("prefill", shape)
+def prefill_config(shape: AttentionShape, family: DeviceFamily = HOPPER) -> PrefillConfig:
+    """The configuration for a shape on a family of devices."""
+    row = tuned_row("prefill", shape, family)
     config = prefill_rule(shape)
     if row is not None:
         config = PrefillConfig(rows=row.rows, tile=row.tile, num_warps=row.num_warps, num_stages=row.num_stages)
-    return replace(config, late_values=_has_asynchronous_products(device))
-
-
-def _has_asynchronous_products(device: torch.device) -> bool:
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (_HOPPER, 0)
+    return replace(config, late_values=family.has_asynchronous_products)
 
 
 def prefill_rule(shape: AttentionShape) -> PrefillConfig:

@@ -1,4 +1,4 @@
-"""Looks up the tuned launch configuration of an attention shape, if there is one.
+"""Looks up the tuned launch configuration of an attention shape on a family of devices, if there is one.
 
 The table is `tuned`, written by `benchmarks.gpu.tune_kernels`; a shape without an entry is launched by a rule.
 Compiles nothing, measures nothing, and imports no Triton.
@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from kernels.attention.device_family import DeviceFamily
 from kernels.attention.shape import AttentionShape
 from kernels.attention.tuned import ROWS
 
 AttentionKernel = Literal["decode", "prefill", "prefix"]
-HOPPER = "sm_90"
 
 
 class TunedRow(NamedTuple):
@@ -37,9 +37,13 @@ class TunedRow(NamedTuple):
 _BY_KEY = {row[:6]: TunedRow(*row) for row in ROWS}
 
 
-def tuned_row(kernel: AttentionKernel, shape: AttentionShape, family: str = HOPPER) -> TunedRow | None:
-    """The entry of a shape; float32, which is for exact products and not for speed, has none."""
+def tuned_row(kernel: AttentionKernel, shape: AttentionShape, family: DeviceFamily) -> TunedRow | None:
+    """The entry of a shape, of the device's own capability if there is one, else of the nearest family.
+
+    Shapes of float32, which is for exact products and not for speed, have none.
+    """
     if shape.dtype == torch.float32:
         return None
     bits, kv_bits = 8 * shape.dtype.itemsize, 8 * shape.kv_dtype.itemsize
-    return _BY_KEY.get((kernel, family, shape.group, shape.head_dim, bits, kv_bits))
+    keys = ((kernel, name, shape.group, shape.head_dim, bits, kv_bits) for name in family.names)
+    return next((_BY_KEY[key] for key in keys if key in _BY_KEY), None)

@@ -13,6 +13,7 @@ from benchmarks.gpu.gate.tuned_launches import TUNED, Tiling, shape_of
 from benchmarks.gpu.kernel_bench.candidates import (
     KERNELS,
     Compiled,
+    TuningJob,
     compiled,
     fastest,
     first_sound,
@@ -21,36 +22,61 @@ from benchmarks.gpu.kernel_bench.candidates import (
     tiling_by_rule,
     tilings,
 )
-from benchmarks.gpu.tune_kernels import TABLE, merged, rendered, row_from_gate
+from benchmarks.gpu.tune_kernels import TABLE, jobs_of, merged, rendered, row_from_gate
 from kernels.attention.cascade_config import cascade_config
 from kernels.attention.decode_config import decode_config, decode_rule
+from kernels.attention.device_family import (
+    ADA,
+    AMPERE,
+    FAMILIES,
+    HOPPER,
+    Capability,
+    DeviceFamily,
+    family_of_capability,
+)
 from kernels.attention.prefill_config import prefill_config, prefill_rule
 from kernels.attention.shape import AttentionShape
-from kernels.attention.tuned import ORIGIN, ROWS
+from kernels.attention.tuned import ORIGINS, ROWS
 from kernels.attention.tuned_lookup import AttentionKernel, TunedRow, tuned_row
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE_ROWS = [TunedRow(*row) for row in ROWS]
 GQA = shapes()[0]
+FAMILY_OF = {each.name: each for each in FAMILIES}
 
 
 def shape(group: int, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> AttentionShape:
     return AttentionShape(num_heads=group, num_kv_heads=1, head_dim=head_dim, dtype=dtype, kv_dtype=dtype)
 
 
-def as_compiled(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) -> Compiled:
+PREFILL = TuningJob("prefill", GQA)
+
+
+def job_of(row: TunedRow) -> TuningJob:
+    return next(job for job in jobs_of(FAMILY_OF[row.family]) if job.kernel == row.kernel and key_of(job) == row[2:6])
+
+
+def key_of(job: TuningJob) -> tuple[int, int, int, int]:
+    own = job.shape
+    return own.group, own.head_dim, 8 * own.dtype.itemsize, 8 * own.kv_dtype.itemsize
+
+
+def as_compiled(job: TuningJob, tiling: Tiling) -> Compiled:
     return Compiled(tiling, programs_per_sm=2, registers=100, shared_bytes=1000)
 
 
 def test_the_table_is_as_the_script_writes_it() -> None:
-    assert TABLE.read_text() == rendered(TABLE_ROWS, ORIGIN)
+    assert TABLE.read_text() == rendered(TABLE_ROWS, ORIGINS)
     assert merged(TABLE_ROWS, []) == TABLE_ROWS
-    measured = [row for row in TABLE_ROWS if row.us is not None]
-    assert bool(measured) == (ORIGIN["source"] == "measured")
+    for family, origin in ORIGINS.items():
+        measured = [row for row in TABLE_ROWS if row.family == family and row.us is not None]
+        assert bool(measured) == (origin["source"] == "measured")
 
 
-def test_every_kernel_and_shape_that_the_script_knows_has_a_row() -> None:
-    assert all(tuned_row(kernel, shape) is not None for kernel in KERNELS for shape in shapes())
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_kernel_and_shape_that_the_script_knows_has_a_row(family: DeviceFamily) -> None:
+    rows = [tuned_row(job.kernel, job.shape, family) for job in jobs_of(family)]
+    assert all(row is not None and row.family == family.name for row in rows)
     assert len(TUNED) == len(ROWS) == len({row[:6] for row in ROWS})
 
 
@@ -59,41 +85,80 @@ def test_rows_that_were_not_measured_are_the_rules_unless_the_gate_stops_that(ke
     for row in TABLE_ROWS:
         if row.kernel == kernel and row.us is None:
             by_rule = tiling_by_rule(kernel, shape_of(row))
-            assert Tiling(*row[6:10]) == by_rule or compiled(kernel, shape_of(row), by_rule) is None, row
+            assert Tiling(*row[6:10]) == by_rule or compiled(job_of(row), by_rule) is None, row
 
 
-@pytest.mark.skipif(ORIGIN["triton"] != triton.__version__, reason="another compiler than the table's")
-@pytest.mark.skipif(ORIGIN["source"] == "measured", reason="a table that was measured")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_script_would_make_the_same_row_from_the_gate_again(kernel: AttentionKernel) -> None:
-    assert row_from_gate((kernel, GQA)) == tuned_row(kernel, GQA), "run benchmarks.gpu.tune_kernels --from-gate"
+def test_the_script_would_make_the_same_row_from_the_gate_again(kernel: AttentionKernel, family: DeviceFamily) -> None:
+    origin = ORIGINS[family.name]
+    if origin["source"] == "measured" or origin["triton"] != triton.__version__:
+        pytest.skip("measured, or another compiler than the table's")
+    row = row_from_gate(TuningJob(kernel, GQA, family))
+    assert row == tuned_row(kernel, GQA, family), "run benchmarks.gpu.tune_kernels --from-gate"
 
 
-def test_attention_is_launched_by_the_table_whatever_the_number_of_heads() -> None:
-    row = tuned_row("decode", shape(4, 128))
-    assert row is not None and row == tuned_row("decode", shape(4, 128, torch.float16)) == tuned_row("decode", GQA)
-    config = decode_config(shape(4, 128))
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_attention_is_launched_by_the_table_whatever_the_number_of_heads(family: DeviceFamily) -> None:
+    row = tuned_row("decode", GQA, family)
+    assert row is not None and row == tuned_row("decode", shape(4, 128, torch.float16), family)
+    config = decode_config(GQA, family)
     assert (config.tile, config.num_warps, config.num_stages, config.programs_per_sm) == row[7:11]
-    prefix, prefill = tuned_row("prefix", GQA), tuned_row("prefill", GQA)
+    prefix, prefill = tuned_row("prefix", GQA, family), tuned_row("prefill", GQA, family)
     assert prefix is not None and prefill is not None
-    assert (cascade_config(GQA).rows, cascade_config(GQA).prefix.tile) == prefix[6:8]
-    assert (prefill_config(GQA).rows, prefill_config(GQA).tile) == prefill[6:8]
+    cascade, prompts = cascade_config(GQA, family), prefill_config(GQA, family)
+    assert (cascade.rows, cascade.prefix.tile) == prefix[6:8]
+    assert cascade.suffix == config
+    assert (prompts.rows, prompts.tile) == prefill[6:8]
+    assert prompts.late_values == (family is HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("capability", "nearest"),
+    [
+        ((8, 0), AMPERE),
+        ((8, 7), AMPERE),
+        ((7, 5), ADA),
+        ((8, 6), ADA),
+        ((8, 9), ADA),
+        ((12, 0), ADA),
+        ((9, 0), HOPPER),
+        ((10, 0), HOPPER),
+        ((10, 3), HOPPER),
+    ],
+)
+def test_a_device_that_was_not_measured_is_launched_as_the_nearest_family(
+    capability: Capability, nearest: DeviceFamily
+) -> None:
+    """A multiprocessor of one with less shared memory could not hold what the others' rows take."""
+    family = family_of_capability(capability)
+    assert family.name == f"sm_{capability[0]}{capability[1]}"
+    assert decode_config(GQA, family) == decode_config(GQA, nearest)
+    assert prefill_config(GQA, family) == prefill_config(GQA, nearest)
+    assert cascade_config(GQA, family) == cascade_config(GQA, nearest)
+
+
+def test_no_family_plans_with_more_programs_than_a_multiprocessor_holds() -> None:
+    for row in TABLE_ROWS:
+        family = family_of_capability(divmod(int(row.family.removeprefix("sm_")), 10))
+        assert row.programs_per_sm <= programs_at_once(family, row.registers, row.shared_bytes, row.num_warps)
+        assert row.shared_bytes <= family.program_bytes
 
 
 @pytest.mark.parametrize("absent", [shape(4, 80), shape(3, 128), shape(4, 128, torch.float32)], ids=str)
 def test_a_shape_without_a_row_is_launched_by_rule(absent: AttentionShape) -> None:
-    assert tuned_row("decode", absent) is None
+    assert tuned_row("decode", absent, HOPPER) is None
     assert decode_config(absent) == decode_rule(absent)
     assert prefill_config(absent) == prefill_rule(absent)
-    assert tuned_row("decode", GQA, family="sm_80") is None
+    assert decode_config(absent, ADA).programs_per_sm <= decode_rule(absent).programs_per_sm
 
 
 def test_the_rules_way_is_taken_first_and_the_one_most_like_it_where_the_gate_stops_that() -> None:
     first, second = tilings("prefill", GQA)[:2]
     assert first == tiling_by_rule("prefill", GQA)
     assert sum(a != b for a, b in zip(first, second, strict=True)) == 1
-    assert first_sound("prefill", GQA, as_compiled).tiling == first
-    assert first_sound("prefill", GQA, lambda k, s, t: None if t == first else as_compiled(k, s, t)).tiling == second
+    assert first_sound(PREFILL, as_compiled).tiling == first
+    assert first_sound(PREFILL, lambda job, way: None if way == first else as_compiled(job, way)).tiling == second
 
 
 def test_the_fastest_way_is_found_field_by_field_among_those_that_are_right() -> None:
@@ -103,18 +168,20 @@ def test_the_fastest_way_is_found_field_by_field_among_those_that_are_right() ->
         wrong = way.tiling.num_stages == 3
         return float("inf") if wrong else 1.0 + sum(a != b for a, b in zip(way.tiling, wanted, strict=True))
 
-    way, us = fastest("prefill", GQA, trial, as_compiled)
+    way, us = fastest(PREFILL, trial, as_compiled)
     assert (way.tiling, us) == (wanted, 1.0)
     with pytest.raises(AssertionError, match="computes what it should"):
-        fastest("prefill", GQA, lambda way: float("inf"), as_compiled)
+        fastest(PREFILL, lambda way: float("inf"), as_compiled)
 
 
 def test_as_many_programs_run_at_once_as_registers_shared_memory_and_warps_allow() -> None:
-    assert programs_at_once(registers=168, shared_bytes=70_000, num_warps=4) == 3  # 3 x 168 x 128 of 65,536
-    assert programs_at_once(registers=161, shared_bytes=1000, num_warps=4) == 3  # given out as 168
-    assert programs_at_once(registers=64, shared_bytes=115_000, num_warps=4) == 2
-    assert programs_at_once(registers=16, shared_bytes=0, num_warps=8) == 8  # 64 warps
-    assert programs_at_once(registers=255, shared_bytes=1000, num_warps=16) == 1
+    assert programs_at_once(HOPPER, registers=168, shared_bytes=70_000, num_warps=4) == 3  # 3 x 168 x 128 of 65,536
+    assert programs_at_once(HOPPER, registers=161, shared_bytes=1000, num_warps=4) == 3  # given out as 168
+    assert programs_at_once(HOPPER, registers=64, shared_bytes=115_000, num_warps=4) == 2
+    assert programs_at_once(HOPPER, registers=16, shared_bytes=0, num_warps=8) == 8  # 64 warps
+    assert programs_at_once(HOPPER, registers=255, shared_bytes=1000, num_warps=16) == 1
+    assert programs_at_once(AMPERE, registers=96, shared_bytes=72_192, num_warps=4) == 2
+    assert programs_at_once(ADA, registers=96, shared_bytes=72_192, num_warps=4) == 1
 
 
 def test_every_trial_runs_in_the_interpreter() -> None:

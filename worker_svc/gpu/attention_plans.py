@@ -22,6 +22,7 @@ from kernels.attention.cascade_reference import (
 )
 from kernels.attention.decode_config import decode_config, num_processors
 from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan, part_of_decode_plan
+from kernels.attention.device_family import family_of
 from kernels.attention.prefill_config import prefill_config
 from kernels.attention.prefill_plan import most_work, prefill_work, work_room
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
@@ -66,8 +67,9 @@ class AttentionPlans:
         self._operations = operations
         self.block_size = kv_pool.block_size
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
-        self._decode_config = decode_config(self.shape)
-        self._prefill_config = prefill_config(self.shape, device)
+        self._family = family_of(device)
+        self._decode_config = decode_config(self.shape, self._family)
+        self._prefill_config = prefill_config(self.shape, self._family)
         self._num_processors = num_processors(device)
         self._num_programs = self._num_processors * self._decode_config.programs_per_sm
         self._partials = empty_partials(self.shape, self._prefill_config, self._num_processors, device)
@@ -169,7 +171,7 @@ class AttentionPlans:
             rows,
             _empty_groups(len(rows.context_lens), rows.context_lens.device),
             self.shape,
-            cascade_config(self.shape),
+            cascade_config(self.shape, self._family),
             self.block_size,
             self._num_processors,
         )

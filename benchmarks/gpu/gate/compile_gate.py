@@ -25,10 +25,11 @@ from triton.compiler import ASTSource
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from benchmarks.gpu.gate.launch_table import LAUNCHES
 from benchmarks.gpu.gate.sass import Loop, disassemble, matrix_loops
+from kernels.attention.device_family import FAMILIES, family_of_capability
 from kernels.launches.launch_compiler import compile_launch
 from kernels.launches.launch_recorder import WARP_SIZE, RecordedLaunch
 
-MAX_SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}  # that one thread block may use
+CAPABILITIES = tuple(each.number for each in FAMILIES)
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 _EXPONENTIAL = "MUFU.EX2"
 _MOST_PRODUCTS = 3  # of a tile of keys: with keys, and with values, which come in two halves if they are of e4m3
@@ -112,7 +113,7 @@ def resource_faults(capability: int, code: MachineCode) -> list[str]:
     found = []
     if code.local_bytes:
         found.append(f"{code.local_bytes} bytes per thread spilled to local memory")
-    limit = MAX_SHARED_BYTES[capability]
+    limit = family_of_capability(divmod(capability, 10)).program_bytes
     if code.shared_bytes > limit:
         found.append(f"{code.shared_bytes:,} bytes of shared memory, over the limit of {limit:,}")
     return found
@@ -139,7 +140,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 def main(launches: Sequence[LaunchConfig]) -> int:
     """Report every configuration on standard output; returns the number of those with a fault."""
     start = time.monotonic()
-    jobs = [(launch, c) for launch, c in product(launches, MAX_SHARED_BYTES) if c in launch.capabilities]
+    jobs = [(launch, c) for launch, c in product(launches, CAPABILITIES) if c in launch.capabilities]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler releases the interpreter's lock
         codes = list(pool.map(lambda job: compile_for(*job), jobs))
     num_faulty = 0

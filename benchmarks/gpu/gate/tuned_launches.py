@@ -10,6 +10,7 @@ from benchmarks.gpu.gate.decode_launches import decode_launch
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from benchmarks.gpu.gate.prefill_launches import prefill_launch
 from kernels.attention import prefill_attention
+from kernels.attention.device_family import FAMILIES, HOPPER, DeviceFamily
 from kernels.attention.prefill_config import PrefillConfig
 from kernels.attention.prefill_plan import WORK_FIELDS
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
@@ -29,19 +30,29 @@ class Tiling(NamedTuple):
     num_stages: int
 
 
-def launch_with(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) -> LaunchConfig:
-    """The launch of a kernel for a shape, with this tiling."""
+def launch_with(
+    kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling, family: DeviceFamily = HOPPER
+) -> LaunchConfig:
+    """The launch of a kernel for a shape, with this tiling, on a family of devices."""
     base = _base_launch(kernel, shape)
     constants = {**base.constants, "TILE": tiling.tile}
     if kernel == "prefix":
         constants["ROWS"] = tiling.rows
     elif kernel == "prefill":
         constants = dict(
-            prefill_attention.launch_constants(_prefill_plan(shape, tiling), soft_cap=False, with_lse=False)
+            prefill_attention.launch_constants(_prefill_plan(shape, tiling, family), soft_cap=False, with_lse=False)
         )
     numbers = "/".join(map(str, tiling))
     name = f"{kernel} {numbers} for {shape.group} x {shape.head_dim}, keys of {shape.kv_dtype.itemsize} bytes"
-    return replace(base, name=name, constants=constants, num_warps=tiling.num_warps, num_stages=tiling.num_stages)
+    return replace(
+        base,
+        name=name,
+        constants=constants,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        capabilities=(family.number,),
+        device_constants={},
+    )
 
 
 def shape_of(row: TunedRow) -> AttentionShape:
@@ -64,8 +75,8 @@ def _base_launch(kernel: AttentionKernel, shape: AttentionShape) -> LaunchConfig
             return prefix_launch(shape)
 
 
-def _prefill_plan(shape: AttentionShape, tiling: Tiling) -> PrefillPlan:
-    config = PrefillConfig(**tiling._asdict())
+def _prefill_plan(shape: AttentionShape, tiling: Tiling, family: DeviceFamily) -> PrefillPlan:
+    config = PrefillConfig(**tiling._asdict(), late_values=family.has_asynchronous_products)
     return PrefillPlan(
         rows=PrefillRows(torch.zeros(2), torch.zeros(1), torch.zeros(1, 1)),
         shape=shape,
@@ -79,7 +90,10 @@ def _prefill_plan(shape: AttentionShape, tiling: Tiling) -> PrefillPlan:
 
 def _launch_of(row: TunedRow) -> LaunchConfig:
     kernel: AttentionKernel = "decode" if row.kernel == "decode" else "prefill" if row.kernel == "prefill" else "prefix"
-    return launch_with(kernel, shape_of(row), Tiling(row.rows, row.tile, row.num_warps, row.num_stages))
+    tiling = Tiling(row.rows, row.tile, row.num_warps, row.num_stages)
+    return launch_with(kernel, shape_of(row), tiling, _FAMILIES[row.family])
 
 
-TUNED = tuple(_launch_of(TunedRow(*row)) for row in ROWS)
+_FAMILIES = {each.name: each for each in FAMILIES}
+# Rows of other capabilities were measured on such a device, whose machine code may be of another kind than these.
+TUNED = tuple(_launch_of(row) for row in (TunedRow(*each) for each in ROWS) if row.family in _FAMILIES)

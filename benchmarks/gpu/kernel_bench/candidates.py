@@ -1,6 +1,6 @@
-"""Ways to launch attention kernels that are worth a trial, and what the compiler makes of them for each device.
+"""Ways to launch attention kernels that are worth a trial, and what the compiler makes of them for a family of devices.
 
-A way that spills, takes too much shared memory or misses Hopper's matrix units on any device is none.
+A way that spills, takes too much shared memory or misses Hopper's matrix units is none.
 """
 
 import os
@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.gpu.gate.compile_gate import MAX_SHARED_BYTES, MachineCode, compile_for, faults
+from benchmarks.gpu.gate.compile_gate import compile_for, faults
 from benchmarks.gpu.gate.tuned_launches import Tiling, launch_with
 from kernels.attention.cascade_config import cascade_rule
 from kernels.attention.decode_config import decode_rule
+from kernels.attention.device_family import HOPPER, DeviceFamily
 from kernels.attention.prefill_config import prefill_rule
 from kernels.attention.shape import AttentionShape
-from kernels.attention.tuned_lookup import HOPPER, AttentionKernel, TunedRow
+from kernels.attention.tuned_lookup import AttentionKernel, TunedRow
 
 KERNELS: tuple[AttentionKernel, ...] = ("decode", "prefill", "prefix")
 # Heads of queries, of keys and values, and their dimension: one model of each kind stands for all with its group.
@@ -33,12 +34,18 @@ HEADS = (
     (12, 12, 64),  # GPT-2, OPT 125M
 )
 E4M3_HEADS = HEADS[:3]  # with caches of e4m3, too
-# A multiprocessor of Hopper; registers are given out in units of 8 for each thread.
-_REGISTERS, _SHARED_BYTES, _WARPS, _PROGRAMS = 65_536, 228 * 1024, 64, 32
-_RESERVED_BYTES, _REGISTER_UNIT, _WARP_SIZE = 1024, 8, 32
-_HOPPER = 90
+# Registers of a multiprocessor, which are given out in units of 8 for each thread.
+_REGISTERS, _REGISTER_UNIT, _WARP_SIZE = 65_536, 8, 32
 
-Resources = Callable[[AttentionKernel, AttentionShape, Tiling], "Compiled | None"]
+Resources = Callable[["TuningJob", Tiling], "Compiled | None"]
+
+
+class TuningJob(NamedTuple):
+    """Kernel and shape that get a row of a family's."""
+
+    kernel: AttentionKernel
+    shape: AttentionShape
+    family: DeviceFamily = HOPPER
 
 
 class Compiled(NamedTuple):
@@ -50,10 +57,10 @@ class Compiled(NamedTuple):
     shared_bytes: int
 
 
-def shapes() -> list[AttentionShape]:
+def shapes(family: DeviceFamily = HOPPER) -> list[AttentionShape]:
     """Shapes that get an entry in the table."""
     bf16, e4m3 = torch.bfloat16, torch.float8_e4m3fn
-    kinds = [*((heads, bf16) for heads in HEADS), *((heads, e4m3) for heads in E4M3_HEADS)]
+    kinds = [*((heads, bf16) for heads in HEADS), *((heads, e4m3) for heads in E4M3_HEADS if family.has_e4m3)]
     return [
         AttentionShape(num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], dtype=bf16, kv_dtype=kv_dtype)
         for heads, kv_dtype in kinds
@@ -83,13 +90,13 @@ def choices(kernel: AttentionKernel, shape: AttentionShape) -> dict[str, tuple[i
     }
 
 
-def programs_by_rule(kernel: AttentionKernel, shape: AttentionShape) -> int:
+def programs_by_rule(job: TuningJob) -> int:
     """Number of programs that the rule expects at once, for any compiler; a prefill's launch does not depend on it."""
-    match kernel:
+    match job.kernel:
         case "decode":
-            return decode_rule(shape).programs_per_sm
+            return decode_rule(job.shape, job.family).programs_per_sm
         case "prefix":
-            return cascade_rule(shape).prefix.programs_per_sm
+            return cascade_rule(job.shape, job.family).prefix.programs_per_sm
         case "prefill":
             return 1
 
@@ -106,65 +113,57 @@ def _distance(tiling: Tiling, rule: Tiling) -> int:
     return sum(own != other for own, other in zip(tiling, rule, strict=True)) + (tiling.tile > rule.tile)
 
 
-def compiled(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling) -> Compiled | None:
-    """Compile for Hopper; None if the gate refuses the configuration on any device."""
-    launch = launch_with(kernel, shape, tiling)
-    codes: dict[int, MachineCode] = {}
-    for capability in sorted(set(MAX_SHARED_BYTES) & set(launch.capabilities), reverse=True):
-        codes[capability] = compile_for(launch, capability)
-        if faults(launch, capability, codes[capability]):
-            return None
-    code = codes[_HOPPER]
-    programs = programs_at_once(code.registers, code.shared_bytes, tiling.num_warps)
+def compiled(job: TuningJob, tiling: Tiling) -> Compiled | None:
+    """Compile for the family; None if the gate refuses the configuration."""
+    launch = launch_with(job.kernel, job.shape, tiling, job.family)
+    code = compile_for(launch, job.family.number)
+    if faults(launch, job.family.number, code):
+        return None
+    programs = programs_at_once(job.family, code.registers, code.shared_bytes, tiling.num_warps)
     return Compiled(tiling, programs, code.registers, code.shared_bytes)
 
 
-def programs_at_once(registers: int, shared_bytes: int, num_warps: int) -> int:
-    """Number of programs that one multiprocessor of Hopper holds at once."""
+def programs_at_once(family: DeviceFamily, registers: int, shared_bytes: int, num_warps: int) -> int:
+    """Number of programs that one multiprocessor holds at once."""
     registers = -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT * _WARP_SIZE * num_warps
-    return max(
-        1,
-        min(_REGISTERS // registers, _SHARED_BYTES // (shared_bytes + _RESERVED_BYTES), _WARPS // num_warps, _PROGRAMS),
-    )
+    return max(1, min(_REGISTERS // registers, family.programs_with(shared_bytes), family.max_warps // num_warps))
 
 
-def first_sound(kernel: AttentionKernel, shape: AttentionShape, resources: Resources = compiled) -> Compiled:
+def first_sound(job: TuningJob, resources: Resources = compiled) -> Compiled:
     """First configuration that passes the gate: the rule's, or the one nearest to it."""
-    ways = (resources(kernel, shape, tiling) for tiling in tilings(kernel, shape))
+    ways = (resources(job, tiling) for tiling in tilings(job.kernel, job.shape))
     way = next((way for way in ways if way is not None), None)
-    assert way is not None, f"nothing passes the gate for {kernel} of {shape}"
+    assert way is not None, f"nothing passes the gate for {job}"
     return way
 
 
 def fastest(
-    kernel: AttentionKernel,
-    shape: AttentionShape,
-    trial: Callable[[Compiled], float],
-    resources: Resources = compiled,
+    job: TuningJob, trial: Callable[[Compiled], float], resources: Resources = compiled
 ) -> tuple[Compiled, float]:
     """A way that no change of one field makes faster, fields tried once each in turn; and its time.
 
     `trial` says how long a way takes, infinitely where its result is wrong.
     """
-    best = first_sound(kernel, shape, resources)
+    best = first_sound(job, resources)
     best_us = trial(best)
-    for field, values in choices(kernel, shape).items():
+    for field, values in choices(job.kernel, job.shape).items():
         tried = [best.tiling._replace(**{field: value}) for value in values if value != getattr(best.tiling, field)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # the compiler lets go of the interpreter's lock
-            ways = list(pool.map(partial(resources, kernel, shape), tried))
+            ways = list(pool.map(partial(resources, job), tried))
         for way in filter(None, ways):
             us = trial(way)
             if us < best_us:
                 best, best_us = way, us
-    assert best_us < float("inf"), f"no way of {kernel} computes what it should for {shape}"
+    assert best_us < float("inf"), f"no way computes what it should for {job}"
     return best, best_us
 
 
-def row_of(kernel: AttentionKernel, shape: AttentionShape, way: Compiled, us: float | None) -> TunedRow:
+def row_of(job: TuningJob, way: Compiled, us: float | None) -> TunedRow:
     """Make the table's entry."""
+    shape = job.shape
     return TunedRow(
-        kernel,
-        HOPPER,
+        job.kernel,
+        job.family.name,
         shape.group,
         shape.head_dim,
         8 * shape.dtype.itemsize,

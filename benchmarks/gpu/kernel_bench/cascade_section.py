@@ -15,6 +15,7 @@ from kernels.attention.cascade_config import CascadeConfig, cascade_config
 from kernels.attention.cascade_groups import SharedPrefix, fill_cascade_arrays
 from kernels.attention.cascade_reference import CascadePlan, empty_cascade_plan, prefix_groups
 from kernels.attention.decode_reference import DecodeRows
+from kernels.attention.device_family import family_of
 
 SECTION = "cascade"
 NUM_LAYERS = 4  # in turn, so that suffixes are not found in the L2 cache
@@ -71,7 +72,7 @@ def cascade_plan_of(lab: Lab, inputs: PagedInputs, prefix: int, config: CascadeC
         DecodeRows(inputs.context_lens, inputs.block_tables),
         prefix_groups(on_device, num_rows),
         inputs.shape,
-        config or cascade_config(inputs.shape),
+        config or cascade_config(inputs.shape, family_of(lab.device)),
         inputs.block_size,
         lab.num_processors,
     )

@@ -19,6 +19,7 @@ from benchmarks.lengths import LengthSampler
 from kernels.attention import decode_attention, decode_plan, decode_reference
 from kernels.attention.decode_config import DecodeConfig, decode_config
 from kernels.attention.decode_reference import DecodePlan, DecodeRows, empty_plan
+from kernels.attention.device_family import family_of
 
 SECTION = "decode"
 GQA, MHA, MQA = (32, 8, 128), (32, 32, 128), (32, 1, 128)
@@ -86,7 +87,7 @@ def measure(lab: Lab, figures: Figures, peers: Peers) -> None:
 def plan_of(lab: Lab, inputs: PagedInputs, config: DecodeConfig | None = None) -> DecodePlan:
     """Plan filled as a step would."""
     rows = DecodeRows(inputs.context_lens, inputs.block_tables)
-    config = config or decode_config(inputs.shape)
+    config = config or decode_config(inputs.shape, family_of(lab.device))
     plan = empty_plan(rows, inputs.shape, config, inputs.block_size, lab.num_processors * config.programs_per_sm)
     decode_plan.fill_plan(plan)
     return plan

@@ -16,6 +16,7 @@ from benchmarks.gpu.kernel_bench.lab import Lab, PagedCase, PagedInputs, Size, c
 from benchmarks.gpu.kernel_bench.peers import Peer, Peers, timed
 from kernels.attention import prefill_attention, prefill_reference
 from kernels.attention.decode_config import num_processors
+from kernels.attention.device_family import family_of
 from kernels.attention.prefill_config import PrefillConfig, prefill_config
 from kernels.attention.prefill_plan import prefill_work
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
@@ -74,7 +75,7 @@ def measure(lab: Lab, figures: Figures, peers: Peers) -> None:
 def plan_of(inputs: PagedInputs, config: PrefillConfig | None = None) -> PrefillPlan:
     rows = PrefillRows(inputs.query_start, inputs.context_lens, inputs.block_tables)
     device = inputs.query.device
-    config = config or prefill_config(inputs.shape, device)
+    config = config or prefill_config(inputs.shape, family_of(device))
     programs = num_processors(device)
     work = prefill_work(np.array(inputs.query_lens), np.array(inputs.contexts), inputs.shape, config, programs)
     return PrefillPlan(
