@@ -117,6 +117,13 @@ def test_a_sum_that_meets_its_limit_exactly_keeps_what_the_reference_keeps(top_k
     assert len(set(expected.tolist())) > 5
 
 
+def test_many_samples_share_programs_that_have_several_tiles_each() -> None:
+    num_samples, vocab_size = 9, 8 * SELECT_TILE + 5
+    assert selection_parts(num_samples, vocab_size) == (5, 2 * SELECT_TILE)
+    kinds = [(1.0 + i / 4, 0.0, (OFF, 50)[i % 2], 0.7 + i / 40) for i in range(num_samples)]
+    check(random_logits(1, vocab_size, seed=11), sample_rows(kinds, [0] * num_samples, vocab_size))
+
+
 def masses_of(logits: Tensor) -> Tensor:
     """Masses of the reference, int64, in descending order."""
     scaled = logits.sort(descending=True).values - logits.max()
