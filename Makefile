@@ -72,7 +72,7 @@ check: $(VENV)/.dev kernels-gate
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against protos/release.binpb
 	$(BIN)/python -m pytest -q tests/test_protos.py tests/benchmarks/test_claims.py
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml compose.tls.yaml
 
 # Compiles every Triton kernel for some GPUs and checks the machine code; needs no GPU.
 kernels-gate: $(VENV)/.dev

@@ -1,12 +1,12 @@
 """Settings of the servers that clients reach: which API keys they accept, and the certificate that they show."""
 
-import ssl
 from pathlib import Path
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
 from quire.api_keys import read_api_keys
+from quire.certificates import check_pair
 from quire.settings import Settings
 
 
@@ -35,19 +35,5 @@ class AccessSettings(Settings):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together: give both, or neither")
         if self.tls_cert is not None and self.tls_key is not None:
-            _check_pair(self.tls_cert, self.tls_key)
+            check_pair(self.tls_cert, self.tls_key)
         return self
-
-
-def _check_pair(cert: Path, key: Path) -> None:
-    for file in (cert, key):
-        if not file.is_file():
-            raise ValueError(f"there is no file {file}; name the PEM files with --tls-cert and --tls-key")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=_no_password)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise ValueError(f"--tls-cert {cert} and --tls-key {key} cannot be used: {error}") from error
-
-
-def _no_password() -> str:
-    raise ValueError("the key has a password; take it off first, with `openssl pkey`")

@@ -79,6 +79,8 @@ class AsyncClient:
             api_key=self._options.api_key,
             tls_root=self._options.tls_root,
             tls_server_name=self._options.tls_server_name,
+            tls_client_cert=self._options.tls_client_cert,
+            tls_client_key=self._options.tls_client_key,
         )
         self._deployment: Deployment | None = None
         self._is_closed = False

@@ -1,7 +1,7 @@
-"""Credentials of a caller: the API key that it sends, and the certificates by which it knows its servers.
+"""Credentials of a caller: the API key that it sends, the certificates that it trusts, and the one that it shows.
 
-What is not given comes from QUIRE_API_KEY, QUIRE_TLS_ROOT and QUIRE_TLS_SERVER_NAME, for every caller: SDK, command
-line, gateway and worker.
+What is not given comes from QUIRE_API_KEY and the variables QUIRE_TLS_…, for every caller: SDK, command line, gateway
+and worker.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from quire.access_variables import TLS_ROOT, TLS_SERVER_NAME
+from quire.access_variables import TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME
 from quire.api_keys import SCHEME, first_variable_key
 
 PUBLIC_ROOTS = "public"  # in place of a file: the public certificate authorities, as gRPC knows them
@@ -23,7 +23,13 @@ class Credentials:
     """Key and certificates of one caller."""
 
     def __init__(
-        self, *, api_key: str | None = None, tls_root: str | None = None, tls_server_name: str | None = None
+        self,
+        *,
+        api_key: str | None = None,
+        tls_root: str | None = None,
+        tls_server_name: str | None = None,
+        tls_client_cert: str | None = None,
+        tls_client_key: str | None = None,
     ) -> None:
         """Take what is given, else what the variables say; an empty string is none.
 
@@ -32,16 +38,23 @@ class Credentials:
             tls_root: PEM file with the certificates that servers are checked with, or "public"; with none of both the
                 connection is not encrypted.
             tls_server_name: name that a server's certificate must have; None: the host that is dialled.
+            tls_client_cert: PEM file of the certificate to show to servers that ask for one, as workers may.
+            tls_client_key: PEM file of its key.
 
         Raises:
             ValueError: if a file cannot be read, or a variable has something that is no key.
         """
         key = first_variable_key() if api_key is None else api_key
-        root = os.environ.get(TLS_ROOT, "") if tls_root is None else tls_root
-        name = os.environ.get(TLS_SERVER_NAME, "") if tls_server_name is None else tls_server_name
+        root = _given(tls_root, TLS_ROOT)
+        cert, private = _given(tls_client_cert, TLS_CLIENT_CERT), _given(tls_client_key, TLS_CLIENT_KEY)
+        if bool(cert) != bool(private) or (cert and not root):
+            raise ValueError(f"{TLS_CLIENT_CERT}, {TLS_CLIENT_KEY} and {TLS_ROOT} belong together: give all three")
         self.metadata: Metadata = (("authorization", SCHEME + key),) if key else ()
-        self._tls = grpc.ssl_channel_credentials(_certificates(root)) if root else None
-        self._server_name = name
+        self._tls: grpc.ChannelCredentials | None = None
+        if root:
+            shown = (_read(private, "key"), _read(cert, "certificate")) if cert else ()
+            self._tls = grpc.ssl_channel_credentials(_certificates(root), *shown)
+        self._server_name = _given(tls_server_name, TLS_SERVER_NAME)
 
     def open_channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
         """A channel to a server; calls over it send `metadata`."""
@@ -51,11 +64,17 @@ class Credentials:
         return grpc.aio.secure_channel(address, self._tls, options=[*options, *named])
 
 
+def _given(value: str | None, variable: str) -> str:
+    return os.environ.get(variable, "") if value is None else value
+
+
 def _certificates(root: str) -> bytes | None:
     """The certificates of a PEM file; None for the public ones."""
-    if root == PUBLIC_ROOTS:
-        return None
+    return None if root == PUBLIC_ROOTS else _read(root, "root certificates")
+
+
+def _read(file: str, kind: str) -> bytes:
     try:
-        return Path(root).read_bytes()
+        return Path(file).read_bytes()
     except OSError as error:
-        raise ValueError(f"the root certificates {root} cannot be read: {error.strerror}") from error
+        raise ValueError(f"the {kind} {file} cannot be read: {error.strerror}") from error

@@ -250,6 +250,8 @@ class ClientOptions:
     api_key: str | None = dataclasses.field(default=None, repr=False)  # None: the first of QUIRE_API_KEY
     tls_root: str | None = None  # PEM file of root certificates, or "public"; None: QUIRE_TLS_ROOT, else no encryption
     tls_server_name: str | None = None  # in the server's certificate; None: QUIRE_TLS_SERVER_NAME, else the host
+    tls_client_cert: str | None = None  # PEM file for servers that ask for one; None: QUIRE_TLS_CLIENT_CERT, else none
+    tls_client_key: str | None = None  # PEM file of its key; None: QUIRE_TLS_CLIENT_KEY
 
 
 class ClientKeywords(TypedDict, total=False):
@@ -264,6 +266,8 @@ class ClientKeywords(TypedDict, total=False):
     api_key: str | None
     tls_root: str | None
     tls_server_name: str | None
+    tls_client_cert: str | None
+    tls_client_key: str | None
 
 
 def client_options(keywords: ClientKeywords) -> ClientOptions:
@@ -280,7 +284,7 @@ def client_options(keywords: ClientKeywords) -> ClientOptions:
     _check_seconds("call_timeout_s", options.call_timeout_s)
     _check_count("retries", options.retries, 0)
     _check_count("buffer_tokens", options.buffer_tokens, 1)
-    for name in ("api_key", "tls_root", "tls_server_name"):
+    for name in ("api_key", "tls_root", "tls_server_name", "tls_client_cert", "tls_client_key"):
         _check_text(name, getattr(options, name))
     return options
 

@@ -10,9 +10,10 @@ from quire.access_settings import AccessSettings
 from quire.address import check_host, check_listen_address
 from quire.limit_settings import LimitSettings
 from quire.parsing.answer_format import ReasoningParserName, ToolParserName
+from quire.peer_tls_settings import PeerTlsSettings
 
 
-class SchedulerSettings(LimitSettings, AccessSettings):
+class SchedulerSettings(LimitSettings, PeerTlsSettings, AccessSettings):
     """The scheduler of Quire: queues, block tables, journal, and the API that clients call."""
 
     section: ClassVar[str] = "scheduler"

@@ -7,13 +7,13 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from quire.address import SCHEMES, check_address, check_host, check_listen_address
-from quire.settings import Settings
+from quire.peer_tls_settings import PeerTlsSettings
 from quire.typed_names import flag_of
 
 MOST_BLOCKS = 1 << 22  # of either pool; the scheduler accepts no more
 
 
-class WorkerSettings(Settings):
+class WorkerSettings(PeerTlsSettings):
     """A worker of Quire: one model on one device, its KV memory, and the execution of steps."""
 
     section: ClassVar[str] = "worker"

@@ -12,6 +12,7 @@ import structlog
 from common.access import accepted_keys, server_credentials
 from common.address import advertised_address
 from common.metrics_listener import listen_for_scrapes
+from common.peer_tls import PeerTls, peer_tls_of
 from common.rpc import Keepalive
 from common.serving import GrpcServer
 from quire.rpc import PUBLIC_MESSAGE_BYTES
@@ -57,6 +58,7 @@ from scheduler_svc.requests.recovery.recovery import Recovery
 from scheduler_svc.requests.request_control import RequestControl
 from scheduler_svc.requests.request_list import RequestList
 from scheduler_svc.requests.shard_rule import ShardRule
+from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.workers import Workers
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -79,6 +81,7 @@ class Door:
     health: SharedHealth
     address: str
     me: Lease
+    peer_tls: PeerTls | None
     gc_gate: GcGate
     metrics: SchedulerMetrics
     num_live: dict[int, Callable[[], int]]
@@ -168,6 +171,7 @@ def open_door(settings: SchedulerSettings, watch: ShardWatch | None) -> Door:
         health=SharedHealth(server),
         address=address,
         me=Lease(f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", advertised_address(address, settings.advertise)),
+        peer_tls=peer_tls_of(settings),
         gc_gate=GcGate(),
         metrics=metrics,
         num_live={},
@@ -225,6 +229,7 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
         decide=settings.decide,
         only_model=settings.only_model,
         model_patience_s=settings.model_patience_s,
+        make_link=partial(WorkerLink, tls=door.peer_tls),
         on_change=partial(readiness.announce, INFERENCE),
         on_fatal=lambda error: None if fatal.done() else fatal.set_exception(error),
         longer=leading.lease.longer,

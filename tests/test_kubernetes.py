@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.peer_certificates import PeerCertificates
 from tests.services import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("cpu", "gpu", "tensor-parallel")
+TLS_NAMES = {"quire-scheduler", "quire-worker"}
 POD_IP = "10.0.0.7"
 API_KEY = "a-key-of-this-test"
 NAME = "app.kubernetes.io/name"
@@ -142,7 +144,7 @@ def probes(pod: Pod) -> Iterator[tuple[str, Object]]:
 
 
 def test_every_file_is_used_by_a_kustomization() -> None:
-    used = {FOLDER / overlay / "kustomization.yaml" for overlay in (*OVERLAYS, "base")}
+    used = {FOLDER / overlay / "kustomization.yaml" for overlay in (*OVERLAYS, "base", "tls")}
     for path in list(used):
         made_of = kustomization(path.parent)
         named = [*made_of["resources"], *(each["path"] for each in made_of.get("patches", ()))]
@@ -279,3 +281,37 @@ def test_ranks_in_pods_of_their_own_find_rank_0() -> None:
     port = pod.ports["group"]
     assert others[0]["group_address"] == f"0.0.0.0:{port}"
     assert {each["group_address"] for each in others[1:]} == {f"{pod.owner}-0.{pod.owner}:{port}"}
+
+
+@pytest.mark.parametrize("owner", ["quire-scheduler", "quire-gateway", "quire-worker"])
+def test_patches_for_tls_give_each_service_its_files_and_its_probes_a_certificate(owner: str, tmp_path: Path) -> None:
+    folder = FOLDER / "tls"
+    patches = [each for item in kustomization(folder)["patches"] for each in documents(folder / item["path"])]
+    (patch,) = (each for each in patches if each["metadata"]["name"] == owner)
+    base, patched = pod_of("cpu", owner), Pod(owner, {}, patch["spec"]["template"]["spec"])
+    assert patched.container["name"] == base.container["name"]
+    (mount,), (volume,) = patched.container["volumeMounts"], patched.spec["volumes"]
+    assert volume["secret"]["secretName"] == "quire-tls" and mount["name"] == volume["name"] and mount["readOnly"]
+    given = {each["name"]: each["value"] for each in patched.container["env"]}
+    assert given["QUIRE_TLS_ROOT"] == f"{mount['mountPath']}/ca.crt" and given["QUIRE_TLS_SERVER_NAME"] in TLS_NAMES
+    files = secret_files(tmp_path)
+    here = {name: value.replace(mount["mountPath"], str(files)) for name, value in given.items()}
+    module = f"{base.container['name']}_svc"
+    command = (sys.executable, "-m", module, *base.container["args"], "--print-config")
+    settings = settings_of(command, tuple({**base.variables(), **here}.items()))
+    if owner != "quire-gateway":
+        assert settings["peer_tls_cert"] == str(files / "tls.crt") and settings["peer_tls_server_name"] in TLS_NAMES
+        assert patched.spec["securityContext"]["fsGroup"] == 10001 and volume["secret"]["defaultMode"] == 0o440
+        for name, probe in probes(patched):
+            assert probe["grpc"] is None and name in base.container
+            assert f"127.0.0.1:{base.ports['grpc']}" in probe["exec"]["command"]
+    if owner == "quire-worker":
+        assert {"QUIRE_TLS_CLIENT_CERT", "QUIRE_TLS_CLIENT_KEY"} <= set(given)
+
+
+def secret_files(folder: Path) -> Path:
+    """The files of the secret, of an authority of this test."""
+    made = PeerCertificates(folder / "tls", *sorted(TLS_NAMES))
+    for file, name in ((made.cert, "tls.crt"), (made.key, "tls.key"), (made.root, "ca.crt")):
+        file.rename(made.cert.parent / name)
+    return made.cert.parent

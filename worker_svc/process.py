@@ -5,7 +5,9 @@ from collections.abc import Mapping
 
 import common.grpc_poller  # noqa: F401 - before gRPC is loaded
 import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
+from common.access import AccessError
 from common.log import set_up_service_logging
+from common.peer_tls import peer_tls_of
 from common.process import run_service
 from common.refusal import refuse_to_start
 from common.serving import ListenError
@@ -28,8 +30,8 @@ def run(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> N
     """Serves until told to end, and reports the progress of the start; `names`: names of the settings in errors."""
     set_up_service_logging(SERVICE, settings, status, names)
     try:
-        credentials = Credentials()
-    except ValueError as error:
+        credentials, peer_tls = Credentials(), peer_tls_of(settings)
+    except (AccessError, ValueError) as error:
         refuse_to_start(SERVICE, str(error), names)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     shorten_slice()
@@ -42,6 +44,7 @@ def run(settings: WorkerSettings, status: Status, names: Mapping[str, str]) -> N
         drain_timeout_s=settings.drain_timeout_s,
         metrics_listen=settings.metrics_listen,
         credentials=credentials,
+        peer_tls=peer_tls,
     )
     try:
         run_service(serve(options, lambda: load_model(settings, status)))

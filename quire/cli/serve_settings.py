@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from quire.access_variables import API_KEY, TLS_ROOT, TLS_SERVER_NAME
+from quire.access_variables import API_KEY, TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME
 from quire.address import check_listen_address
 from quire.gateway_settings import GatewaySettings
 from quire.machine import num_processors
@@ -52,6 +52,8 @@ _KNOWN_VARIABLES = {
     API_KEY,
     TLS_ROOT,
     TLS_SERVER_NAME,
+    TLS_CLIENT_CERT,
+    TLS_CLIENT_KEY,
     "QUIRE_CACHE_DIR",
     "QUIRE_NATIVE",
 }

@@ -11,6 +11,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from common.peer_tls import PeerTls, certificate_fault, open_peer_channel
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.step import Step, StepResult
 from common.step_codec import result_from_pb, step_to_pb
@@ -32,8 +33,10 @@ _MAX_ERROR_CHARS = 500  # of a worker's error, which goes into logs and into the
 class WorkerLink:
     """Steps go out, results come back, in order. `news` is set when a result is there or the link broke."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: PeerTls | None = None) -> None:
+        """`tls`: certificates between this process and workers; None: nothing is encrypted."""
         self.address = address
+        self._tls = tls
         self.news = asyncio.Event()
         self.results: deque[StepResult] = deque()
         self.broken: str | None = None  # why
@@ -41,7 +44,7 @@ class WorkerLink:
         self.is_unreadable = False  # it broke by an answer that came as it was sent, and is none
         options = dict(channel_options(CLUSTER_MESSAGE_BYTES))
         options["grpc.max_receive_message_length"] = MAX_DESCRIPTION_BYTES  # no answer is longer
-        self._channel = grpc.aio.insecure_channel(address, options=list(options.items()))
+        self._channel = open_peer_channel(address, tls, list(options.items()))
         self._reading: asyncio.Task[None] | None = None
 
     async def describe(self, known_tokenizer_fingerprint: str) -> worker_pb2.DescribeResponse:
@@ -59,7 +62,8 @@ class WorkerLink:
             reason = error_of(error).message[:_MAX_ERROR_CHARS]
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise _unbelievable(self.address, reason) from error
-            raise UnavailableError(f"worker at {self.address}: {reason}") from error
+            fault = await certificate_fault(self.address, self._tls)
+            raise UnavailableError(f"worker at {self.address}: {fault or reason}") from error
         except ValueError as error:
             raise _unbelievable(self.address, str(error)) from error
 

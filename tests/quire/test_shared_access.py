@@ -12,7 +12,8 @@ import trustme
 
 import quire
 from quire.access_settings import AccessSettings
-from quire.cli.supervisor.shared_access import certificate_names, share_access
+from quire.certificates import certificate_names
+from quire.cli.supervisor.shared_access import share_access
 from tests.quire.serve_processes import ServeProcesses
 
 KEY = "sk-0123456789"

@@ -24,10 +24,12 @@ BAD_TEXTS = {
     "worker_id": "x" * 200,
     "model_name": "x" * 2000,
     "only_model": "x" * 2000,
+    "peer_tls_server_name": "x" * 300,
 }
 # Texts that only whoever uses them can refuse, and what is no setting of a person.
 ANY_TEXT = {
     *("model", "listen", "metrics_listen", "store", "log_file", "api_key_file", "tls_cert", "tls_key"),
+    *("peer_tls_cert", "peer_tls_key", "peer_tls_root"),
     *("status_fd", "parent_pipe_fd", "check", "print_config"),
 }
 

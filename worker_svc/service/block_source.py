@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import grpc
 
 from common.block_reads import BlockFrame, open_frame
+from common.peer_tls import PeerTls, certificate_fault, open_peer_channel
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from quire.errors import FailedPreconditionError, InvalidRequestError, QuireError, UnavailableError
 from quire.rpc import channel_options, server_error_of
@@ -29,10 +30,13 @@ class BlockSource(Protocol):
 class GrpcBlockSource:
     """Reads by `ReadBlocks`. Frames are checked; they arrive without protobuf's copies."""
 
+    def __init__(self, tls: PeerTls | None = None) -> None:
+        """`tls`: certificates between this worker and others; None: nothing is encrypted."""
+        self._tls = tls
+
     async def frames(self, address: str, request: pb.ReadBlocksRequest) -> AsyncGenerator[BlockFrame]:
         """See BlockSource.frames."""
-        options = channel_options(CLUSTER_MESSAGE_BYTES)
-        async with grpc.aio.insecure_channel(address, options=options) as channel:
+        async with open_peer_channel(address, self._tls, channel_options(CLUSTER_MESSAGE_BYTES)) as channel:
             read: Any = channel.unary_stream(
                 _READ_BLOCKS, request_serializer=pb.ReadBlocksRequest.SerializeToString, response_deserializer=None
             )
@@ -40,13 +44,15 @@ class GrpcBlockSource:
                 async for data in read(request):
                     yield open_frame(data)
             except grpc.aio.AioRpcError as error:
-                raise _error_of(error, address) from error
+                raise await self._error_of(error, address) from error
 
-
-def _error_of(error: grpc.aio.AioRpcError, address: str) -> QuireError:
-    if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-        return UnknownCallerError(f"the worker at {address} refuses to be read: {error.details()}")
-    said = server_error_of(error)
-    if isinstance(said, FailedPreconditionError | InvalidRequestError):
-        return said
-    return UnavailableError(f"the worker at {address} cannot be read: {error.details() or error.code().name}")
+    async def _error_of(self, error: grpc.aio.AioRpcError, address: str) -> QuireError:
+        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            return UnknownCallerError(f"the worker at {address} refuses to be read: {error.details()}")
+        said = server_error_of(error)
+        if isinstance(said, FailedPreconditionError | InvalidRequestError):
+            return said
+        fault = await certificate_fault(address, self._tls) if said is None else ""
+        return UnavailableError(
+            f"the worker at {address} cannot be read: {fault or error.details() or error.code().name}"
+        )

@@ -13,6 +13,7 @@ import structlog
 
 from common.address import advertised_address
 from common.metrics_listener import listen_for_scrapes
+from common.peer_tls import PeerTls
 from common.process import stop_event
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
@@ -48,6 +49,7 @@ class ServiceOptions:
     drain_timeout_s: float
     metrics_listen: str | None = None  # None: no listener for scrapes
     credentials: Credentials | None = None  # for the schedulers; None: those of the variables
+    peer_tls: PeerTls | None = None  # of this port, and for those of other workers; None: nothing is encrypted
 
 
 async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> None:
@@ -56,7 +58,8 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
     Raises ListenError, and the errors of `load`.
     """
     end = stop_event(options.parent_pipe_fd)
-    server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES)
+    tls = options.peer_tls
+    server = GrpcServer([SERVICE_NAME], CLUSTER_MESSAGE_BYTES, credentials=None if tls is None else tls.of_server)
     bound = server.bind(options.listen)
     worker_id = options.worker_id or f"{socket.gethostname()}:{bound.rpartition(':')[2]}"
     step_key = secrets.token_hex(16) if options.scheduler is not None else ""
@@ -80,7 +83,7 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
         figures.description = engine.description
         if isinstance(engine.runner, PassCountingRunner):
             figures.passes = engine.runner
-        servicer.serve(LoadedWorker(engine.description, executor, _served_blocks(engine, executor, copies)))
+        servicer.serve(LoadedWorker(engine.description, executor, _served_blocks(engine, executor, copies, tls)))
         await _set_serving(server, True)
         _log_ready(engine)
         identity = WorkerIdentity(
@@ -121,7 +124,9 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
         log.info("worker ended")
 
 
-def _served_blocks(engine: LoadedModel, executor: StepExecutor, copies: TaskThread) -> ServedBlocks | None:
+def _served_blocks(
+    engine: LoadedModel, executor: StepExecutor, copies: TaskThread, tls: PeerTls | None
+) -> ServedBlocks | None:
     """The ways of blocks, for a worker whose blocks travel; `copies` is the thread that copies them."""
     travel = engine.travel
     if travel is None:
@@ -129,7 +134,7 @@ def _served_blocks(engine: LoadedModel, executor: StepExecutor, copies: TaskThre
     executor.progress.on_epoch = travel.fetched.follow_epoch
     return ServedBlocks(
         reads=BlockReads(travel, executor.progress, copies),
-        fetches=FetchCalls(travel, executor.progress, copies, GrpcBlockSource()),
+        fetches=FetchCalls(travel, executor.progress, copies, GrpcBlockSource(tls)),
         format=travel.format,
         fetched=travel.fetched,
     )

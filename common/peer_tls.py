@@ -1,0 +1,118 @@
+"""TLS between scheduler and workers: each side shows its certificate, and serves only whom their authority knows.
+
+Knows no service. Where gRPC does not say why a connection fails, a handshake on trial does.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from common.access import AccessError
+from quire.certificates import peer_context
+from quire.peer_tls_settings import PeerTlsSettings
+from quire.rpc import Option
+
+_TRIAL_S = 1.0
+_NAME_FAULTS = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_FLAGS = "--peer-tls-cert, --peer-tls-key and --peer-tls-root"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTls:
+    """Certificate, key and authority of one process, as files that were checked, and what gRPC makes of them."""
+
+    cert: Path
+    key: Path
+    root: Path
+    server_name: str | None  # that the certificates of workers have; None: the host that is dialled
+    of_server: grpc.ServerCredentials
+    of_channel: grpc.ChannelCredentials
+
+
+def peer_tls_of(settings: PeerTlsSettings) -> PeerTls | None:
+    """Certificates of the settings; None without. Raises AccessError."""
+    cert, key, root = settings.peer_tls_cert, settings.peer_tls_key, settings.peer_tls_root
+    if cert is None or key is None or root is None:
+        return None
+    try:
+        chain, private, roots = (file.read_bytes() for file in (cert, key, root))
+    except OSError as error:
+        raise AccessError(f"the files of --peer-tls-cert cannot be read: {error}") from error
+    return PeerTls(
+        cert=cert,
+        key=key,
+        root=root,
+        server_name=settings.peer_tls_server_name,
+        of_server=grpc.ssl_server_credentials([(private, chain)], roots, require_client_auth=True),
+        of_channel=grpc.ssl_channel_credentials(roots, private, chain),
+    )
+
+
+def open_peer_channel(address: str, tls: PeerTls | None, options: Sequence[Option]) -> grpc.aio.Channel:
+    """A channel to a worker, encrypted if there are certificates."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    named = [] if tls.server_name is None else [("grpc.ssl_target_name_override", tls.server_name)]
+    return grpc.aio.secure_channel(address, tls.of_channel, options=[*options, *named])
+
+
+async def certificate_fault(address: str, tls: PeerTls | None) -> str:
+    """Fault in the certificates of this process or of the worker at the address, which could not be reached.
+
+    Empty if there is none that is known, for example since nobody answers there.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        context = _plain_context() if tls is None else peer_context(tls.cert, tls.key, tls.root, is_server=False)
+        context.set_alpn_protocols(["h2"])
+        name = host if tls is None or tls.server_name is None else tls.server_name
+        async with asyncio.timeout(_TRIAL_S):
+            is_refused = await _is_refused(host, int(port), context, name)
+    except ssl.SSLCertVerificationError as error:
+        return _distrust(error, tls)
+    except ssl.SSLError as error:
+        return _failure(error, tls)
+    except (OSError, TimeoutError, ValueError):
+        return ""
+    if tls is None:
+        return f"it serves with TLS alone: give this process {_FLAGS}, too"
+    return _refusal(tls, "it closes the connection") if is_refused else ""
+
+
+async def _is_refused(host: str, port: int, context: ssl.SSLContext, name: str) -> bool:
+    """True if the server ends the connection instead of beginning to speak. Raises ssl.SSLError, OSError."""
+    reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+    try:
+        return not await reader.read(1)  # a server looks at our certificate after the client's part of the handshake
+    finally:
+        writer.close()
+
+
+def _plain_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _distrust(error: ssl.SSLCertVerificationError, tls: PeerTls | None) -> str:
+    """Reason for which this process does not believe a worker."""
+    assert tls is not None  # else nothing is verified
+    if error.verify_code in _NAME_FAULTS:
+        return f"its certificate has another name: give --peer-tls-server-name ({error.verify_message})"
+    return f"its certificate is not to be trusted by --peer-tls-root {tls.root}: {error.verify_message}"
+
+
+def _failure(error: ssl.SSLError, tls: PeerTls | None) -> str:
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    if "alert" in reason:
+        return f"it serves with TLS alone: give this process {_FLAGS}, too" if tls is None else _refusal(tls, reason)
+    return "" if tls is None else f"it serves without TLS, and this process asks for it: give it {_FLAGS}, too"
+
+
+def _refusal(tls: PeerTls, reason: str) -> str:
+    return f"it refuses the certificate {tls.cert}: let one authority, --peer-tls-root of both, sign both ({reason})"
