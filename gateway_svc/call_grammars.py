@@ -1,6 +1,7 @@
 """Grammars of answers with calls, for the served model: its markers' token ids, and what its prompt opens."""
 
 import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import quire
@@ -24,29 +25,33 @@ class CallGrammars:
 
     async def constrain(
         self, keywords: GenerateParams, format: AnswerFormat, chat: quire.Chat, tool_use: ToolUse
-    ) -> None:
-        """Put the grammar of the answer to a chat into its keywords, if one is needed. Raises QuireError.
+    ) -> AnswerFormat:
+        """Put the grammar of the answer to a chat into its keywords, if one is needed. Returns the answer's format.
 
-        JSON as the form of the content becomes a part of the grammar, so that the model may call instead.
+        JSON as the form of the content becomes a part of the grammar, so that the model may call instead. It may not
+        where calls have no marker, have to follow rules, and could not be told from the form: then all is content.
+        Raises QuireError.
         """
         content = _json_form(keywords)
         if not tool_use.is_forced:
             is_constrained = "structured_output" in keywords
             if not tool_use.offered or is_constrained or (content is None and not tool_use.is_strict):
-                return
-            if content is not None and format.tool_parser == "llama3":
-                return  # its calls are JSON without a marker: the content's form is all that an answer may be
+                return format
+            is_unmarked = content is not None and format.tool_parser == "llama3"
+            if is_unmarked and tool_use.is_strict and _is_mistakable(content, format.tool_names or ()):
+                return format.without_calls()
             keywords.pop("json_schema", None)
             keywords.pop("json_object", None)
         keywords["lark"] = tool_grammar(
             format,
             tool_use.usable,
-            several=tool_use.may_call_several,
+            max_calls=tool_use.max_calls,
             token_ids=await self._vocabulary.token_ids(markers_of(format)),
             in_reasoning=format.reasoning_parser in TAGS and await self._opens_reasoning(chat),
             is_forced=tool_use.is_forced,
             content=content,
         )
+        return format
 
     async def _opens_reasoning(self, chat: quire.Chat) -> bool:
         """True if the prompt opens reasoning: `Accepted.in_reasoning` tells it once the request is accepted."""
@@ -63,3 +68,26 @@ def _json_form(keywords: GenerateParams) -> dict[str, Any] | None:
     if schema is None:
         return _ANY_OBJECT if keywords.get("json_object") else None
     return dict(schema)
+
+
+def _is_mistakable(schema: Any, names: Collection[str]) -> bool:
+    """True if JSON of the schema may have the name of a tool and arguments; so, too, where that is hard to see."""
+    if not isinstance(schema, Mapping):
+        return True
+    kinds, branches = schema.get("type"), schema.get("anyOf")
+    if isinstance(kinds, str | list) and "object" not in kinds:
+        return False
+    if isinstance(branches, list) and not any(_is_mistakable(each, names) for each in branches):
+        return False
+    properties = schema.get("properties", {})
+    if not isinstance(properties, Mapping) or schema.get("additionalProperties") is not False:
+        return True
+    is_call = "name" in properties and not properties.keys().isdisjoint(("arguments", "parameters"))
+    return "patternProperties" in schema or (is_call and _may_be_one_of(properties["name"], names))
+
+
+def _may_be_one_of(schema: Any, names: Collection[str]) -> bool:
+    values = (
+        schema.get("enum", [schema["const"]] if "const" in schema else None) if isinstance(schema, Mapping) else None
+    )
+    return not isinstance(values, list) or any(each in names for each in values if isinstance(each, str))

@@ -25,6 +25,7 @@ class ToolUse:
     choice: Literal["none", "auto", "required"] = "auto"
     allowed: Sequence[str] | None = None  # names of the tools that may be called; None: all of them
     parallel: bool | None = None  # False: only the first call comes back
+    most: int | None = None  # calls that come back; None: any number
 
     @property
     def offered(self) -> Tools:
@@ -37,9 +38,14 @@ class ToolUse:
         return self.choice == "required"
 
     @property
+    def max_calls(self) -> int | None:
+        """Most calls that come back; None: any number."""
+        return 1 if self.parallel is False else self.most
+
+    @property
     def may_call_several(self) -> bool:
         """True if more than one call may come back."""
-        return self.parallel is not False
+        return self.max_calls != 1
 
     @property
     def usable(self) -> Tools:
@@ -79,4 +85,4 @@ class ToolUse:
             return of_model.without_calls()
         if of_model.tool_parser not in TOOL_PARSERS:
             raise invalid("tools", "the format in which this model calls tools is not known: see --tool-parser")
-        return of_model
+        return of_model.offering(each["function"]["name"] for each in self.offered)

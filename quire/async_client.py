@@ -150,8 +150,8 @@ class AsyncClient:
         )
         if answer_format is None:
             return self._submit(chat, params)
-        if not tools:
-            answer_format = answer_format.without_calls()
+        names = [str(each.get("function", {}).get("name")) for each in tools or ()]
+        answer_format = answer_format.offering(names) if names else answer_format.without_calls()
         if not answer_format.is_plain:
             params["keep_special_tokens"] = True  # markers may be such
         return self._submit(chat, params, AnswerReader(answer_format))

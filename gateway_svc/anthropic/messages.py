@@ -40,7 +40,7 @@ class Messages:
             keywords = body.keywords(call.request_id)
             if not format.is_plain:
                 keywords["keep_special_tokens"] = True  # markers may be such
-            await self._call_grammars.constrain(keywords, format, chat, body.tool_use)
+            format = await self._call_grammars.constrain(keywords, format, chat, body.tool_use)
             stream = self._client.stream_chat(
                 chat.messages,
                 continue_final_message=chat.continue_final_message,

@@ -57,7 +57,7 @@ class Chats:
         if not format.is_plain:
             keywords["keep_special_tokens"] = True  # markers may be such
         with sdk_refusals(call.names):
-            await self._call_grammars.constrain(keywords, format, chat, tool_use)
+            format = await self._call_grammars.constrain(keywords, format, chat, tool_use)
             stream = self._client.stream_chat(
                 chat.messages,
                 add_generation_prompt=chat.add_generation_prompt,

@@ -1,6 +1,7 @@
 """Format of a model's answers: the parsers of its calls and of its reasoning, by the names that a server tells."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 ToolParserName = Literal["deepseek", "harmony", "hermes", "llama3", "mistral"]
@@ -15,11 +16,16 @@ class AnswerFormat:
 
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    tool_names: frozenset[str] | None = None  # of what may be called: other JSON is no call; None: any name
 
     @property
     def is_plain(self) -> bool:
         """True if every answer is content as it is."""
         return self.tool_parser not in TOOL_PARSERS and self.reasoning_parser not in REASONING_PARSERS
+
+    def offering(self, names: Iterable[str]) -> "AnswerFormat":
+        """The format of answers to requests that offer the tools of these names."""
+        return replace(self, tool_names=frozenset(names))
 
     def without_calls(self) -> "AnswerFormat":
         """The format of answers to requests that offer no tools."""

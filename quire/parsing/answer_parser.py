@@ -22,7 +22,6 @@ from quire.parsing.think_tags import TAGS, read_reasoning
 _CALLS: dict[str, Callable[[Source, Output], Reading[None]]] = {
     "deepseek": read_deepseek,
     "hermes": read_hermes,
-    "llama3": read_llama3,
     "mistral": read_mistral,
 }
 _MISTRAL_ID_CHARS = 9  # its templates refuse others
@@ -73,7 +72,10 @@ def _read_answer(source: Source, output: Output, format: AnswerFormat, in_reason
     tags = TAGS.get(format.reasoning_parser or "")
     if tags is not None:
         yield from read_reasoning(source, output, tags, is_open=in_reasoning)
-    yield from _CALLS.get(format.tool_parser or "", _read_content)(source, output)
+    if format.tool_parser == "llama3":
+        yield from read_llama3(source, output, format.tool_names)
+    else:
+        yield from _CALLS.get(format.tool_parser or "", _read_content)(source, output)
 
 
 def _read_content(source: Source, output: Output) -> Reading[None]:

@@ -1,6 +1,6 @@
 """Calls of tools as formats share them: a JSON object with a name and arguments, tried and taken back if it is none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from quire.parsing.json_reading import read_string, read_value, skip_space, whole_string
 from quire.parsing.output import Output
@@ -48,21 +48,24 @@ def begin_call(source: Source, output: Output, name: str) -> None:
     output.begin_call(name)
 
 
-def read_call_object(source: Source, output: Output, *, needs_arguments: bool = False) -> Reading[None]:
+def read_call_object(
+    source: Source, output: Output, *, needs_arguments: bool = False, names: Container[str] | None = None
+) -> Reading[None]:
     """Read `{"name": …, "arguments": …}`, whose keys may come in any order and with others.
 
     The call begins at its arguments, or at its name if that comes later; without arguments at the end of the object,
-    unless it needs them. Raises MismatchError.
+    unless it needs them. Its name is one of `names`; None: any. Raises MismatchError.
     """
-    yield from _CallObject(source, output).read(needs_arguments=needs_arguments)
+    yield from _CallObject(source, output, names).read(needs_arguments=needs_arguments)
 
 
 class _CallObject:
     """One object while it is read."""
 
-    def __init__(self, source: Source, output: Output) -> None:
+    def __init__(self, source: Source, output: Output, names: Container[str] | None) -> None:
         self._source = source
         self._output = output
+        self._names = names
         self._name = ""
         self._early: list[str] = []  # arguments before the name
         self._has_begun = False
@@ -88,6 +91,8 @@ class _CallObject:
     def _read_member(self, key: str) -> Reading[None]:
         if key == "name" and not self._name:
             self._name = yield from whole_string(self._source)
+            if self._names is not None and self._name not in self._names:
+                raise MismatchError
             if self._early:
                 self._begin("".join(self._early))
         elif key in _ARGUMENTS and self._name and not self._has_begun:

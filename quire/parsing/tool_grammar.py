@@ -5,7 +5,7 @@ A pure function of the format and the tools. Knows no tokenizer: the ids of mark
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ class _CallForm:
     separator: str | None = ""  # None: an answer has one call
     begin: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
+    is_marked: bool = True  # else what begins a call may begin other JSON
 
     @property
     def marker(self) -> str:
@@ -48,7 +49,9 @@ _FORMS: dict[str, tuple[_CallForm, ...]] = {
             separator="\n",
         ),
     ),
-    "llama3": (_CallForm(before=(_OBJECT,), between=('", "parameters": ',), after=("}",), separator="; "),),
+    "llama3": (
+        _CallForm(before=(_OBJECT,), between=('", "parameters": ',), after=("}",), separator="; ", is_marked=False),
+    ),
     "mistral": (
         _CallForm(
             begin=(mistral.TOOL_CALLS, "["),
@@ -87,8 +90,7 @@ _FORMS: dict[str, tuple[_CallForm, ...]] = {
 }
 _ANALYSIS = (harmony.CHANNEL, "analysis", harmony.MESSAGE), (harmony.ENDS[0], harmony.START, "assistant")
 _FINAL = (harmony.CHANNEL, "final", harmony.MESSAGE)
-# Text without a call, where calls are no text behind a marker: what the parser would take for a call is left out.
-_LLAMA3_TEXT = rf"{_TEXT} & ~/\s*\{{(?s:.*)/ & ~/(?s:.*){re.escape(llama3.PYTHON_TAG)}(?s:.*)/"
+_PYTHON_TAG = rf"/(?s:.*){re.escape(llama3.PYTHON_TAG)}(?s:.*)/"
 
 
 def markers_of(format: AnswerFormat) -> tuple[str, ...]:
@@ -103,7 +105,7 @@ def tool_grammar(
     format: AnswerFormat,
     tools: Sequence[Mapping[str, Any]],
     *,
-    several: bool,
+    max_calls: int | None,
     token_ids: Mapping[str, int],
     in_reasoning: bool = False,
     is_forced: bool = True,
@@ -115,7 +117,7 @@ def tool_grammar(
         format: with a known tool parser.
         tools: one or more, in OpenAI's form. Arguments follow their schemas; where no call is forced, those of strict
             tools do, and others are any objects.
-        several: more than one call may come.
+        max_calls: most calls that come; None: any number.
         token_ids: of the markers that are tokens.
         in_reasoning: the prompt ends within reasoning.
         is_forced: some call comes, and nothing else. Otherwise the answer may be text, also before its calls.
@@ -127,7 +129,9 @@ def tool_grammar(
         functions = [each if each.get("strict") else {**each, "parameters": None} for each in functions]
     takes_text = not is_forced and content is None and format.tool_parser not in ("llama3", "harmony")
     kinds = [
-        writer.calls(form, functions, several=several, after_text=takes_text)
+        writer.json_calls(form, functions, max_calls=max_calls)
+        if content is not None and not form.is_marked
+        else writer.calls(form, functions, max_calls=max_calls, after_text=takes_text)
         for form in _FORMS[format.tool_parser or ""]
     ]
     if not is_forced:
@@ -149,6 +153,26 @@ def _schema(function: Mapping[str, Any]) -> str:
     return json.dumps({**(function.get("parameters") or _ANY_ARGUMENTS), "x-guidance": _STYLE}, ensure_ascii=False)
 
 
+def _call_schema(function: Mapping[str, Any]) -> str:
+    """Schema of a call of LLaMA 3 as a whole, which has the definitions that the arguments refer to."""
+    arguments = dict(function.get("parameters") or _ANY_ARGUMENTS)
+    definitions = {name: arguments.pop(name) for name in ("$defs", "definitions") if name in arguments}
+    named = {"name": {"const": function["name"]}, "parameters": arguments}
+    whole = {"type": "object", "properties": named, "required": [*named], "additionalProperties": False}
+    return json.dumps({**definitions, **whole, "x-guidance": _STYLE}, ensure_ascii=False)
+
+
+def _llama3_text(names: Collection[str] | None) -> str:
+    """Text that the parser does not take for a call: it has no marker, and is no JSON that may name a tool.
+
+    A name may be spelled with escapes, which are left out, too.
+    """
+    if names is None:
+        return rf"{_TEXT} & ~/\s*\{{(?s:.*)/ & ~{_PYTHON_TAG}"
+    named = "|".join(map(re.escape, sorted(names)))
+    return rf'{_TEXT} & ~/\s*\{{(?s:.*)"name"\s*:\s*"({named})"(?s:.*)/ & ~/\s*\{{(?s:.*)\\u(?s:.*)/ & ~{_PYTHON_TAG}'
+
+
 class _Writer:
     """Writes the expressions of one grammar, and the rules that they need."""
 
@@ -157,14 +181,33 @@ class _Writer:
         self.rules: list[str] = []
 
     def calls(
-        self, form: _CallForm, functions: Sequence[Mapping[str, Any]], *, several: bool, after_text: bool = False
+        self,
+        form: _CallForm,
+        functions: Sequence[Mapping[str, Any]],
+        *,
+        max_calls: int | None,
+        after_text: bool = False,
     ) -> str:
+        if not form.is_marked:
+            one = self._one_of(form.before, form, functions)
+            return f"({one}){self._more(form, one, max_calls)}"
         opening = self._text_until(form.marker) if after_text else self._part(form.marker)
         first = self._one_of(form.before if form.begin else form.before[1:], form, functions)
-        more = ""
-        if several and form.separator is not None:
-            more = f" ({self._sequence(form.separator)} ({self._one_of(form.before, form, functions)}))*"
+        more = self._more(form, self._one_of(form.before, form, functions), max_calls)
         return f"{opening} {self._sequence(*form.begin[1:])} ({first}){more} {self._sequence(*form.end)}"
+
+    def json_calls(self, form: _CallForm, functions: Sequence[Mapping[str, Any]], *, max_calls: int | None) -> str:
+        """Calls where the answer may be other JSON: as JSON, too, since no text tells them apart at once."""
+        self.rules += [f"call_{i}: %json {_call_schema(each)}" for i, each in enumerate(functions)]
+        one = " | ".join(f"call_{i}" for i in range(len(functions)))
+        return f"({one}){self._more(form, one, max_calls)}"
+
+    def _more(self, form: _CallForm, one: str, max_calls: int | None) -> str:
+        """Further calls behind the first."""
+        if max_calls == 1 or form.separator is None:
+            return ""
+        times = "*" if max_calls is None else f"{{0,{max_calls - 1}}}"
+        return f" ({self._sequence(form.separator)} ({one})){times}"
 
     def content(self, format: AnswerFormat, schema: Schema | None) -> str:
         """Text of an answer without a call, whether or not it has a schema."""
@@ -176,13 +219,19 @@ class _Writer:
             case "harmony":
                 return f"{before} {_TEXT}"
             case "llama3":
-                self._add_rule(f"PLAIN: {_LLAMA3_TEXT}")
+                self._add_rule(f"PLAIN: {_llama3_text(format.tool_names)}")
                 return "PLAIN?"
         return f"{self._text_without(_FORMS[format.tool_parser or ''][0].marker)}?"
 
     def _one_of(self, before: Sequence[str], form: _CallForm, functions: Sequence[Mapping[str, Any]]) -> str:
+        """One call; without a marker its beginning is one text, which no other text begins with."""
+
+        def begin(name: str) -> str:
+            parts = (*before, name, *form.between)
+            return self._sequence(*parts) if form.is_marked else self._part("".join(parts))
+
         return " | ".join(
-            self._sequence(*before, function["name"], *form.between) + f" arguments_{i} {self._sequence(*form.after)}"
+            f"{begin(function['name'])} arguments_{i} {self._sequence(*form.after)}"
             for i, function in enumerate(functions)
         )
 

@@ -71,7 +71,8 @@ def meaning(spoken: Spoken) -> tuple[str, str, list[tuple[str, Any]]]:
 @pytest.mark.parametrize(("format", "name"), [(SPOKEN[name].format, name) for name in WHOLE], ids=WHOLE)
 async def test_every_format_is_parsed_whole_and_as_events(claude: anthropic.AsyncAnthropic, name: str) -> None:
     spoken = SPOKEN[name]
-    tools: dict[str, Any] = {"tools": FLAT} if spoken.calls else {}
+    names = spoken.format.tool_names or {name for name, _ in spoken.calls}
+    tools: dict[str, Any] = {"tools": [FLAT[0] | {"name": each} for each in sorted(names)]} if names else {}
     whole, streamed = await both(claude, messages=asking(name), **tools)
     assert blocks_of(whole) == blocks_of(streamed)
     assert parts(blocks_of(whole)) == meaning(spoken)
@@ -98,6 +99,34 @@ async def test_a_call_is_forced_in_every_format(claude: anthropic.AsyncAnthropic
         calls = [each for each in blocks_of(message) if each["type"] == "tool_use"]
         assert [(each["name"], each["input"]) for each in calls] == [("weather", {"city": "Rome"})]
         assert message.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize("format", [FORMATS["llama3"]])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "form", "expected"),
+    [
+        ("number", {"n": {"type": "integer"}}, '{"n":7}'),
+        ("llama3: a call", {"n": {"type": "integer"}}, [("weather", {"city": "Paris"})]),
+        ("llama3: JSON that is no call", {"name": {"enum": ["Bob"]}}, '{"name":"Bob"}'),
+    ],
+)
+async def test_llama3_calls_or_answers_json_of_a_form(
+    claude: anthropic.AsyncAnthropic, answer: str, form: dict[str, Any], expected: Any, strict: bool
+) -> None:
+    """The model would write other arguments, and spaces in its JSON, where no grammar holds it."""
+    closed = {"type": "object", "additionalProperties": False}
+    arguments = closed | {"properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+    tools = [{"name": "weather", "input_schema": arguments, "strict": strict}]
+    config = {"format": {"type": "json_schema", "schema": closed | {"properties": form, "required": [*form]}}}
+    use = {"tools": tools, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    for message in await both(claude, messages=asking(answer), output_config=config, **use):
+        text, _, calls = parts(blocks_of(message))
+        if isinstance(expected, str):
+            assert (text, calls) == (expected, [])
+        else:
+            assert text == "" and [name for name, _ in calls] == ["weather"]
+            assert not strict or calls == expected
 
 
 @pytest.mark.parametrize("format", [FORMATS["mistral"]])

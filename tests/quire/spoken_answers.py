@@ -6,6 +6,7 @@ from quire.parsing.answer_format import AnswerFormat
 
 HERMES = AnswerFormat(tool_parser="hermes", reasoning_parser="think")
 LLAMA3 = AnswerFormat(tool_parser="llama3")
+LLAMA3_WITH_TOOLS = LLAMA3.offering(["weather", "now"])
 MISTRAL = AnswerFormat(tool_parser="mistral", reasoning_parser="mistral")
 HARMONY = AnswerFormat(tool_parser="harmony", reasoning_parser="harmony")
 DEEPSEEK = AnswerFormat(tool_parser="deepseek", reasoning_parser="think")
@@ -159,5 +160,36 @@ SPOKEN = {
     ),
     "deepseek: no call": Spoken(
         format=DEEPSEEK, text="<｜tool▁call▁begin｜>what?", content="<｜tool▁call▁begin｜>what?"
+    ),
+    "llama3: JSON in the form of a call that names no tool": Spoken(
+        format=LLAMA3_WITH_TOOLS,
+        text=f'{{"name": "Bob", "parameters": {PARIS}}}',
+        content=f'{{"name": "Bob", "parameters": {PARIS}}}',
+    ),
+    "llama3: such JSON with the arguments first, behind space": Spoken(
+        format=LLAMA3_WITH_TOOLS,
+        text='\n{"parameters": {"name": "weather"}, "name": "weather 2"} yes',
+        content='\n{"parameters": {"name": "weather"}, "name": "weather 2"} yes',
+    ),
+    "llama3: a list and an object within": Spoken(
+        format=LLAMA3_WITH_TOOLS,
+        text='{"person": {"name": "weather", "parameters": {}}}',
+        content='{"person": {"name": "weather", "parameters": {}}}',
+    ),
+    "llama3: a call by a name that is spelled with an escape": Spoken(
+        format=LLAMA3_WITH_TOOLS,
+        text=f'{{"n\\u0061me": "we\\u0061ther", "parameters": {PARIS}}}',
+        calls=(("weather", PARIS),),
+    ),
+    "llama3: a call, and behind it what names no tool": Spoken(
+        format=LLAMA3_WITH_TOOLS,
+        text='{"name": "now", "parameters": {}}; {"name": "then", "parameters": {}}',
+        content='; {"name": "then", "parameters": {}}',
+        calls=(("now", "{}"),),
+    ),
+    "llama3: any name behind the tag": Spoken(
+        format=LLAMA3_WITH_TOOLS,
+        text='<|python_tag|>{"name": "then", "parameters": {}}',
+        calls=(("then", "{}"),),
     ),
 }

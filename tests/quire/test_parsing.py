@@ -1,5 +1,6 @@
 """Parsers of answers: what each format means, however its text is cut, and that nothing else is lost or raised."""
 
+import json
 import tracemalloc
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.answer_parser import AnswerParser
 from quire.parsing.deltas import ContentDelta, Delta, ParsedAnswer, ToolCallBegun, parsed_answer
 from quire.parsing.source import MAX_HELD_CHARS
-from tests.quire.spoken_answers import FORMATS, HARMONY, HERMES, LLAMA3, MISTRAL, SPOKEN, Spoken
+from tests.quire.spoken_answers import FORMATS, HARMONY, HERMES, LLAMA3, LLAMA3_WITH_TOOLS, MISTRAL, SPOKEN, Spoken
 
 MARKERS = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "[THINK]", "[/THINK]", "<|python_tag|>", "<|im_end|>"),
@@ -30,7 +31,9 @@ MARKERS = [
     *('"', "\\", '\\"', "\\ud83d", "\\ude00", "\n", "x", "é", "f", "<", "[TOOL", '"name"', ":"),
 ]
 texts = st.lists(st.sampled_from(MARKERS), max_size=24).map("".join)
-formats = st.sampled_from([*FORMATS.values(), *(each.without_calls() for each in FORMATS.values()), AnswerFormat()])
+formats = st.sampled_from(
+    [*FORMATS.values(), LLAMA3.offering("f"), *(each.without_calls() for each in FORMATS.values()), AnswerFormat()]
+)
 
 
 def deltas_of(format: AnswerFormat, pieces: list[str], *, in_reasoning: bool = False) -> list[Delta]:
@@ -161,3 +164,22 @@ def test_a_parser_of_a_later_version_leaves_the_text_as_it_is() -> None:
     format = AnswerFormat(tool_parser="klingon", reasoning_parser="telepathy")
     assert format.is_plain
     assert parsed_answer(deltas_of(format, ["<think> nuqneH "])).content == "<think> nuqneH "
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text('a"{}\\', max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "parameters", "a"]), inner),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["name", "parameters", "arguments", "a"]), json_values, max_size=4))
+def test_json_that_names_no_tool_is_content_as_it_is_and_with_a_tools_name_and_arguments_a_call(
+    value: dict[str, object],
+) -> None:
+    text = json.dumps(value)
+    answer = parsed_answer(deltas_of(LLAMA3_WITH_TOOLS, [text]))
+    assert (answer.content, answer.tool_calls) == (text, ())
+    if "parameters" in value or "arguments" in value:
+        named = parsed_answer(deltas_of(LLAMA3_WITH_TOOLS, [json.dumps({**value, "name": "now"})]))
+        assert [call.name for call in named.tool_calls] == ["now"]

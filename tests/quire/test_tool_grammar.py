@@ -11,7 +11,7 @@ from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.answer_parser import AnswerParser
 from quire.parsing.deltas import parsed_answer
 from quire.parsing.tool_grammar import markers_of, tool_grammar
-from tests.quire.spoken_answers import DEEPSEEK, FORMATS, HARMONY, HERMES, LLAMA3, MISTRAL
+from tests.quire.spoken_answers import DEEPSEEK, FORMATS, HARMONY, HERMES, LLAMA3, LLAMA3_WITH_TOOLS, MISTRAL
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -65,8 +65,8 @@ def takes(grammar: str, text: str) -> bool:
     return matcher.consume_tokens(BYTES.tokenize_str(text)) and matcher.is_accepting()
 
 
-def grammar_for(format: AnswerFormat, *, several: bool = True, in_reasoning: bool = False) -> str:
-    return tool_grammar(format, TOOLS, several=several, token_ids={}, in_reasoning=in_reasoning)
+def grammar_for(format: AnswerFormat, *, max_calls: int | None = None, in_reasoning: bool = False) -> str:
+    return tool_grammar(format, TOOLS, max_calls=max_calls, token_ids={}, in_reasoning=in_reasoning)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -100,9 +100,21 @@ def test_anything_else_is_not_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TWO)
+def test_several_calls_are_taken_up_to_their_bound(name: str) -> None:
+    grammar, call = (
+        grammar_for(FORMATS[name], max_calls=3),
+        {"llama3": ONE["llama3"], "hermes": ONE["hermes"]}.get(name),
+    )
+    assert takes(grammar, TWO[name])
+    if call is not None:
+        separator = {"llama3": "; ", "hermes": "\n"}[name]
+        assert takes(grammar, separator.join([call] * 3)) and not takes(grammar, separator.join([call] * 4))
+
+
+@pytest.mark.parametrize("name", TWO)
 def test_several_calls_are_taken_only_where_they_may_come(name: str) -> None:
-    assert not takes(grammar_for(FORMATS[name], several=False), TWO[name])
-    assert takes(grammar_for(FORMATS[name], several=False), ONE[name])
+    assert not takes(grammar_for(FORMATS[name], max_calls=1), TWO[name])
+    assert takes(grammar_for(FORMATS[name], max_calls=1), ONE[name])
 
 
 def test_reasoning_that_the_prompt_opened_is_closed_before_the_calls() -> None:
@@ -114,7 +126,7 @@ def test_reasoning_that_the_prompt_opened_is_closed_before_the_calls() -> None:
 @pytest.mark.parametrize("format", [HERMES, MISTRAL, HARMONY, DEEPSEEK, LLAMA3])
 def test_markers_that_are_tokens_are_taken_as_such(format: AnswerFormat) -> None:
     markers = markers_of(format)
-    grammar = tool_grammar(format, TOOLS, several=True, token_ids={each: i for i, each in enumerate(markers)})
+    grammar = tool_grammar(format, TOOLS, max_calls=None, token_ids={each: i for i, each in enumerate(markers)})
     assert all(f"<[{i}]>" in grammar for i in range(len(markers)))
     matcher = LLMatcher(BYTES, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -132,7 +144,7 @@ def test_reasoning_is_closed_by_a_token_or_by_letters(special: bool, as_token: b
     eos, closing = made.token_to_id("</s>"), made.token_to_id("</think>")
     assert eos is not None and closing is not None
     tokenizer = LLTokenizer(made.to_str(), n_vocab=made.get_vocab_size(), eos_token=[eos])
-    grammar = tool_grammar(HERMES, TOOLS, several=False, token_ids={"</think>": closing}, in_reasoning=True)
+    grammar = tool_grammar(HERMES, TOOLS, max_calls=1, token_ids={"</think>": closing}, in_reasoning=True)
     matcher = LLMatcher(tokenizer, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0)
 
     def letters(text: str) -> list[int]:
@@ -147,8 +159,8 @@ FINAL = {"harmony": "<|channel|>final<|message|>"}  # before content
 FORM = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
 
-def free_grammar(format: AnswerFormat, *, several: bool = True, content: dict[str, Any] | None = None) -> str:
-    return tool_grammar(format, STRICT_TOOLS, several=several, token_ids={}, is_forced=False, content=content)
+def free_grammar(format: AnswerFormat, *, max_calls: int | None = None, content: dict[str, Any] | None = None) -> str:
+    return tool_grammar(format, STRICT_TOOLS, max_calls=max_calls, token_ids={}, is_forced=False, content=content)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -185,7 +197,7 @@ def test_what_the_parser_would_take_for_another_call_is_no_text(name: str) -> No
         assert not takes(grammar, f"Let me see. {wrong[0]}")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "llama3"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_content_of_a_form_stands_in_the_place_of_calls(name: str) -> None:
     grammar = free_grammar(FORMATS[name], content=FORM)
     thought, final = THOUGHTS.get(name, ""), FINAL.get(name, "")
@@ -196,7 +208,38 @@ def test_content_of_a_form_stands_in_the_place_of_calls(name: str) -> None:
 
 
 def test_text_before_calls_ends_with_the_marker_as_a_token_or_in_letters() -> None:
-    grammar = tool_grammar(HERMES, STRICT_TOOLS, several=True, token_ids={"<tool_call>": 7}, is_forced=False)
+    grammar = tool_grammar(HERMES, STRICT_TOOLS, max_calls=None, token_ids={"<tool_call>": 7}, is_forced=False)
     assert "opened: found | PLAIN? <[7]>" in grammar
     matcher = LLMatcher(BYTES, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
+
+
+def test_llama3s_text_may_be_json_that_names_no_tool() -> None:
+    grammar = free_grammar(LLAMA3_WITH_TOOLS)
+    for text in (
+        '{"name": "Bob", "parameters": {"a": 1}}',
+        '{"a": [1, {"b": "weather"}]}',
+        " {",
+        '{"name": "weather 2"}',
+    ):
+        assert takes(grammar, text), text
+        parser = AnswerParser(LLAMA3_WITH_TOOLS, "request")
+        assert not parsed_answer([*parser.push(text), *parser.end()]).tool_calls
+    assert takes(grammar, ONE["llama3"])
+    wrong = ONE["llama3"].replace('"days": 3', '"days": "3"')
+    for text in (wrong, wrong.replace("name", "n\\u0061me"), f" {wrong}", f'{{"a": 1, {wrong[1:]}'):
+        assert not takes(grammar, text), text
+
+
+def test_llama3s_calls_beside_a_form_have_arguments_with_definitions_and_the_form_may_have_a_name() -> None:
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"]}
+    defined = {**parameters, "additionalProperties": False, "$defs": {"n": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "weather", "strict": True, "parameters": defined}}]
+    form = {**FORM, "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    for content, other in ((form, '{"name":"weather"}'), ({"type": "object"}, '{"b":[{}]}')):
+        grammar = tool_grammar(LLAMA3_WITH_TOOLS, tools, max_calls=2, token_ids={}, is_forced=False, content=content)
+        call = '{"name": "weather", "parameters": {"a": 1}}'
+        for text in (call, f"{call}; {call}", other):
+            assert takes(grammar, text), text
+        for text in (call.replace("1", '"1"'), f"{call}; {call}; {call}", f"{call}; {other}", "x"):
+            assert not takes(grammar, text), text
