@@ -84,7 +84,9 @@ def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     return [each.model_dump(exclude_unset=True) for each in tools]
 
 
-def tool_use_of(tools: Iterable[Tool], choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse:
+def tool_use_of(
+    tools: Iterable[Tool], choice: ToolChoice | None, *, parallel: bool | None, most: int | None = None
+) -> ToolUse:
     """Rules for the calls of a request; see ToolUse."""
     offered = template_tools(tools)
     match choice:
@@ -92,8 +94,8 @@ def tool_use_of(tools: Iterable[Tool], choice: ToolChoice | None, *, parallel: b
             return ToolUse(tools=offered, choice="required", allowed=[function.name], parallel=False)
         case AllowedChoice(allowed_tools=allowed):
             names = [each.function.name for each in allowed.tools]
-            return ToolUse(tools=offered, choice=allowed.mode, allowed=names, parallel=parallel)
-    return ToolUse(tools=offered, choice=choice or "auto", parallel=parallel)
+            return ToolUse(tools=offered, choice=allowed.mode, allowed=names, parallel=parallel, most=most)
+    return ToolUse(tools=offered, choice=choice or "auto", parallel=parallel, most=most)
 
 
 def call_object(call: quire.ToolCall) -> dict[str, Any]:

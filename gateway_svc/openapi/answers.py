@@ -73,6 +73,8 @@ ANSWERS: dict[tuple[str, str], Answers] = {
     ("post", "/v1/responses"): _generating(
         responses.ResponseObject, responses.ResponseEvent, links={**_OF_RESPONSE, **_OF_REQUEST}
     ),
+    ("post", "/v1/responses/input_tokens"): Answers(ok=responses.InputTokens, errors=(*_BODY, 404, *_SCHEDULER)),
+    ("post", "/v1/responses/compact"): _generating(responses.CompactedConversation, None),
     ("get", "/v1/responses/{response_id}"): Answers(
         ok=responses.ResponseObject, events=responses.ResponseEvent, id_header="x-request-id", errors=_RECORD
     ),

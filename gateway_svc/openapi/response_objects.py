@@ -121,7 +121,6 @@ _kinds: dict[str, Any] = {
     "error": ResponseError | None,
     "incomplete_details": Incomplete | None,
     "usage": ResponseUsage | None,
-    "max_tool_calls": None,
     "service_tier": Literal["default"],
 }
 _fields: dict[str, Any] = {name: (kind, ...) for name, kind in _kinds.items()}
@@ -137,6 +136,34 @@ class DeletedResponse(TypedDict):
     id: str
     object: Literal["response"]
     deleted: Literal[True]
+
+
+@closed
+class InputTokens(TypedDict):
+    """The answer to a count."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+@closed
+class Compaction(TypedDict):
+    """A conversation as one item."""
+
+    type: Literal["compaction"]
+    id: str
+    encrypted_content: str
+
+
+@closed
+class CompactedConversation(TypedDict):
+    """The answer to a request to compact a conversation."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[Compaction]
+    usage: ResponseUsage
 
 
 @closed

@@ -12,6 +12,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/completions"): {"model": MODEL, "prompt": "x", "max_tokens": 1},
     ("POST", "/v1/chat/completions"): {"model": MODEL, "messages": TURNS, "max_completion_tokens": 1},
     ("POST", "/v1/responses"): {"model": MODEL, "input": "x", "max_output_tokens": 1},
+    ("POST", "/v1/responses/input_tokens"): {"model": MODEL, "input": "x"},
+    ("POST", "/v1/responses/compact"): {"model": MODEL, "input": "x", "timeout_s": 20},
     ("POST", "/v1/messages"): {"model": MODEL, "messages": TURNS, "max_tokens": 1},
     ("POST", "/v1/messages/count_tokens"): {"model": MODEL, "messages": TURNS},
     ("POST", "/tokenize"): {"model": MODEL, "prompt": "x"},

@@ -243,6 +243,29 @@ def test_logprobs_are_those_of_the_message(http: httpx2.Client) -> None:
     assert http.get(f"/v1/responses/{response['id']}").json() == response
 
 
+@pytest.mark.parametrize(("most", "num_calls"), [(1, 1), (2, 2), (7, 2), (None, 2)])
+def test_no_more_calls_come_back_than_are_asked_for(
+    api: openai.OpenAI, http: httpx2.Client, most: int | None, num_calls: int
+) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "input": "calls", "tools": FLAT, "temperature": 0, "max_tool_calls": most}
+    response = api.responses.create(**fields)
+    calls = [each for each in response.output if each.type == "function_call"]
+    assert [each.name for each in calls] == ["weather", "tides"][:num_calls]
+    assert response.max_tool_calls == most
+    assert api.responses.retrieve(response.id).to_dict() == response.to_dict()
+    events = events_of(http.post("/v1/responses", json={**fields, "stream": True}).text.splitlines())
+    assert sum(event["type"] == "response.function_call_arguments.done" for event in events) == num_calls
+
+
+def test_forced_calls_are_no_more_than_are_asked_for(api: openai.OpenAI) -> None:
+    tools: list[Any] = [{**FLAT[0], "parameters": {"type": "object", "additionalProperties": False}}]
+    response = api.responses.create(
+        model=MODEL, input="calls", tools=tools, tool_choice="required", max_tool_calls=2, max_output_tokens=300
+    )
+    assert response.status == "completed"
+    assert 1 <= sum(each.type == "function_call" for each in response.output) <= 2
+
+
 def test_a_request_of_codex_is_answered(http: httpx2.Client) -> None:
     fields = {
         "input": [
@@ -276,6 +299,9 @@ def test_a_request_of_codex_is_answered(http: httpx2.Client) -> None:
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"input": [{"type": "compaction", "encrypted_content": "gAAAA"}]}, "input[0].encrypted_content"),
+        ({"input": [{"type": "compaction", "encrypted_content": "quire:%"}]}, "input[0].encrypted_content"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(http: httpx2.Client, extra: dict[str, Any], param: str) -> None:

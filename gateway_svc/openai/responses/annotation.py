@@ -43,6 +43,7 @@ class Annotation(ApiModel):
     tools: list[dict[str, Any]] = Field(default_factory=list)  # as the object has them
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
     reasoning: dict[str, str | None] = Field(default={"effort": None, "summary": None})
     tool_parser: str | None = None  # of the format of its output, as is the next
     reasoning_parser: str | None = None
@@ -52,7 +53,13 @@ class Annotation(ApiModel):
     @property
     def answer_format(self) -> AnswerFormat:
         """The format of its output."""
-        return AnswerFormat(tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
+        format = AnswerFormat(tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
+        return format.offering(str(each.get("name")) for each in self.tools)
+
+    @property
+    def max_calls(self) -> int | None:
+        """Most calls that come back; None: any number."""
+        return self.max_tool_calls if self.may_call_several else 1
 
     def encode(self) -> bytes:
         """Raises ApiError if it is too large to be kept."""

@@ -12,7 +12,7 @@ import quire
 from gateway_svc.api_error import invalid
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields, StreamOptions
 from gateway_svc.openai.responses.annotation import Annotation
-from gateway_svc.openai.responses.items import InputItem, items_of
+from gateway_svc.openai.responses.items import GivenItem, InputItem
 from gateway_svc.openai.responses.tools import Choice, FunctionTools, Reasoning, rules_for_calls
 from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
 from gateway_svc.tool_use import ToolUse
@@ -78,7 +78,7 @@ class ResponseStreamOptions(StreamOptions):
 class ResponseRequest(GenerationFields):
     """The body of a request for a response."""
 
-    input: str | list[InputItem] = Field(description="Text, or the items of a conversation.")
+    input: str | list[GivenItem] = Field(description="Text, or the items of a conversation.")
     instructions: str | None = Field(None, description="The system's message, before the conversation.")
     previous_response_id: str | None = Field(
         None, max_length=128, description="Stored response whose conversation goes on."
@@ -111,6 +111,7 @@ class ResponseRequest(GenerationFields):
     tools: FunctionTools | None = None
     tool_choice: Choice | None = Field(None, description="Default: auto.")
     parallel_tool_calls: bool | None = Field(None, description="False: only the first call comes back.")
+    max_tool_calls: int | None = Field(None, ge=1, le=1 << 31, description="Most calls that come back.")
     reasoning: Reasoning | None = None
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
@@ -118,7 +119,6 @@ class ResponseRequest(GenerationFields):
     prompt_cache_options: Ignored
     prompt_cache_retention: Ignored
     service_tier: Ignored
-    max_tool_calls: Unsupported
     access_programs: Unsupported
     background_options: Unsupported
     context_management: Unsupported
@@ -146,7 +146,9 @@ class ResponseRequest(GenerationFields):
     @property
     def tool_use(self) -> ToolUse:
         """Rules for calls."""
-        return rules_for_calls(self.tools, self.tool_choice, self.parallel_tool_calls)
+        return rules_for_calls(
+            self.tools, self.tool_choice, parallel=self.parallel_tool_calls, most=self.max_tool_calls
+        )
 
     @property
     def has_logprobs(self) -> bool:
@@ -169,8 +171,17 @@ class ResponseRequest(GenerationFields):
     def _format(self) -> TextFormat | None:
         return None if self.text is None else self.text.format
 
-    def annotation(self, model: quire.Model, format: AnswerFormat, given: GenerateParams) -> Annotation:
-        """Annotation of the request, of which `given` are the keywords and `format` is that of its output."""
+    def annotation(
+        self, model: quire.Model, format: AnswerFormat, given: GenerateParams, items: list[InputItem]
+    ) -> Annotation:
+        """Annotation of the request.
+
+        Args:
+            model: that is served.
+            format: of the output.
+            given: keywords for the SDK.
+            items: of the input, resolved.
+        """
         defaults, tool_use = model.sampling_defaults, self.tool_use
         choice = self.tool_choice or "auto"
         return Annotation(
@@ -195,11 +206,12 @@ class ResponseRequest(GenerationFields):
             tools=[each.echo(is_enforced=tool_use.enforces(each.name)) for each in self.tools or ()],
             tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
             parallel_tool_calls=self.parallel_tool_calls is not False,
+            max_tool_calls=self.max_tool_calls,
             reasoning={"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},
             tool_parser=format.tool_parser,
             reasoning_parser=format.reasoning_parser,
             may_call_several=tool_use.may_call_several,
-            input=items_of(self.input) if self.is_stored else [],
+            input=items if self.is_stored else [],
         )
 
     def chat(self, turns: Messages) -> quire.Chat:

@@ -1,18 +1,20 @@
-"""Input items of a response: messages of text, reasoning, calls of functions and their outputs.
+"""Input items of a response: messages of text, reasoning, calls of functions, their outputs, compacted conversations.
 
 Knows no conversation; an item or a part of another type is refused.
 """
 
+import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from gateway_svc.openai.tools import CalledFunction
 from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
 
 _ItemId = Annotated[str | None, Field(max_length=128)]
+_COMPACTION_MARK = "quire:"
 
 
 class InputText(ApiModel):
@@ -162,11 +164,53 @@ class InputCallOutput(ApiModel):
         return {**made, "id": self.id or item_id, "status": "completed"}
 
 
+class InputCompaction(ApiModel):
+    """A conversation that was compacted: its summary in base64, behind a mark."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: _ItemId = None
+    created_by: Ignored
+
+    @field_validator("encrypted_content")
+    @classmethod
+    def _ours(cls, value: str) -> str:
+        try:
+            _decoded(value)
+        except ValueError:
+            raise PydanticCustomError("unsupported", "is of another server: give what this one has written") from None
+        return value
+
+    @classmethod
+    def of(cls, summary: str) -> "InputCompaction":
+        """The item of a summary."""
+        content = base64.b64encode(summary.encode()).decode()
+        return cls.model_validate({"type": "compaction", "encrypted_content": _COMPACTION_MARK + content})
+
+    @property
+    def text(self) -> str:
+        """The summary."""
+        return _decoded(self.encrypted_content)
+
+    def to_item(self, item_id: str) -> dict[str, Any]:
+        """The item of a listing; `item_id` is for one without an id."""
+        return {"type": "compaction", "id": self.id or item_id, "encrypted_content": self.encrypted_content}
+
+
+class ItemReference(ApiModel):
+    """An item of a stored response by its id, in place of the item."""
+
+    type: Literal["item_reference"] | None = None
+    id: str = Field(max_length=128)
+
+
 def _tag_of(item: Any) -> Any:
-    """Tag of an item by its type; one without a type is a message."""
+    """Tag of an item by its type; one without a type is a message, or a reference if it has but an id."""
     if not isinstance(item, dict):
         return type(item).__name__
-    kind = item.get("type", "message")
+    kind = item.get("type")
+    if kind is None:
+        kind = "item_reference" if "id" in item and "role" not in item else "message"
     return _TAGS.get(kind) if isinstance(kind, str) else None
 
 
@@ -175,24 +219,45 @@ _TAGS = {
     "reasoning": "InputReasoning",
     "function_call": "InputCall",
     "function_call_output": "InputCallOutput",
+    "compaction": "InputCompaction",
+    "item_reference": "ItemReference",
 }
+_BY_TYPE = Discriminator(
+    _tag_of,
+    custom_error_type="unsupported",
+    custom_error_message=f"this server supports items of the types {', '.join(_TAGS)}",
+)
 InputItem = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
     | Annotated[InputReasoning, Tag("InputReasoning")]
     | Annotated[InputCall, Tag("InputCall")]
-    | Annotated[InputCallOutput, Tag("InputCallOutput")],
-    Discriminator(
-        _tag_of,
-        custom_error_type="unsupported",
-        custom_error_message=f"this server supports items of the types {', '.join(_TAGS)}",
-    ),
+    | Annotated[InputCallOutput, Tag("InputCallOutput")]
+    | Annotated[InputCompaction, Tag("InputCompaction")],
+    _BY_TYPE,
+]
+# An item of a request.
+GivenItem = Annotated[
+    Annotated[InputMessage, Tag("InputMessage")]
+    | Annotated[InputReasoning, Tag("InputReasoning")]
+    | Annotated[InputCall, Tag("InputCall")]
+    | Annotated[InputCallOutput, Tag("InputCallOutput")]
+    | Annotated[InputCompaction, Tag("InputCompaction")]
+    | Annotated[ItemReference, Tag("ItemReference")],
+    _BY_TYPE,
 ]
 
 
-def items_of(given: str | Sequence[InputItem]) -> list[InputItem]:
+def items_of(given: str | Sequence[GivenItem]) -> list[GivenItem]:
     """The items of an input; a text alone is the user's message."""
     return [InputMessage.model_validate({"role": "user", "content": given})] if isinstance(given, str) else list(given)
 
 
 def _text(content: str | Sequence[InputText | OutputText | Refusal | ReasoningText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _decoded(content: str) -> str:
+    """The summary in the content of a compaction. Raises ValueError if it is of another server."""
+    if not content.startswith(_COMPACTION_MARK):
+        raise ValueError("it has another mark")
+    return base64.b64decode(content.removeprefix(_COMPACTION_MARK), validate=True).decode()

@@ -156,7 +156,7 @@ class Output:
         return self.items[-1]
 
     def _comes_back(self, index: int) -> bool:
-        return index == 0 or self._annotation.may_call_several
+        return self._annotation.max_calls is None or index < self._annotation.max_calls
 
 
 def content_part(kind: ItemKind, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class ResponseHead:
         completed_at = None
         if status == "completed":
             completed_at = int(self._created_unix_s + (snapshot.timings.finished_s or 0.0))
-        usage = None if status in _LIVE else _usage(snapshot.usage)
+        usage = None if status in _LIVE else usage_object(snapshot.usage)
         return self._made(status, items, usage, completed_at, _error(snapshot))
 
     def status(self, snapshot: Snapshot) -> str:
@@ -113,7 +113,6 @@ class ResponseHead:
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": usage,
-            "max_tool_calls": None,
             "service_tier": "default",
         }
 
@@ -136,7 +135,8 @@ def _error(snapshot: Snapshot) -> dict[str, Any] | None:
     return {"code": "server_error", "message": message}
 
 
-def _usage(usage: quire.Usage) -> dict[str, Any]:
+def usage_object(usage: quire.Usage) -> dict[str, Any]:
+    """Counts of tokens, as an object has them."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -16,9 +16,11 @@ from gateway_svc.event_stream import DONE, EventStream
 from gateway_svc.generation import new_request_id
 from gateway_svc.openai.errors import ID_HEADER
 from gateway_svc.openai.responses.annotation import ID_PREFIX
+from gateway_svc.openai.responses.compaction import CompactionRequest, Compactions
 from gateway_svc.openai.responses.events import ResponseEvents
 from gateway_svc.openai.responses.fields import ResponseRequest
-from gateway_svc.openai.responses.items import items_of
+from gateway_svc.openai.responses.item_references import ItemReferences
+from gateway_svc.openai.responses.items import InputItem, items_of
 from gateway_svc.openai.responses.output import Output
 from gateway_svc.openai.responses.response_object import ResponseHead, Snapshot
 from gateway_svc.openai.responses.stored_responses import StoredResponse, StoredResponses
@@ -38,6 +40,8 @@ class Responses:
         self._model = model
         self._vocabulary = vocabulary
         self._stored = StoredResponses(client)
+        self._references = ItemReferences(self._stored, vocabulary)
+        self._compactions = Compactions(client, model, self._stored, self._references)
         self._call_grammars = CallGrammars(client, vocabulary)
 
     async def create(self, body: ResponseRequest, idempotency_key: str | None, after: int = -1) -> Response:
@@ -49,7 +53,8 @@ class Responses:
         await self._model.check(body.model)
         model = await self._model.get()
         format = body.tool_use.format(model.answer_format)
-        chat = body.chat(await self._turns(body))
+        items = await self._references.resolve(items_of(body.input), body.tenant)
+        chat = body.chat(await self._turns(body, items))
         request_id = new_request_id(
             self._client,
             ID_PREFIX,
@@ -60,12 +65,13 @@ class Responses:
             session_key=body.session,
         )
         keywords = body.keywords(request_id)
-        annotation = body.annotation(model, format, keywords)
+        with sdk_refusals(body.names):
+            format = await self._call_grammars.constrain(keywords, format, chat, body.tool_use)
+        annotation = body.annotation(model, format, keywords, items)
         keywords["annotation"] = annotation.encode()
         if not format.is_plain:
             keywords["keep_special_tokens"] = True  # markers may be such
         with sdk_refusals(body.names):
-            await self._call_grammars.constrain(keywords, format, chat, body.tool_use)
             stream = self._client.stream_chat(
                 chat.messages, tools=chat.tools, template_kwargs=chat.template_kwargs, **keywords
             )
@@ -139,13 +145,26 @@ class Responses:
             }
         )
 
-    async def _turns(self, body: ResponseRequest) -> list[quire.ChatMessage]:
+    async def count_input(self, body: ResponseRequest) -> Response:
+        """The number of tokens that a request would have as its prompt."""
+        body.check()
+        await self._model.check(body.model)
+        items = await self._references.resolve(items_of(body.input), body.tenant)
+        with sdk_refusals(body.names):
+            tokens = await self._client.tokenize(body.chat(await self._turns(body, items)))
+        return _json({"object": "response.input_tokens", "input_tokens": len(tokens.token_ids)})
+
+    async def compact(self, body: CompactionRequest) -> Response:
+        """A conversation as one item."""
+        return _json(await self._compactions.compact(body))
+
+    async def _turns(self, body: ResponseRequest, items: list[InputItem]) -> list[quire.ChatMessage]:
         """The conversation to go on with: instructions, responses before this one, input."""
         instructions = [] if body.instructions is None else [quire.ChatMessage("system", body.instructions)]
         turns = []
         if body.previous_response_id is not None:
             turns = await self._stored.conversation(body.previous_response_id)
-        turns += turns_of(items_of(body.input))
+        turns += turns_of(items)
         if body.truncation != "auto":
             return instructions + turns
         most_tokens = (await self._model.get()).max_model_len - (body.max_output_tokens or 1)

@@ -3,16 +3,27 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from gateway_svc.api_error import invalid
 from gateway_svc.departure import answer_unless_departed
 from gateway_svc.headers import IdempotencyKey, LastEventId
 from gateway_svc.json_body import JsonRoute
+from gateway_svc.openai.responses.compaction import CompactionRequest
 from gateway_svc.openai.responses.fields import ResponseRequest
 from gateway_svc.openai.responses.responses import Responses
 
 EventNumber = Annotated[int | None, Query(ge=0, lt=1 << 53)]
+
+
+class _ResponseId(StringConvertor):
+    """Id of a response in a path, where the names of other calls are none."""
+
+    regex = "(?!compact$|input_tokens$)[^/]+"
+
+
+register_url_convertor("response", _ResponseId())
 
 
 def responses_router(responses: Responses) -> APIRouter:
@@ -33,7 +44,15 @@ def responses_router(responses: Responses) -> APIRouter:
             after = _number(last_event_id)
         return await answer_unless_departed(request, responses.create(body, idempotency_key, after))
 
-    @router.get("/{response_id}", response_model=None)
+    @router.post("/input_tokens", response_model=None)
+    async def count_input_tokens(body: ResponseRequest) -> Response:
+        return await responses.count_input(body)
+
+    @router.post("/compact", response_model=None)
+    async def compact_conversation(body: CompactionRequest, request: Request) -> Response:
+        return await answer_unless_departed(request, responses.compact(body))
+
+    @router.get("/{response_id:response}", response_model=None)
     async def retrieve_response(
         response_id: str,
         stream: bool = False,
@@ -59,7 +78,7 @@ def responses_router(responses: Responses) -> APIRouter:
     async def cancel_response(response_id: str) -> Response:
         return await responses.cancel(response_id)
 
-    @router.delete("/{response_id}", response_model=None)
+    @router.delete("/{response_id:response}", response_model=None)
     async def delete_response(response_id: str) -> Response:
         return await responses.delete(response_id)
 

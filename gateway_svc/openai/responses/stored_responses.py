@@ -33,7 +33,7 @@ class StoredResponse:
         record, annotation = self.record, self.annotation
         parser = AnswerParser(annotation.answer_format, record.request_id, in_reasoning=record.in_reasoning)
         parsed = parsed_answer([*parser.push(record.text), *parser.end()])
-        calls = parsed.tool_calls if annotation.may_call_several else parsed.tool_calls[:1]
+        calls = parsed.tool_calls[: annotation.max_calls]
         return quire.ChatMessage("assistant", parsed.content, tool_calls=calls, reasoning=parsed.reasoning)
 
 
@@ -45,7 +45,7 @@ class StoredResponses:
 
     async def get(self, response_id: str) -> StoredResponse:
         """The response as it is now. Raises ApiError if it is unknown or not stored, QuireError."""
-        found = await self._find(response_id)
+        found = await self.find(response_id)
         if found is None:
             raise ApiError(404, f"Response with id '{response_id:.130}' not found.", code="not_found")
         return found
@@ -70,7 +70,7 @@ class StoredResponses:
         raise invalid("previous_response_id", f"its conversation has more than {MAX_EARLIER_RESPONSES} responses")
 
     async def _earlier(self, response_id: str) -> StoredResponse:
-        found = await self._find(response_id)
+        found = await self.find(response_id)
         if found is None:
             message = f"Previous response with id '{response_id:.130}' not found."
             raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
@@ -78,7 +78,8 @@ class StoredResponses:
             raise invalid("previous_response_id", "the response has not ended yet")
         return found
 
-    async def _find(self, response_id: str) -> StoredResponse | None:
+    async def find(self, response_id: str) -> StoredResponse | None:
+        """The response as it is now; None if it is unknown or not stored. Raises QuireError."""
         if _ID.fullmatch(response_id) is None:
             return None
         try:

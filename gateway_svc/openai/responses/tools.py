@@ -87,9 +87,11 @@ class Reasoning(ApiModel):
     summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Without effect.")
 
 
-def rules_for_calls(tools: list[FunctionTool] | None, choice: Choice | None, parallel: bool | None) -> ToolUse:
+def rules_for_calls(
+    tools: list[FunctionTool] | None, choice: Choice | None, *, parallel: bool | None, most: int | None
+) -> ToolUse:
     """Rules for calls."""
-    return tool_use_of([each.nested for each in tools or ()], _nested(choice), parallel=parallel)
+    return tool_use_of([each.nested for each in tools or ()], _nested(choice), parallel=parallel, most=most)
 
 
 def _nested(choice: Choice | None) -> ToolChoice | None:

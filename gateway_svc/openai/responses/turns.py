@@ -7,8 +7,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import quire
-from gateway_svc.openai.responses.items import InputCall, InputCallOutput, InputItem, InputMessage, InputReasoning
+from gateway_svc.openai.responses.items import (
+    InputCall,
+    InputCallOutput,
+    InputCompaction,
+    InputItem,
+    InputMessage,
+    InputReasoning,
+)
 
+_SUMMARY = "Summary of the conversation so far:\n"
 _SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
 
 
@@ -16,7 +24,7 @@ def turns_of(items: Iterable[InputItem]) -> list[quire.ChatMessage]:
     """The turns of some items, in their order."""
     turns: list[quire.ChatMessage] = []
     for item in items:
-        last = turns[-1] if turns and turns[-1].role == "assistant" else None
+        last = turns[-1] if turns else None
         joined = None if last is None else _joined(last, item)
         if joined is None:
             turns.append(_turn(item))
@@ -26,12 +34,17 @@ def turns_of(items: Iterable[InputItem]) -> list[quire.ChatMessage]:
 
 
 def _joined(last: quire.ChatMessage, item: InputItem) -> quire.ChatMessage | None:
-    """The assistant's last turn with an item that belongs to it; None if it begins a turn."""
-    match item:
-        case InputCall():
+    """The last turn with an item that belongs to it; None if it begins a turn.
+
+    Behind a summary the user's words are of the same turn: templates may not take two.
+    """
+    match last.role, item:
+        case "assistant", InputCall():
             return replace(last, tool_calls=[*last.tool_calls, _call(item)])
-        case InputMessage(role="assistant") if not (last.content or last.tool_calls):
+        case "assistant", InputMessage(role="assistant") if not (last.content or last.tool_calls):
             return replace(last, content=item.text)
+        case "user", InputMessage(role="user") if last.content.startswith(_SUMMARY):
+            return replace(last, content=f"{last.content}\n\n{item.text}")
         case _:
             return None
 
@@ -46,6 +59,8 @@ def _turn(item: InputItem) -> quire.ChatMessage:
             return quire.ChatMessage("assistant", tool_calls=[_call(item)])
         case InputCallOutput():
             return quire.ChatMessage("tool", item.text, tool_call_id=item.call_id, name=item.name or "")
+        case InputCompaction():
+            return quire.ChatMessage("user", _SUMMARY + item.text)
 
 
 def _call(item: InputCall) -> quire.ToolCall:
