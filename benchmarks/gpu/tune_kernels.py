@@ -106,7 +106,7 @@ def try_trials() -> None:
     """Try every kind of trial in small, with the rule's configuration; the times mean nothing."""
     lab, shape = host_lab(), shapes()[0]
     for kernel in KERNELS:
-        tiling = tiling_by_rule(kernel, shape)
+        tiling = tiling_by_rule(TuningJob(kernel, shape))
         is_right = trials(lab, kernel, shape)(Compiled(tiling, 1, 0, 0)) < float("inf")
         print(f"{kernel} {tiling}: {'right' if is_right else 'WRONG'}")
         assert is_right

@@ -48,9 +48,14 @@ def decode_config(shape: AttentionShape, family: DeviceFamily = HOPPER) -> Decod
 def decode_rule(shape: AttentionShape, family: DeviceFamily = HOPPER) -> DecodeConfig:
     """The configuration of a shape that was not tuned; the number of programs is Hopper's, or fewer."""
     config = _hopper_rule(shape)
-    buffers = _BUFFERS * config.tile * shape.padded_dim * shape.kv_dtype.itemsize
-    fitting = family.programs_with(buffers + _OTHER_BYTES)
-    return replace(config, programs_per_sm=min(config.programs_per_sm, fitting))
+    if shape.head_dim != shape.padded_dim and _num_fitting(shape, config.tile, family) == 1:
+        config = replace(config, tile=max(MIN_DOT_ROWS, config.tile // 2))  # with one program, masks would spill
+    return replace(config, programs_per_sm=min(config.programs_per_sm, _num_fitting(shape, config.tile, family)))
+
+
+def _num_fitting(shape: AttentionShape, tile: int, family: DeviceFamily) -> int:
+    """Programs that fit into a multiprocessor's shared memory, at least 1."""
+    return family.programs_with(_BUFFERS * tile * shape.padded_dim * shape.kv_dtype.itemsize + _OTHER_BYTES)
 
 
 def _hopper_rule(shape: AttentionShape) -> DecodeConfig:

@@ -15,6 +15,7 @@ from kernels.attention.tuned_lookup import tuned_row
 
 # A tile holds at least this many queries of each of its heads, so that few of its rows are padding (a fifth at most).
 _MIN_QUERIES = 4
+_WIDE_BYTES = 103_000  # shared memory for heads of more than 128 with five stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +43,16 @@ class PrefillConfig:
 def prefill_config(shape: AttentionShape, family: DeviceFamily = HOPPER) -> PrefillConfig:
     """The configuration for a shape on a family of devices."""
     row = tuned_row("prefill", shape, family)
-    config = prefill_rule(shape)
+    config = prefill_rule(shape, family)
     if row is not None:
         config = PrefillConfig(rows=row.rows, tile=row.tile, num_warps=row.num_warps, num_stages=row.num_stages)
     return replace(config, late_values=family.has_asynchronous_products)
 
 
-def prefill_rule(shape: AttentionShape) -> PrefillConfig:
+def prefill_rule(shape: AttentionShape, family: DeviceFamily = HOPPER) -> PrefillConfig:
     """The configuration of a shape that was not tuned, by its dtypes and padded head dimension alone."""
     if shape.dtype == torch.float32:  # without tensor cores, so that products are exact
         return PrefillConfig(rows=32, tile=16, num_warps=8, num_stages=3)
     if shape.padded_dim > 128:
-        return PrefillConfig(rows=64, tile=32, num_warps=8, num_stages=5)
+        return PrefillConfig(rows=64, tile=32, num_warps=8, num_stages=5 if family.program_bytes >= _WIDE_BYTES else 4)
     return PrefillConfig(rows=128, tile=64, num_warps=8, num_stages=5)

@@ -9,7 +9,8 @@ import pytest
 import torch
 import triton
 
-from benchmarks.gpu.gate.tuned_launches import TUNED, Tiling, shape_of
+from benchmarks.gpu.gate.attention_shapes import attention_shape
+from benchmarks.gpu.gate.tuned_launches import TUNED, Tiling
 from benchmarks.gpu.kernel_bench.candidates import (
     KERNELS,
     Compiled,
@@ -18,6 +19,7 @@ from benchmarks.gpu.kernel_bench.candidates import (
     fastest,
     first_sound,
     programs_at_once,
+    programs_by_rule,
     shapes,
     tiling_by_rule,
     tilings,
@@ -84,7 +86,7 @@ def test_every_kernel_and_shape_that_the_script_knows_has_a_row(family: DeviceFa
 def test_rows_that_were_not_measured_are_the_rules_unless_the_gate_stops_that(kernel: AttentionKernel) -> None:
     for row in TABLE_ROWS:
         if row.kernel == kernel and row.us is None:
-            by_rule = tiling_by_rule(kernel, shape_of(row))
+            by_rule = tiling_by_rule(job_of(row))
             assert Tiling(*row[6:10]) == by_rule or compiled(job_of(row), by_rule) is None, row
 
 
@@ -153,9 +155,21 @@ def test_a_shape_without_a_row_is_launched_by_rule(absent: AttentionShape) -> No
     assert decode_config(absent, ADA).programs_per_sm <= decode_rule(absent).programs_per_sm
 
 
+@pytest.mark.parametrize("heads", [(40, 8, 80), (16, 8, 256)], ids=str)
+@pytest.mark.parametrize("family", [AMPERE, ADA], ids=lambda family: family.name)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_rules_way_passes_the_gate_where_a_shape_has_no_row(
+    kernel: AttentionKernel, family: DeviceFamily, heads: tuple[int, int, int]
+) -> None:
+    job = TuningJob(kernel, attention_shape(heads), family)
+    assert tuned_row(kernel, job.shape, family) is None
+    way = compiled(job, tiling_by_rule(job))
+    assert way is not None and programs_by_rule(job) <= way.programs_per_sm
+
+
 def test_the_rules_way_is_taken_first_and_the_one_most_like_it_where_the_gate_stops_that() -> None:
-    first, second = tilings("prefill", GQA)[:2]
-    assert first == tiling_by_rule("prefill", GQA)
+    first, second = tilings(PREFILL)[:2]
+    assert first == tiling_by_rule(PREFILL)
     assert sum(a != b for a, b in zip(first, second, strict=True)) == 1
     assert first_sound(PREFILL, as_compiled).tiling == first
     assert first_sound(PREFILL, lambda job, way: None if way == first else as_compiled(job, way)).tiling == second

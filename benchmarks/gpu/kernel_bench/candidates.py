@@ -67,16 +67,17 @@ def shapes(family: DeviceFamily = HOPPER) -> list[AttentionShape]:
     ]
 
 
-def tiling_by_rule(kernel: AttentionKernel, shape: AttentionShape) -> Tiling:
-    match kernel:
+def tiling_by_rule(job: TuningJob) -> Tiling:
+    shape, family = job.shape, job.family
+    match job.kernel:
         case "decode":
-            decode = decode_rule(shape)
+            decode = decode_rule(shape, family)
             return Tiling(shape.dot_rows, decode.tile, decode.num_warps, decode.num_stages)
         case "prefill":
-            prefill = prefill_rule(shape)
+            prefill = prefill_rule(shape, family)
             return Tiling(prefill.rows, prefill.tile, prefill.num_warps, prefill.num_stages)
         case "prefix":
-            cascade = cascade_rule(shape)
+            cascade = cascade_rule(shape, family)
             return Tiling(cascade.rows, cascade.prefix.tile, cascade.prefix.num_warps, cascade.prefix.num_stages)
 
 
@@ -101,9 +102,9 @@ def programs_by_rule(job: TuningJob) -> int:
             return 1
 
 
-def tilings(kernel: AttentionKernel, shape: AttentionShape) -> list[Tiling]:
+def tilings(job: TuningJob) -> list[Tiling]:
     """Yield the rule's configuration first, then the others by distance from it."""
-    rule, fields = tiling_by_rule(kernel, shape), choices(kernel, shape)
+    rule, fields = tiling_by_rule(job), choices(job.kernel, job.shape)
     others = {Tiling(**dict(zip(fields, each, strict=True))) for each in product(*fields.values())}
     return [rule, *sorted(others - {rule}, key=lambda each: (_distance(each, rule), each))]
 
@@ -131,7 +132,7 @@ def programs_at_once(family: DeviceFamily, registers: int, shared_bytes: int, nu
 
 def first_sound(job: TuningJob, resources: Resources = compiled) -> Compiled:
     """First configuration that passes the gate: the rule's, or the one nearest to it."""
-    ways = (resources(job, tiling) for tiling in tilings(job.kernel, job.shape))
+    ways = (resources(job, tiling) for tiling in tilings(job))
     way = next((way for way in ways if way is not None), None)
     assert way is not None, f"nothing passes the gate for {job}"
     return way
