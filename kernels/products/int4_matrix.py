@@ -15,6 +15,9 @@ CODES_PER_WORD = 8
 WORDS = GROUP // CODES_PER_WORD  # of a group of one output
 LARGEST = 15
 BITS = 4
+# A code in the lowest bits of the mantissa of such a number is that number more: its bits, and the number.
+FLOAT16_BASE_BITS, FLOAT16_BASE = 0x6400, 1024.0
+BFLOAT16_BASE_BITS, BFLOAT16_BASE = 0x4300, 128.0
 
 
 class Int4Matrix(NamedTuple):

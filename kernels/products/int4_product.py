@@ -23,6 +23,11 @@ _WORDS = tl.constexpr(int4_matrix.WORDS)
 _CODES_PER_WORD = tl.constexpr(int4_matrix.CODES_PER_WORD)
 _BITS = tl.constexpr(int4_matrix.BITS)
 _LARGEST = tl.constexpr(int4_matrix.LARGEST)
+_CODE_PAIR = tl.constexpr(int4_matrix.LARGEST * 0x10001)  # mask of two codes, 16 bits apart
+_FLOAT16_BITS = tl.constexpr(int4_matrix.FLOAT16_BASE_BITS * 0x10001)
+_BFLOAT16_BITS = tl.constexpr(int4_matrix.BFLOAT16_BASE_BITS * 0x10001)
+_FLOAT16_BASE = tl.constexpr(int4_matrix.FLOAT16_BASE)
+_BFLOAT16_BASE = tl.constexpr(int4_matrix.BFLOAT16_BASE)
 
 
 @triton.jit
@@ -32,11 +37,11 @@ def _code_pairs(b_words: tl.tensor, i_place: tl.constexpr, DTYPE: tl.constexpr) 
     A code in the lowest bits of the mantissa of 1024 (float16), or of 128 (bfloat16), is that number more. So two
     codes, 16 bits apart, become numbers by one shift and one operation on bits.
     """
-    b_pairs = (b_words >> _BITS * i_place) & 0x000F000F
+    b_pairs = (b_words >> _BITS * i_place) & _CODE_PAIR
     if tl.float32 == DTYPE:
         return (b_pairs & 0xFFFF).to(DTYPE), (b_pairs >> 16).to(DTYPE)
     else:  # noqa: RET505
-        b_pairs |= 0x64006400 if tl.float16 == DTYPE else 0x43004300
+        b_pairs |= _FLOAT16_BITS if tl.float16 == DTYPE else _BFLOAT16_BITS
         b_low, b_high = b_pairs.to(tl.int16), (b_pairs >> 16).to(tl.int16)
         return b_low.to(DTYPE, bitcast=True), b_high.to(DTYPE, bitcast=True)
 
@@ -44,8 +49,12 @@ def _code_pairs(b_words: tl.tensor, i_place: tl.constexpr, DTYPE: tl.constexpr) 
 @triton.jit
 def _number_of_zero(b_zeros: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
     """Zero points as `_code_pairs` makes numbers of codes: their difference is exact."""
-    BASE: tl.constexpr = 1024.0 if tl.float16 == DTYPE else 128.0 if tl.bfloat16 == DTYPE else 0.0
-    return b_zeros.to(DTYPE) + BASE
+    if tl.float16 == DTYPE:
+        return b_zeros.to(DTYPE) + _FLOAT16_BASE
+    elif tl.bfloat16 == DTYPE:  # noqa: RET505
+        return b_zeros.to(DTYPE) + _BFLOAT16_BASE
+    else:
+        return b_zeros.to(DTYPE)
 
 
 @triton.jit

@@ -24,7 +24,8 @@ def site() -> ModelSite:
 @pytest.fixture(scope="module", params=NEAR)
 def worker(request: pytest.FixtureRequest, site: ModelSite) -> Iterator[tuple[str, Service]]:
     form: str = request.param
-    with site.start_worker("w", "--runner", "device", "--weight-dtype", form, "--num-blocks", "40") as worker:
+    options = ("--device", "cpu", "--runner", "device", "--num-blocks", "40")  # on a GPU fp8 needs 16 bits
+    with site.start_worker("w", *options, "--weight-dtype", form) as worker:
         yield form, worker
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.products import int4_matrix
 from kernels.products.fp8_product import E4M3, Fp8Matrix, fp8_product, quantise_rows
 from kernels.products.int4_matrix import GROUP, LARGEST, WORDS, Int4Matrix, int4_product, quantise_groups
 from kernels.products.int4_tiling import MOST_ROWS, arrival_counters, int4_tiling
@@ -128,6 +129,26 @@ def check_product(product: Tensor, rows: Tensor, weight: Fp8Matrix | Int4Matrix,
 
 def _no_rows() -> Fp8Matrix:
     return Fp8Matrix(torch.empty((0, 2 * GROUP), dtype=E4M3), torch.empty((0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "base"),
+    [
+        (torch.float16, int4_matrix.FLOAT16_BASE_BITS, int4_matrix.FLOAT16_BASE),
+        (torch.bfloat16, int4_matrix.BFLOAT16_BASE_BITS, int4_matrix.BFLOAT16_BASE),
+    ],
+    ids=str,
+)
+def test_codes_in_the_mantissa_of_a_base_are_numbers_and_differ_exactly(
+    dtype: torch.dtype, bits: int, base: float
+) -> None:
+    """The kernel's conversion, with all codes and zero points: Triton's interpreter has no bfloat16."""
+    codes = torch.arange(LARGEST + 1)
+    numbers = (codes | bits).to(torch.int16).view(dtype)
+    assert torch.equal(numbers.double(), codes + base)
+    differences = numbers.unsqueeze(1) - (codes.to(dtype) + base)
+    assert differences.dtype == dtype
+    assert torch.equal(differences.double(), (codes.unsqueeze(1) - codes).double())
 
 
 @given(num_rows=st.integers(1, MOST_ROWS), num_outputs=st.integers(1, 30_000), num_groups=st.integers(1, 230))
