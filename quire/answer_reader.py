@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.answer_parser import AnswerParser
+from quire.parsing.deltas import Delta
 from quire.results import Accepted, Chunk
 
 
@@ -19,10 +20,14 @@ class AnswerReader:
 
     def read(self, accepted: Accepted, chunk: Chunk) -> Chunk:
         """The chunk with its deltas."""
+        return replace(chunk, deltas=self.deltas_of(accepted, chunk))
+
+    def deltas_of(self, accepted: Accepted, chunk: Chunk) -> tuple[Delta, ...]:
+        """The deltas of the next chunk."""
         parser = self._parsers.get(chunk.index)
         if parser is None:
             parser = self._parsers[chunk.index] = AnswerParser(
                 self._format, accepted.request_id, chunk.index, in_reasoning=accepted.in_reasoning
             )
         deltas = parser.push(chunk.text)
-        return replace(chunk, deltas=deltas if chunk.finish is None else deltas + parser.end())
+        return deltas if chunk.finish is None else deltas + parser.end()

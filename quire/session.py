@@ -256,9 +256,10 @@ class Session:
 
     def _take_response(self, response: pb.SessionResponse) -> None:
         self._was_reached = True
-        self._backoff.record_server_reached(self._loop.time())
+        now_s = self._loop.time()
+        self._backoff.record_server_reached(now_s)
         for event in response.events:
-            self._dispatch(event)
+            self._dispatch(event, now_s)
 
     def _submit_or_attach(self, entry: Entry) -> None:
         """Submits a request, or attaches to it, on the current stream under a fresh handle."""
@@ -280,7 +281,7 @@ class Session:
         if self._outgoing is not None:
             self._outgoing.put_nowait(request)
 
-    def _dispatch(self, event: pb.SessionEvent) -> None:
+    def _dispatch(self, event: pb.SessionEvent, now_s: float) -> None:
         entry = self._by_handle.get(event.handle)
         if entry is None:
             return
@@ -289,9 +290,9 @@ class Session:
         if kind != "error":
             entry.unreachable_since_s = None
         if kind == "chunk":
-            entry.silence.record_output(self._loop.time())
+            entry.silence.record_output(now_s)
         else:
-            entry.silence.record_answer(self._loop.time())
+            entry.silence.record_answer(now_s)
         match kind:
             case "chunk":
                 self._take(entry, event.chunk)

@@ -83,6 +83,7 @@ class _Call(CompletionCall):
         self._has_reasoning = body.include_reasoning is not False
         self._calling: set[int] = set()  # outputs with calls
         self._stream: CompletionStream | None = None
+        self._accepted: quire.Accepted | None = None
         self._answers = AnswerReader(AnswerFormat())
 
     def read(self, stream: CompletionStream, format: AnswerFormat) -> None:
@@ -119,7 +120,9 @@ class _Call(CompletionCall):
         """The event of a chunk; None if it has nothing to say yet."""
         has_ids = self._body.return_token_ids and chunk.token_ids
         assert self._stream is not None, "it is read"
-        deltas = self._answers.read(await self._stream.accepted(), chunk).deltas
+        if self._accepted is None:
+            self._accepted = await self._stream.accepted()
+        deltas = self._answers.deltas_of(self._accepted, chunk)
         delta = MessageDelta(deltas, parallel_calls=self._parallel_calls, has_reasoning=self._has_reasoning)
         if not (delta.fields or chunk.logprobs or chunk.finish or has_ids):
             return None

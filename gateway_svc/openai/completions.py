@@ -119,6 +119,7 @@ class _Call(CompletionCall):
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by output
         self._prompt_logprobs: dict[int, Sequence[quire.TokenLogprobs]] = {}  # by prompt
         self._echoed: set[int] = set()
+        self._is_plain = not body.echo and body.logprobs is None  # a choice is its text and its end
 
     def id_of(self, number: int) -> str:
         """Id of the request of one of the prompts."""
@@ -144,9 +145,11 @@ class _Call(CompletionCall):
         is_echo = bool(self.body.echo) and output not in self._echoed
         if not (chunk.text or chunk.logprobs or finish or is_echo or (self.body.return_token_ids and chunk.token_ids)):
             return None
-        choice = await self._choice(
-            output, chunk.text, chunk.logprobs, chunk.prompt_logprobs, finish.reason if finish else None
-        )
+        reason = finish.reason if finish else None
+        if self._is_plain:
+            choice = _choice_of(chunk.text, output, None, reason)
+        else:
+            choice = await self._choice(output, chunk.text, chunk.logprobs, chunk.prompt_logprobs, reason)
         if self.body.return_token_ids:
             choice["token_ids"] = chunk.token_ids
         return self.choice_event(choice)
@@ -181,9 +184,15 @@ class _Call(CompletionCall):
         if is_echo:
             self._echoed.add(output)
             text = prompt + text
-        return {
-            "index": output,
-            "text": text,
-            "logprobs": joined(lists) if lists else None,
-            "finish_reason": None if reason is None else reason.value,
-        }
+        return _choice_of(text, output, joined(lists) if lists else None, reason)
+
+
+def _choice_of(
+    text: str, output: int, logprobs: dict[str, Any] | None, reason: quire.FinishReason | None
+) -> dict[str, Any]:
+    return {
+        "index": output,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": None if reason is None else reason.value,
+    }

@@ -31,14 +31,18 @@ class AnswerParser:
     """Parses one output of a request; `in_reasoning`: its prompt ends within reasoning (`Accepted.in_reasoning`)."""
 
     def __init__(self, format: AnswerFormat, request_id: str, sample: int = 0, *, in_reasoning: bool = False) -> None:
+        self._is_plain = format.is_plain  # so most are: nothing is read for them
         self._source = Source()
         self._output = Output(lambda index: call_id(format, request_id, sample, index))
         self._reading = _read_answer(self._source, self._output, format, in_reasoning)
 
     def push(self, text: str) -> tuple[Delta, ...]:
         """Parse the next text of the answer."""
-        self._source.feed(text)
-        next(self._reading, None)
+        if self._is_plain:
+            self._output.content(text)
+        else:
+            self._source.feed(text)
+            next(self._reading, None)
         return self._output.take()
 
     def end(self) -> tuple[Delta, ...]:

@@ -396,7 +396,8 @@ def test_fields_that_are_not_supported_are_refused_by_name(
 @pytest.mark.parametrize("name", [name for name, spoken in SPOKEN.items() if not spoken.in_reasoning])
 def test_every_format_is_parsed_over_the_wire(sdk: quire.Client, name: str) -> None:
     spoken = SPOKEN[name]
-    tools = TOOLS if spoken.calls else None
+    names = spoken.format.tool_names or {name for name, _ in spoken.calls}
+    tools = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "name": each}} for each in sorted(names)]
     with sdk.stream_chat(asking(name), tools=tools, answer_format=spoken.format, temperature=0) as stream:
         chunks = list(stream)
         message = stream.completion().message
