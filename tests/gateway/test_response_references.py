@@ -72,6 +72,17 @@ def test_input_tokens_are_those_of_the_prompt(api: openai.OpenAI) -> None:
         assert counted.input_tokens == response.usage.input_tokens
 
 
+def test_a_conversation_goes_on_without_input_and_does_not_begin_so(http: httpx2.Client) -> None:
+    first = http.post("/v1/responses", json={"input": QUESTION, "max_output_tokens": 4}).json()
+    fields = {"previous_response_id": first["id"], "max_output_tokens": 4}
+    without: list[dict[str, Any]] = [{}, {"input": None}, {"input": []}]
+    for more in without:
+        assert http.post("/v1/responses", json={**fields, **more}).json()["status"] == "incomplete"
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        answer = http.post(path, json={"model": MODEL})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+
+
 def test_a_conversation_is_compacted_and_goes_on_with_its_summary(api: openai.OpenAI, http: httpx2.Client) -> None:
     first = api.responses.create(**GREEDY)
     compacted = api.responses.compact(model=MODEL, previous_response_id=first.id, input="And why?")

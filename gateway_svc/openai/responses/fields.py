@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 import quire
-from gateway_svc.api_error import invalid
+from gateway_svc.api_error import ApiError, invalid
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields, StreamOptions
 from gateway_svc.openai.responses.annotation import Annotation
 from gateway_svc.openai.responses.items import GivenItem, InputItem
@@ -20,6 +20,7 @@ from quire.params import GenerateParams, Messages
 from quire.parsing.answer_format import AnswerFormat
 
 _LOGPROBS = "message.output_text.logprobs"
+_NO_INPUT = "Missing required parameter: 'input', or previous_response_id"
 _FORMAT_NAMES = {"structured_output": "text.format", "lark": "text.format", "json_schema": "text.format.schema"}
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
@@ -78,7 +79,9 @@ class ResponseStreamOptions(StreamOptions):
 class ResponseRequest(GenerationFields):
     """The body of a request for a response."""
 
-    input: str | list[GivenItem] = Field(description="Text, or the items of a conversation.")
+    input: str | list[GivenItem] | None = Field(
+        None, description="Text, or the items of a conversation; needed without previous_response_id."
+    )
     instructions: str | None = Field(None, description="The system's message, before the conversation.")
     previous_response_id: str | None = Field(
         None, max_length=128, description="Stored response whose conversation goes on."
@@ -156,6 +159,8 @@ class ResponseRequest(GenerationFields):
 
     def check(self) -> None:
         """Raises ApiError for fields that do not go together."""
+        if self.input is None and self.previous_response_id is None:
+            raise ApiError(400, _NO_INPUT, param="input", code="missing_required_parameter")
         if self.background and not self.is_stored:
             raise invalid("background", "give store: true as well, or the response cannot be retrieved")
         if self.top_logprobs and not self.has_logprobs:

@@ -53,7 +53,7 @@ class Responses:
         await self._model.check(body.model)
         model = await self._model.get()
         format = body.tool_use.format(model.answer_format)
-        items = await self._references.resolve(items_of(body.input), body.tenant)
+        items = await self._references.resolve(items_of(body.input or []), body.tenant)
         chat = body.chat(await self._turns(body, items))
         request_id = new_request_id(
             self._client,
@@ -149,7 +149,7 @@ class Responses:
         """The number of tokens that a request would have as its prompt."""
         body.check()
         await self._model.check(body.model)
-        items = await self._references.resolve(items_of(body.input), body.tenant)
+        items = await self._references.resolve(items_of(body.input or []), body.tenant)
         with sdk_refusals(body.names):
             tokens = await self._client.tokenize(body.chat(await self._turns(body, items)))
         return _json({"object": "response.input_tokens", "input_tokens": len(tokens.token_ids)})
