@@ -24,8 +24,8 @@ def accepted_keys(settings: AccessSettings) -> AcceptedKeys | None:
     except ValueError as error:
         raise AccessError(str(error)) from error
     for file in (settings.api_key_file, settings.tls_key):
-        if file is not None and _others_can_read(file):
-            log.warning("others on this machine can read a secret", file=str(file), fix=f"chmod 600 {file}")
+        if file is not None:
+            warn_of_readers(file)
     return AcceptedKeys(keys) if keys else None
 
 
@@ -45,5 +45,7 @@ def server_credentials(settings: AccessSettings) -> grpc.ServerCredentials | Non
     return grpc.ssl_server_credentials([pair])
 
 
-def _others_can_read(file: Path) -> bool:
-    return bool(os.stat(file).st_mode & stat.S_IROTH)
+def warn_of_readers(file: Path) -> None:
+    """Warn of a file with a secret that others can read."""
+    if os.stat(file).st_mode & stat.S_IROTH:
+        log.warning("others on this machine can read a secret", file=str(file), fix=f"chmod 600 {file}")

@@ -11,26 +11,28 @@ from pathlib import Path
 
 import grpc
 
-from common.access import AccessError
+from common.access import AccessError, warn_of_readers
 from quire.certificates import peer_context
 from quire.peer_tls_settings import PeerTlsSettings
 from quire.rpc import Option
 
 _TRIAL_S = 1.0
 _NAME_FAULTS = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+# What OpenSSL makes of an answer that is no TLS.
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 _FLAGS = "--peer-tls-cert, --peer-tls-key and --peer-tls-root"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTls:
-    """Certificate, key and authority of one process, as files that were checked, and what gRPC makes of them."""
+    """Certificate, key and authority of one process, as they were read at its start; later files do not count."""
 
     cert: Path
-    key: Path
     root: Path
     server_name: str | None  # that the certificates of workers have; None: the host that is dialled
     of_server: grpc.ServerCredentials
     of_channel: grpc.ChannelCredentials
+    of_trial: ssl.SSLContext  # of a channel, for Python
 
 
 def peer_tls_of(settings: PeerTlsSettings) -> PeerTls | None:
@@ -40,15 +42,17 @@ def peer_tls_of(settings: PeerTlsSettings) -> PeerTls | None:
         return None
     try:
         chain, private, roots = (file.read_bytes() for file in (cert, key, root))
-    except OSError as error:
+        trial = peer_context(cert, key, root, is_server=False)
+        warn_of_readers(key)
+    except (OSError, ValueError) as error:
         raise AccessError(f"the files of --peer-tls-cert cannot be read: {error}") from error
     return PeerTls(
         cert=cert,
-        key=key,
         root=root,
         server_name=settings.peer_tls_server_name,
         of_server=grpc.ssl_server_credentials([(private, chain)], roots, require_client_auth=True),
         of_channel=grpc.ssl_channel_credentials(roots, private, chain),
+        of_trial=trial,
     )
 
 
@@ -68,7 +72,7 @@ async def certificate_fault(address: str, tls: PeerTls | None) -> str:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
-        context = _plain_context() if tls is None else peer_context(tls.cert, tls.key, tls.root, is_server=False)
+        context = _plain_context() if tls is None else tls.of_trial
         context.set_alpn_protocols(["h2"])
         name = host if tls is None or tls.server_name is None else tls.server_name
         async with asyncio.timeout(_TRIAL_S):
@@ -111,7 +115,11 @@ def _failure(error: ssl.SSLError, tls: PeerTls | None) -> str:
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if "alert" in reason:
         return f"it serves with TLS alone: give this process {_FLAGS}, too" if tls is None else _refusal(tls, reason)
-    return "" if tls is None else f"it serves without TLS, and this process asks for it: give it {_FLAGS}, too"
+    if tls is None:
+        return ""
+    if error.reason in _NOT_TLS:
+        return f"it serves without TLS, and this process asks for it: give it {_FLAGS}, too"
+    return f"no encrypted connection comes about with it: {reason}"
 
 
 def _refusal(tls: PeerTls, reason: str) -> str:

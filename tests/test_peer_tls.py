@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 import trustme
+from structlog.testing import capture_logs
 
 import quire
 from common.peer_tls import PeerTls, certificate_fault, open_peer_channel, peer_tls_of
@@ -20,6 +21,7 @@ from quire.scheduler_settings import SchedulerSettings
 from quire.settings import parse
 from quire.v1 import worker_pb2 as pb
 from quire.v1 import worker_pb2_grpc
+from tests.patience import patient
 from tests.peer_certificates import PeerCertificates
 from tests.services import Service, start_scheduler, start_worker
 from worker_svc.service.block_source import GrpcBlockSource
@@ -114,11 +116,37 @@ async def test_each_wrong_certificate_is_told_in_one_line_that_says_what_to_chan
             found = await certificate_fault(address, of_client)
             assert found.startswith(said) and "\n" not in found, found
             assert bool(found) == bool(said)
-            if said:
+            if said and of_client is not None:  # a worker without certificates leaves it to its scheduler
                 with pytest.raises(UnavailableError, match="cannot be read: it"):
                     async for _ in GrpcBlockSource(of_client).frames(address, pb.ReadBlocksRequest()):
                         pass
     assert await certificate_fault("127.0.0.1:1", right) == "", "nobody is there"
+
+
+async def test_files_that_were_replaced_since_the_start_are_no_fault_and_hide_none(
+    others: PeerCertificates, tmp_path: Path
+) -> None:
+    """As where certificates are renewed: connections use those of the start until the next one."""
+    made = PeerCertificates(tmp_path / "renewed", NAME)
+    right = tls_of(made)
+    for file, later in ((made.cert, others.cert), (made.key, others.key), (made.root, others.root)):
+        file.write_bytes(later.read_bytes())
+    async with server(right) as address:
+        assert await certificate_fault(address, right) == ""
+        async with open_peer_channel(address, right, []) as channel:
+            await asyncio.wait_for(channel.channel_ready(), patient(20))
+        found = await certificate_fault(address, tls_of(others))
+        assert found.startswith("its certificate is not to be trusted"), found
+
+
+def test_a_key_that_others_can_read_is_warned_of(certificates: PeerCertificates, tmp_path: Path) -> None:
+    made = PeerCertificates(tmp_path / "open", NAME)
+    made.key.chmod(0o644)
+    with capture_logs() as logs:
+        tls_of(made)
+    assert [(each["event"], each["file"]) for each in logs] == [
+        ("others on this machine can read a secret", str(made.key))
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import argparse
 import cProfile
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import common.grpc_poller  # noqa: F401 - as in `scheduler_svc`
@@ -23,7 +22,6 @@ from scheduler_svc import composition
 from scheduler_svc.workers import worker_driver
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import WorkerLoop
-from scheduler_svc.workers.workers import Workers
 
 trace = StepTrace[SchedulerMoments]()
 sent_ns: dict[int, int] = {}  # by step_id; one worker is assumed
@@ -57,7 +55,7 @@ def main() -> None:
     parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
     sys.argv[1:] = arguments.flags
-    setattr(composition, "Workers", partial(Workers, make_link=TracedLink))  # noqa: B010 - mypy allows none other
+    setattr(composition, "WorkerLink", TracedLink)  # noqa: B010 - mypy allows none other
     setattr(worker_driver, "WorkerLoop", TracedLoop)  # noqa: B010
     spans = SpanLog()
     if arguments.spans is not None:

@@ -52,7 +52,8 @@ class GrpcBlockSource:
         said = server_error_of(error)
         if isinstance(said, FailedPreconditionError | InvalidRequestError):
             return said
-        fault = await certificate_fault(address, self._tls) if said is None else ""
+        is_doubtful = said is None and self._tls is not None  # without, the scheduler has said it of that worker
+        fault = await certificate_fault(address, self._tls) if is_doubtful else ""
         return UnavailableError(
             f"the worker at {address} cannot be read: {fault or error.details() or error.code().name}"
         )
