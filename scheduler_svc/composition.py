@@ -135,6 +135,7 @@ class LeaderParts:
     settling: Settling
     keeper: PrefixKeeper
     workers: Workers
+    shares: WorkerShares | None  # None: there can be but one shard
     readiness: Readiness
     fatal: "asyncio.Future[None]"
     running: "list[asyncio.Task[None]]"
@@ -258,6 +259,7 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
         settling=Settling(settings.record_ttl_s),
         keeper=keeper,
         workers=workers,
+        shares=shares,
         readiness=readiness,
         fatal=fatal,
         running=[leading.keeping_lease],

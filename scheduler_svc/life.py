@@ -211,6 +211,7 @@ def _described(parts: Parts, leader: LeaderParts, cache_version: int, *, is_kept
         cache_version=cache_version,
         settled_version=leader.settling.settled_version,
         pins_digest=leader.keeper.digest,
+        gives_to=leader.shares.gives_to() if leader.shares is not None else (),
     )
 
 

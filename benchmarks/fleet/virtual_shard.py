@@ -186,6 +186,7 @@ class VirtualShard:
             num_workers=len(led.members),
             num_running=sum(led.core.workers.num_sequences_on(worker_id) for worker_id in led.members),
             num_waiting=led.core.waiting.num_groups,
+            gives_to=led.shares.gives_to(),
         )
 
     def _admit(self, led: Leadership, requests: list[FleetRequest], cost_s: float) -> float:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/cluster.proto\x12\x08quire.v1\"\x11\n\x0fTopologyRequest\"\xb6\x01\n\x10TopologyResponse\x12\x1f\n\x06shards\x18\x01 \x03(\x0b\x32\x0f.quire.v1.Shard\x12*\n\x06\x63\x61\x63hed\x18\x02 \x03(\x0b\x32\x1a.quire.v1.CachedBeginnings\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x12\n\nnum_shards\x18\x04 \x01(\r\x12\x19\n\x11\x66ormer_num_shards\x18\x05 \x03(\r\x12\x15\n\rwanted_shards\x18\x06 \x01(\r\"&\n\x10SetShardsRequest\x12\x12\n\nnum_shards\x18\x01 \x01(\r\"O\n\x11SetShardsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x12\n\nnum_shards\x18\x02 \x01(\r\x12\x15\n\rwanted_shards\x18\x03 \x01(\r\"\xed\x01\n\x05Shard\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0bnum_workers\x18\x04 \x01(\r\x12\x13\n\x0bnum_running\x18\x05 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x06 \x01(\r\x12\x12\n\nis_leaving\x18\x07 \x01(\x08\x12\x1d\n\x15num_uncomputed_tokens\x18\x08 \x01(\x04\x12\x15\n\rcache_version\x18\t \x01(\x06\x12\x17\n\x0fsettled_version\x18\n \x01(\x04\x12\x13\n\x0bpins_digest\x18\x0b \x01(\x06\"B\n\x10\x43\x61\x63hedBeginnings\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x06\x12\x0e\n\x06hashes\x18\x03 \x01(\x0c\"\xb6\x01\n\x0fRegisterRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x10\n\x08step_key\x18\x07 \x01(\t\x12\x12\n\x05shard\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_shard\"Z\n\x10RegisterResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0eout_of_service\x18\x03 \x01(\t\x12\r\n\x05shard\x18\x04 \x01(\r\"5\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"*\n\x13\x44rainWorkerResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r2\xa3\x02\n\x07\x43luster\x12\x41\n\x08Register\x12\x19.quire.v1.RegisterRequest\x1a\x1a.quire.v1.RegisterResponse\x12J\n\x0b\x44rainWorker\x12\x1c.quire.v1.DrainWorkerRequest\x1a\x1d.quire.v1.DrainWorkerResponse\x12\x43\n\x08Topology\x12\x19.quire.v1.TopologyRequest\x1a\x1a.quire.v1.TopologyResponse0\x01\x12\x44\n\tSetShards\x12\x1a.quire.v1.SetShardsRequest\x1a\x1b.quire.v1.SetShardsResponseBT\n\x08quire.v1B\x0c\x43lusterProtoP\x01Z\x10quire/v1;quirev1\xa2\x02\x03QRE\xaa\x02\x08Quire.V1\xca\x02\x08Quire\\V1\xea\x02\tQuire::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/cluster.proto\x12\x08quire.v1\"\x11\n\x0fTopologyRequest\"\xb6\x01\n\x10TopologyResponse\x12\x1f\n\x06shards\x18\x01 \x03(\x0b\x32\x0f.quire.v1.Shard\x12*\n\x06\x63\x61\x63hed\x18\x02 \x03(\x0b\x32\x1a.quire.v1.CachedBeginnings\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x12\n\nnum_shards\x18\x04 \x01(\r\x12\x19\n\x11\x66ormer_num_shards\x18\x05 \x03(\r\x12\x15\n\rwanted_shards\x18\x06 \x01(\r\"&\n\x10SetShardsRequest\x12\x12\n\nnum_shards\x18\x01 \x01(\r\"O\n\x11SetShardsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x12\n\nnum_shards\x18\x02 \x01(\r\x12\x15\n\rwanted_shards\x18\x03 \x01(\r\"\xff\x01\n\x05Shard\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0bnum_workers\x18\x04 \x01(\r\x12\x13\n\x0bnum_running\x18\x05 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x06 \x01(\r\x12\x12\n\nis_leaving\x18\x07 \x01(\x08\x12\x1d\n\x15num_uncomputed_tokens\x18\x08 \x01(\x04\x12\x15\n\rcache_version\x18\t \x01(\x06\x12\x17\n\x0fsettled_version\x18\n \x01(\x04\x12\x13\n\x0bpins_digest\x18\x0b \x01(\x06\x12\x10\n\x08gives_to\x18\x0c \x03(\r\"B\n\x10\x43\x61\x63hedBeginnings\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x06\x12\x0e\n\x06hashes\x18\x03 \x01(\x0c\"\xb6\x01\n\x0fRegisterRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x10\n\x08step_key\x18\x07 \x01(\t\x12\x12\n\x05shard\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_shard\"Z\n\x10RegisterResponse\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0eout_of_service\x18\x03 \x01(\t\x12\r\n\x05shard\x18\x04 \x01(\r\"5\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"*\n\x13\x44rainWorkerResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\r2\xa3\x02\n\x07\x43luster\x12\x41\n\x08Register\x12\x19.quire.v1.RegisterRequest\x1a\x1a.quire.v1.RegisterResponse\x12J\n\x0b\x44rainWorker\x12\x1c.quire.v1.DrainWorkerRequest\x1a\x1d.quire.v1.DrainWorkerResponse\x12\x43\n\x08Topology\x12\x19.quire.v1.TopologyRequest\x1a\x1a.quire.v1.TopologyResponse0\x01\x12\x44\n\tSetShards\x12\x1a.quire.v1.SetShardsRequest\x1a\x1b.quire.v1.SetShardsResponseBT\n\x08quire.v1B\x0c\x43lusterProtoP\x01Z\x10quire/v1;quirev1\xa2\x02\x03QRE\xaa\x02\x08Quire.V1\xca\x02\x08Quire\\V1\xea\x02\tQuire::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,17 +41,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETSHARDSRESPONSE']._serialized_start=280
   _globals['_SETSHARDSRESPONSE']._serialized_end=359
   _globals['_SHARD']._serialized_start=362
-  _globals['_SHARD']._serialized_end=599
-  _globals['_CACHEDBEGINNINGS']._serialized_start=601
-  _globals['_CACHEDBEGINNINGS']._serialized_end=667
-  _globals['_REGISTERREQUEST']._serialized_start=670
-  _globals['_REGISTERREQUEST']._serialized_end=852
-  _globals['_REGISTERRESPONSE']._serialized_start=854
-  _globals['_REGISTERRESPONSE']._serialized_end=944
-  _globals['_DRAINWORKERREQUEST']._serialized_start=946
-  _globals['_DRAINWORKERREQUEST']._serialized_end=999
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1001
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1043
-  _globals['_CLUSTER']._serialized_start=1046
-  _globals['_CLUSTER']._serialized_end=1337
+  _globals['_SHARD']._serialized_end=617
+  _globals['_CACHEDBEGINNINGS']._serialized_start=619
+  _globals['_CACHEDBEGINNINGS']._serialized_end=685
+  _globals['_REGISTERREQUEST']._serialized_start=688
+  _globals['_REGISTERREQUEST']._serialized_end=870
+  _globals['_REGISTERRESPONSE']._serialized_start=872
+  _globals['_REGISTERRESPONSE']._serialized_end=962
+  _globals['_DRAINWORKERREQUEST']._serialized_start=964
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1017
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1019
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1061
+  _globals['_CLUSTER']._serialized_start=1064
+  _globals['_CLUSTER']._serialized_end=1355
 # @@protoc_insertion_point(module_scope)

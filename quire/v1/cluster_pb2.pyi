@@ -159,6 +159,7 @@ class Shard(_message.Message):
     CACHE_VERSION_FIELD_NUMBER: _builtins.int
     SETTLED_VERSION_FIELD_NUMBER: _builtins.int
     PINS_DIGEST_FIELD_NUMBER: _builtins.int
+    GIVES_TO_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """number of the shard."""
     leader: _builtins.str
@@ -189,6 +190,12 @@ class Shard(_message.Message):
     """pins_digest names the pinned prefixes that the shard keeps: equal numbers, equal pins. 0: it keeps none. Other shards
     make their pins those of shard 0.
     """
+    @_builtins.property
+    def gives_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """gives_to has the numbers of the shards without a worker that one of this shard is on its way to. A shard is in it for
+        seconds at most after the worker has left, so that another one is sent if it never comes.
+        """
+
     def __init__(
         self,
         *,
@@ -203,10 +210,11 @@ class Shard(_message.Message):
         cache_version: _builtins.int = ...,
         settled_version: _builtins.int = ...,
         pins_digest: _builtins.int = ...,
+        gives_to: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_version", b"cache_version", "epoch", b"epoch", "is_leaving", b"is_leaving", "leader", b"leader", "num_running", b"num_running", "num_uncomputed_tokens", b"num_uncomputed_tokens", "num_waiting", b"num_waiting", "num_workers", b"num_workers", "number", b"number", "pins_digest", b"pins_digest", "settled_version", b"settled_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_version", b"cache_version", "epoch", b"epoch", "gives_to", b"gives_to", "is_leaving", b"is_leaving", "leader", b"leader", "num_running", b"num_running", "num_uncomputed_tokens", b"num_uncomputed_tokens", "num_waiting", b"num_waiting", "num_workers", b"num_workers", "number", b"number", "pins_digest", b"pins_digest", "settled_version", b"settled_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,9 @@ _BUSY_SLICE_S = 3.0
 _SLICE_S = 1.0
 _SETTLE_S = 3.0  # after a worker was sent or given away, until it must show in what the shards publish
 _LENT_S = 1.0  # likewise after it was lent: no shard has two, so a second one is not given by mistake
+# That a shard counts as one that a worker is on its way to, from the order to move, and again from when it has left. A
+# worker that starts slowly comes within it; one that dies leaves its new shard without a worker for no longer.
+_ON_WAY_S = 4.0
 
 
 class SeenShards(Protocol):
@@ -102,6 +105,8 @@ class WorkerShares:
         self._sent: dict[str, tuple[int, float]] = {}  # by worker_id: the shard a new one was sent to, and when
         self._given: _Gift | None = None  # until it has left, and that shows
         self._given_until_s = 0.0
+        self._leaving: _Gift | None = None  # until it has left
+        self._on_way: dict[int, float] = {}  # by shard without a worker that one goes to: until when it counts
         self._came: Latest[tuple[str, float]] = Latest()  # by worker_id: incarnation, and when it came
 
     def has_shard(self, shard: int) -> bool:
@@ -120,6 +125,20 @@ class WorkerShares:
             shard.leader and not shard.num_workers and (shard.number < num_wanted or shard.num_waiting)
             for shard in self._present_shards()
         )
+
+    def gives_to(self) -> list[int]:
+        """Numbers of the shards without a worker that one of this shard is on its way to."""
+        now_s, gift = self._clock(), self._leaving
+        if gift is not None and not self._is_here(gift):
+            self._leaving = None
+            self._on_way[gift.shard] = now_s + _ON_WAY_S
+        shards = self.watch.shards
+        self._on_way = {
+            number: until_s
+            for number, until_s in self._on_way.items()
+            if now_s < until_s and number < len(shards) and not shards[number].num_workers
+        }
+        return sorted(self._on_way)
 
     def shard_of(self, request: pb.RegisterRequest) -> int:
         """Number of the shard that the worker of this registration shall serve."""
@@ -157,21 +176,28 @@ class WorkerShares:
         """
         served_s = self._served_s(member, now_s)
         if self._given is not None:
-            given = self._members.get(self._given.worker_id)
-            is_here = given is not None and given.incarnation == self._given.incarnation
+            is_here = self._is_here(self._given)
             if is_here or now_s < self._given_until_s:
-                return self._given.shard if is_here and member is given else self.shard
+                return self._given.shard if is_here and member.worker_id == self._given.worker_id else self.shard
         self._given = None
-        shards = self._present_shards()
+        if not self.has_shard(self.shard):  # it was just forgotten
+            return self.shard
+        helped, shards = self.gives_to(), self._present_shards()
         needy, settle_s = shard_in_need(shards, self.shard, self.watch.num_wanted), _SETTLE_S
         if needy is None and served_s >= _slice_s(shards[self.shard]):
-            needy, settle_s = starving_shard(shards, self.shard), _LENT_S
+            needy, settle_s = starving_shard(shards, self.shard, helped), _LENT_S
         if needy is None or member is not self._idlest():
             return self.shard
         log.info("worker moves to another shard", worker_id=member.worker_id, shard=needy)
-        self._given = _Gift(member.worker_id, member.incarnation, needy)
+        self._given = self._leaving = _Gift(member.worker_id, member.incarnation, needy)
         self._given_until_s = now_s + settle_s
+        self._on_way[needy] = now_s + _ON_WAY_S
         return needy
+
+    def _is_here(self, gift: _Gift) -> bool:
+        """True until the worker's life that is given away has left."""
+        member = self._members.get(gift.worker_id)
+        return member is not None and member.incarnation == gift.incarnation
 
     def _served_s(self, member: SharedWorker, now_s: float) -> float:
         """Seconds since this incarnation of the worker was first seen here."""

@@ -53,14 +53,17 @@ def shard_in_need(shards: Sequence[pb.Shard], giver: int, num_wanted: int | None
     return None
 
 
-def starving_shard(shards: Sequence[pb.Shard], giver: int) -> int | None:
+def starving_shard(shards: Sequence[pb.Shard], giver: int, helped: Collection[int] = ()) -> int | None:
     """Number of a shard whose requests wait and that has no worker, where none has two: `giver` shall lend it its one.
 
     Of the shards that have a worker, the one with the fewest requests lends it, to the next in the circle of numbers:
     where most wait, some always wait again, and another shard would be left out for good. None: `giver` keeps it.
+
+    A shard that a worker is on its way to gets no second one: where a shard says so, and those of `helped`.
     """
     led = [shard for shard in shards if shard.leader]
-    starving = [shard for shard in led if not shard.num_workers and shard.num_waiting]
+    awaiting = {*helped, *(number for shard in led for number in shard.gives_to)}
+    starving = [shard for shard in led if not shard.num_workers and shard.num_waiting and shard.number not in awaiting]
     serving = [shard for shard in led if shard.num_workers]
     if not starving or not serving or any(shard.num_workers > 1 for shard in serving):
         return None

@@ -114,6 +114,18 @@ def test_a_shard_whose_requests_wait_gets_a_worker_after_at_most_all_the_others(
     assert not unserved
 
 
+def test_a_shard_that_a_worker_is_on_its_way_to_gets_no_second_one() -> None:
+    """Shard 0 has given its worker to shard 2, which does not show there yet; shard 1 is the next to lend."""
+    shards = shards_of([(True, 0), (True, 1), (True, 0), (True, 0)])
+    shards[2].num_waiting = shards[3].num_waiting = 1
+    assert starving_shard(shards, 1) == 2
+    shards[0].gives_to.append(2)
+    assert starving_shard(shards, 1) == 3
+    assert starving_shard(shards, 1, helped=[3]) is None
+    shards[0].leader = ""  # the leader that knew of it is gone
+    assert starving_shard(shards, 1) == 2
+
+
 class Cluster:
     """Schedulers as they see each other, at once, and what their choices make of the shards."""
 

@@ -1,7 +1,9 @@
 """Leaders of several shards that lend one worker to each other, on a clock of their own."""
 
 from dataclasses import dataclass
+from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,8 +75,9 @@ class Lending:
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s += min(PUBLISH_S, until_s - self.now_s)
-            for shard, members in zip(self.watch.shards, self.members, strict=True):
+            for shard, members, leader in zip(self.watch.shards, self.members, self.leaders, strict=True):
                 shard.num_workers = len(members)
+                shard.gives_to[:] = leader.gives_to()
 
 
 @settings(max_examples=30)
@@ -172,6 +175,7 @@ class Turns:
         for shard, each in enumerate(self._watch.shards):
             each.num_workers = len(self._members[shard])
             each.num_waiting, each.num_running = len(self._waiting[shard]), len(self._running[shard])
+            each.gives_to[:] = self._leaders[shard].gives_to()
 
 
 def test_a_first_token_waits_for_little_more_than_the_requests_of_the_other_shards() -> None:
@@ -196,6 +200,110 @@ def test_a_shard_without_requests_gives_its_worker_at_once() -> None:
     turns.run(200)
     assert max(turns.waits_s) <= 2 * (0.2 + 0.5 + PUBLISH_S + turns.MOVE_S) + 1.0 + turns.MOVE_S
     assert sorted(turns.waits_s)[len(turns.waits_s) // 2] < 1.5
+
+
+class Loans:
+    """Workers that serve shards without requests, one each, and shards behind them whose requests wait.
+
+    Every leader publishes, looks and is registered with at times of its own, and so sees the others late.
+    """
+
+    LOOK, PUBLISH, REGISTER = 10, 25, 50  # hundredths of a second, as all times here
+
+    def __init__(self, num_workers: int, starving: list[int], move_s: float, random: Random) -> None:
+        """`starving`: shards whose requests wait; they are served for good once a worker has come."""
+        num_shards = max([num_workers - 1, *starving]) + 1
+        self.now = 0
+        self.sent: list[int] = []  # shards that workers were sent to
+        self.num_lost = 0  # workers sent from now on that die on the way
+        self.starving = set(starving)
+        self.members: list[dict[str, Member]] = [{} for _ in range(num_shards)]
+        self._move, self._random = round(move_s * 100), random
+        self._watches = [Watch(num_shards) for _ in range(num_shards)]
+        self.leaders = [
+            WorkerShares(shard, watch, members, lambda worker_id: 0, lambda: self.now / 100)
+            for shard, (watch, members) in enumerate(zip(self._watches, self.members, strict=True))
+        ]
+        self._published = [pb.Shard() for _ in range(num_shards)]
+        self._phases = [[random.randrange(each) for each in (self.LOOK, self.PUBLISH)] for _ in range(num_shards)]
+        self._comes: list[tuple[int, int, str]] = []  # when, shard and worker
+        self._registers: dict[str, int] = {}
+        self.num_running = [0] * num_shards
+        for shard in range(num_workers):
+            self._join(shard, f"w{shard}")
+        for shard in range(num_shards):
+            self._publish(shard)
+            self._watches[shard].shards = self._published  # until the first look
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds * 100)):
+            self.now += 1
+            for shard, (look, publish) in enumerate(self._phases):
+                if self.now % self.PUBLISH == publish:
+                    self._publish(shard)
+                if self.now % self.LOOK == look:
+                    self._watches[shard].shards = list(self._published)
+            for come in [each for each in self._comes if each[0] <= self.now]:
+                self._comes.remove(come)
+                self._join(come[1], come[2])
+            self._register()
+
+    def _join(self, shard: int, worker_id: str) -> None:
+        self.members[shard][worker_id] = Member(worker_id, f"i{self.now}")
+        self._registers[worker_id] = self.now + self._random.randrange(self.REGISTER)
+
+    def _register(self) -> None:
+        for shard, members in enumerate(self.members):
+            for member in [each for each in members.values() if self._registers[each.worker_id] <= self.now]:
+                self._registers[member.worker_id] += self.REGISTER
+                request = pb.RegisterRequest(worker_id=member.worker_id, incarnation=member.incarnation, shard=shard)
+                if (told := self.leaders[shard].shard_of(request)) != shard:
+                    self._send(shard, told, member.worker_id)
+
+    def _send(self, shard: int, target: int, worker_id: str) -> None:
+        del self.members[shard][worker_id]
+        self.sent.append(target)
+        if self.num_lost:
+            self.num_lost -= 1
+        else:
+            self._comes.append((self.now + self._move, target, worker_id))
+
+    def _publish(self, shard: int) -> None:
+        num_workers = len(self.members[shard])
+        waits = shard in self.starving
+        self._published[shard] = pb.Shard(
+            number=shard,
+            leader=f"l{shard}:1",
+            num_workers=num_workers,
+            num_waiting=int(waits and not num_workers),
+            num_running=1 if waits and num_workers else self.num_running[shard],
+            gives_to=self.leaders[shard].gives_to(),
+        )
+
+
+@pytest.mark.parametrize("move_s", [0.5, 2.0])
+@pytest.mark.parametrize("starving", [[6], [7], [6, 7], [6, 7, 8, 9]])
+def test_one_worker_is_sent_to_each_shard_that_has_none(starving: list[int], move_s: float) -> None:
+    for seed in range(20):
+        loans = Loans(6, starving, move_s, Random(seed))
+        loans.run(12)
+        assert sorted(loans.sent) == starving, f"seed {seed}"
+
+
+@pytest.mark.parametrize("move_s", [0.5, 2.0])
+def test_a_shard_is_sent_another_worker_seconds_after_one_has_died_on_its_way(move_s: float) -> None:
+    for seed in range(10):
+        loans = Loans(6, [7], move_s, Random(seed))
+        loans.num_lost = 1
+        loans.run(5.5 + move_s)
+        assert loans.sent == [7, 7] and loans.members[7], f"seed {seed}"
+
+
+def test_a_worker_of_a_shard_that_was_just_forgotten_stays() -> None:
+    watch, member = Watch(2), Member("w", "i1")
+    shares = WorkerShares(1, watch, {"w": member}, lambda worker_id: 0)
+    watch.shards = watch.shards[:1]
+    assert shares.shard_of(pb.RegisterRequest(worker_id="w", incarnation="i1", shard=1)) == 1
 
 
 def test_workers_register_more_often_while_a_shard_that_may_need_one_has_none() -> None:
