@@ -19,6 +19,7 @@ from quire.merging import merged_prefixes, merged_stats, page_of_shard, shard_of
 from quire.open_request import OpenRequest
 from quire.params import (
     DEFAULT_ADDRESS,
+    PIN_TIMEOUT_S,
     Chat,
     ClientKeywords,
     GenerateParams,
@@ -57,7 +58,6 @@ from quire.wire_results import (
 from quire.wire_stats import stats_from_pb
 
 READY_POLL_S = 0.1
-PIN_TIMEOUT_S = 120.0  # a prefix is computed as a prompt is, behind what is before it
 
 
 Answer = TypeVar("Answer")

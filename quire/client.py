@@ -11,9 +11,18 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
-from quire.async_client import PIN_TIMEOUT_S, AsyncClient
+from quire.async_client import AsyncClient
 from quire.connection import INFERENCE_SERVICE
-from quire.params import DEFAULT_ADDRESS, Chat, ClientKeywords, GenerateParams, Messages, PauseKeep, Tools
+from quire.params import (
+    DEFAULT_ADDRESS,
+    PIN_TIMEOUT_S,
+    Chat,
+    ClientKeywords,
+    GenerateParams,
+    Messages,
+    PauseKeep,
+    Tools,
+)
 from quire.parsing.answer_format import AnswerFormat
 from quire.request_list import LiveState, RequestPage
 from quire.results import Accepted, Chunk, Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens

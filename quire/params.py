@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict
 from quire.parsing.deltas import ToolCall
 
 DEFAULT_ADDRESS = "127.0.0.1:7847"
+PIN_TIMEOUT_S = 120.0  # a prefix is computed as a prompt is, behind what is before it
 
 EarlyStopping = bool | Literal["never"]
 PauseKeep = Literal["auto", "tokens"]

@@ -190,7 +190,7 @@ async def _follow_pins(parts: Parts, leader: LeaderParts, watch: ShardWatch) -> 
     copies, loop = PinCopies(leader.keeper, read_first), asyncio.get_running_loop()
     while True:
         if parts.shard < watch.num_wanted:
-            await copies.update(watch.first_pins_digest, loop.time())
+            await copies.update(lambda: watch.first_pins_digest, loop.time())
         await asyncio.sleep(_PUBLISH_S)
 
 

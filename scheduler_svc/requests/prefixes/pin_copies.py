@@ -2,13 +2,15 @@
 
 So a pin that was made before a shard was added is there, too, and one that was removed while a shard was gone does not
 come back with it. Clients pin and unpin in all shards themselves; a difference that lasts is mended here, from the
-journal of shard 0. Knows no client, and not where that journal is.
+journal of shard 0. What a client has pinned here stays while shard 0 may still compute it for the same call. Knows no
+client, and not where that journal is.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from quire.params import PIN_TIMEOUT_S
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal_entry import decode
 from scheduler_svc.journal.store import (
@@ -44,16 +46,17 @@ class PinCopies:
         self._differs_since_s: float | None = None
         self._patience_s = PATIENCE_S
 
-    async def update(self, digest: int | None, now_s: float) -> None:
+    async def update(self, read_digest: Callable[[], int | None], now_s: float) -> None:
         """Make the pins of this shard those of shard 0, if they have differed for a while.
 
         What was read counts only if it is what the leader of shard 0 says that it has: its last changes may not be in
         the journal yet, and of a journal that is being restated a part is missing.
 
         Args:
-            digest: `digest_of_pins` of shard 0, as its leader said lately; None: it is not known.
-            now_s: seconds of a clock that is never set.
+            read_digest: returns `digest_of_pins` of shard 0, as its leader said lately; None: it is not known.
+            now_s: seconds of the event loop's clock.
         """
+        digest = read_digest()
         if digest is None or digest == self._keeper.digest:
             self._differs_since_s, self._patience_s = None, PATIENCE_S
             return
@@ -67,8 +70,8 @@ class PinCopies:
         except (StoreUnavailableError, JournalDamagedError) as error:
             log.warning("pins of shard 0 not read", reason=str(error))
             return
-        if digest_of_pins(pins) == digest:
-            self._keeper.replace_pins(pins)
+        if digest_of_pins(pins) == read_digest():  # which may be another one by now
+            self._keeper.replace_pins(pins, asked_before_s=now_s - PIN_TIMEOUT_S)
 
 
 async def read_pins(read_after: Callable[[EntryId, int], Awaitable[Sequence[StoredEntry]]]) -> Pins:

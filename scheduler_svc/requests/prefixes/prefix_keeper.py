@@ -8,6 +8,7 @@ Knows nothing of clients and their messages.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial, reduce
@@ -77,11 +78,15 @@ class PrefixKeeper:
         for each in journaled:
             self.add(self.pins.read(each))
 
-    def replace_pins(self, pins: Iterable[journal_pb2.PinChange]) -> None:
-        """Keep these pins, and no others. Those that are being computed for a client stay, and are kept when it has."""
+    def replace_pins(self, pins: Iterable[journal_pb2.PinChange], *, asked_before_s: float = math.inf) -> None:
+        """Keep these pins, and no others but those that clients wait for, or have asked for since `asked_before_s`.
+
+        A pin that is being computed for a client stays, and is kept when it has been.
+        """
         wanted = {(each.tenant, each.name): each for each in pins}
-        for prefix in [each for each in self if each.is_kept]:
-            if wanted.get((prefix.tenant, prefix.name)) != prefix.to_change():
+        for prefix in list(self):
+            may_go = prefix.is_kept and not prefix.waiters and prefix.asked_s < asked_before_s
+            if may_go and wanted.get((prefix.tenant, prefix.name)) != prefix.to_change():
                 self.drop(prefix, RequestCancelledError("the prefix was unpinned"))
         for key in wanted.keys() - self._prefixes.keys():
             self._copy(wanted[key])

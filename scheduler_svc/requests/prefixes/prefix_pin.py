@@ -4,6 +4,7 @@ Only the tokens of full blocks are kept, so their number depends on the workers'
 """
 
 import asyncio
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -37,6 +38,7 @@ class PrefixPin:
     group: SequenceGroup | None = None  # that computes it now
     has_failed: bool = False  # its computation failed: it may be what crashes workers
     num_attempts: int = 0  # to compute it, since it was last wanted
+    asked_s: float = -math.inf  # by the event loop's clock: when a client last called PinPrefix for it
     retry: asyncio.TimerHandle | None = None
     waiters: "set[asyncio.Future[QuireError | None]]" = field(default_factory=set)  # None: it is there
     _digest: int | None = None

@@ -70,6 +70,7 @@ class Prefixes:
         token_ids = await self._admission.tokenizer.token_ids(prefix_of(request), model)
         self._check_open(model)
         prefix, is_new = self._known_or_new(request, token_ids, model)
+        prefix.asked_s = asyncio.get_running_loop().time()
         if not prefix.worker_ids:
             await self._until_pinned(prefix)
         await self._keeper.pins.until(prefix.durable)
