@@ -20,6 +20,7 @@ _BYTES_A_REQUEST = 4 * _TOKENS_A_REQUEST  # of a prompt
 
 # Others may stand before and behind them.
 _MADE_ID = re.compile(r"(?:^|[-_])s(\d{1,3})-[0-9a-f]{32}(?:-|$)")
+_SURE_ID = re.compile(r"(?:^|-)s\d{1,3}-[0-9a-f]{32}(?:-|$)")  # behind `_`, requests were placed by the whole id once
 _SESSION_ID = re.compile(r"(?:^|[-_])k([0-9a-f]{4})-[0-9a-f]{32}(?:-|$)")
 
 
@@ -91,8 +92,8 @@ def places_of_id(request_id: str, numbers: ShardNumbers) -> list[int]:
 
 
 def names_its_shard(request_id: str) -> bool:
-    """True if the SDK made this id for a shard."""
-    return _MADE_ID.search(request_id) is not None
+    """True if the SDK made this id for a shard, and no version of it has placed such an id elsewhere."""
+    return _SURE_ID.search(request_id) is not None
 
 
 def load_of_request(num_bytes: int, num_known_bytes: int = 0) -> float:

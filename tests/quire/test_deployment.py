@@ -1,13 +1,18 @@
 """Clients that do not know yet which shards there are: their requests wait a moment, and can be given up meanwhile."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 import quire
 from quire import deployment
-from quire.shards import session_number
+from quire.rpc import SHARD_KEY
+from quire.shards import new_request_id, session_number
+from quire.v1 import cluster_pb2
+from quire.v1 import inference_pb2 as pb
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 
@@ -71,3 +76,70 @@ async def test_what_was_not_sent_yet_can_be_given_up(silent: ScriptedServer, how
     silent.may_tell_shards.set()
     await client.close()
     assert silent.count("submit", "given-up") == 0
+
+
+class TwoShards(ScriptedServer):
+    """Leader of two shards, whose requests are all in shard 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []  # shards, for records
+        self.sessions: Counter[int] = Counter()
+
+    async def Topology(
+        self, request: cluster_pb2.TopologyRequest, context: Any
+    ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
+        shards = [cluster_pb2.Shard(number=number, leader=self.address, num_workers=1) for number in range(2)]
+        yield cluster_pb2.TopologyResponse(shards=shards)
+
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Any) -> pb.GetRequestResponse:
+        self.asked.append(shard_of_call(context))
+        if self.asked[-1]:
+            raise quire.NotFoundError(f"no request has the id {request.request_id!r}")
+        return await super().GetRequest(request, context)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
+    ) -> AsyncIterator[pb.SessionResponse]:
+        self.sessions[shard_of_call(context)] += 1
+        async for message in super().Session(request_iterator, context):
+            yield message
+
+
+def shard_of_call(context: Any) -> int:
+    return int(dict(context.invocation_metadata())[SHARD_KEY])
+
+
+@pytest.fixture
+async def two_shards() -> AsyncIterator[TwoShards]:
+    server = TwoShards()
+    await server.start()
+    server.default = Script(num_tokens=2)
+    yield server
+    await server.stop()
+
+
+@pytest.mark.parametrize("prefix", ["resp_", "msg_"])
+async def test_an_id_whose_shard_was_once_another_is_looked_for_in_all(two_shards: TwoShards, prefix: str) -> None:
+    """Before a shard was read behind `_`, its request went where the whole id belongs."""
+    made = new_request_id(1, prefix)
+    two_shards.submit(pb.GenerateRequest(request_id=made, text="hello"))
+    async with quire.AsyncClient(two_shards.address) as client:
+        assert (await client.get(made)).request_id == made
+        assert two_shards.asked == [1, 0]
+        assert (await client.attach(made).completion()).request_id == made
+        assert two_shards.sessions == {0: 1}
+        with pytest.raises(quire.NotFoundError):
+            await client.get(new_request_id(1, prefix))
+
+
+@pytest.mark.parametrize("prefix", ["", "chatcmpl-"])
+async def test_an_id_that_has_always_named_its_shard_is_looked_for_there_alone(
+    two_shards: TwoShards, prefix: str
+) -> None:
+    made = new_request_id(1, prefix)
+    two_shards.submit(pb.GenerateRequest(request_id=made, text="hello"))
+    async with quire.AsyncClient(two_shards.address) as client:
+        with pytest.raises(quire.NotFoundError):
+            await client.get(made)
+        assert two_shards.asked == [1]
