@@ -30,7 +30,7 @@ from quire.params import (
     client_options,
     gather,
 )
-from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.answer_format import AnswerFormat, names_of_tools
 from quire.request_list import LiveState, RequestPage
 from quire.results import Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens
 from quire.session_entry import Entry
@@ -150,7 +150,7 @@ class AsyncClient:
         )
         if answer_format is None:
             return self._submit(chat, params)
-        names = [str(each.get("function", {}).get("name")) for each in tools or ()]
+        names = names_of_tools(tools or ())
         answer_format = answer_format.offering(names) if names else answer_format.without_calls()
         if not answer_format.is_plain:
             params["keep_special_tokens"] = True  # markers may be such

@@ -1,6 +1,6 @@
 """Format of a model's answers: the parsers of its calls and of its reasoning, by the names that a server tells."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -30,3 +30,10 @@ class AnswerFormat:
     def without_calls(self) -> "AnswerFormat":
         """The format of answers to requests that offer no tools."""
         return AnswerFormat(reasoning_parser=self.reasoning_parser)
+
+
+def names_of_tools(tools: Iterable[object]) -> list[str]:
+    """Names of the tools in OpenAI's form that have one; whether others may be offered is the server's to say."""
+    functions = [each.get("function") for each in tools if isinstance(each, Mapping)]
+    names = [each.get("name") for each in functions if isinstance(each, Mapping)]
+    return [each for each in names if isinstance(each, str)]

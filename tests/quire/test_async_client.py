@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from quire.v1 import inference_pb2 as pb
 from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
+from tests.quire.spoken_answers import HERMES
 
 
 async def test_generate_gives_the_whole_completion(client: quire.AsyncClient) -> None:
@@ -410,3 +412,14 @@ async def test_wait_ready_waits_for_the_worker(server: ScriptedServer, client: q
     waiting = asyncio.create_task(client.wait_ready(10))
     await server.set_ready(True)
     await waiting
+
+
+@pytest.mark.parametrize("tool", [5, None, {}, {"function": None}, {"function": {"name": None}}])
+async def test_tools_without_names_are_left_to_the_server_to_refuse(
+    server: ScriptedServer, client: quire.AsyncClient, tool: Any
+) -> None:
+    message = {"role": "user", "content": "Hi"}
+    server.default = Script(refusals=[quire.InvalidRequestError("chat.tools: must be objects")])
+    stream = client.stream_chat([message], tools=[tool], answer_format=HERMES, request_id="odd")
+    with pytest.raises(quire.InvalidRequestError, match=r"^(chat\.)?tools: must be objects"):
+        await stream.completion()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.answer_format import AnswerFormat, names_of_tools
 from quire.parsing.answer_parser import AnswerParser
 from quire.parsing.deltas import ContentDelta, Delta, ParsedAnswer, ToolCallBegun, parsed_answer
 from quire.parsing.source import MAX_HELD_CHARS
@@ -106,6 +106,11 @@ def test_ids_of_calls_are_the_same_again_and_differ_by_request_sample_and_index(
     assert all(each.startswith("call_") for each in found[0])
     [call] = parsed(SPOKEN["mistral: a name without a mark"], ['[TOOL_CALLS]f{"a": 1}']).tool_calls
     assert len(call.id) == 9 and call.id.isalnum()  # its templates take no others
+
+
+def test_only_tools_with_a_text_as_name_are_offered() -> None:
+    given = [{"function": {"name": "f"}}, {"function": {}}, {"function": {"name": 5}}, {"function": None}, {}, 5, None]
+    assert names_of_tools(given) == ["f"]
 
 
 def test_without_tools_calls_are_content() -> None:
