@@ -19,7 +19,7 @@ from quire.params import GenerateParams
 _ALL_TOKENS = (1 << 31) - 1  # as top_k
 _SEED_MASK = (1 << 64) - 1
 _MOST_DIGITS = 10  # of a token id
-MOST_KEY_CHARS = 512  # of a session key
+_MOST_KEY_CHARS = 512  # of a session key
 
 # Keywords of the SDK whose fields have other names here.
 FIELD_NAMES = {
@@ -96,7 +96,7 @@ class _DeclaredFields(ApiModel):
     priority: int | None = Field(None, description="Class from -1000 to 1000; lower is served first.")
     cache_salt: str | None = Field(None, description="Only requests with equal salts share cached prefixes.")
     session_key: str | None = Field(
-        None, max_length=MOST_KEY_CHARS, description="Requests with equal keys go to one shard."
+        None, max_length=_MOST_KEY_CHARS, description="Requests with equal keys go to one shard."
     )
 
     beam_width: int | None = Field(None, description="Beam search, whose best hypotheses come back.")
@@ -115,7 +115,7 @@ class _DeclaredFields(ApiModel):
 
     @property
     def session(self) -> str | None:
-        """Key of the session that the request belongs to; None: of none."""
+        """Key of the session that the request belongs to, of any length, as it is only hashed; None: of none."""
         return self.session_key or None
 
     def params(self, request_id: str) -> GenerateParams:

@@ -117,7 +117,7 @@ class Deployment:
         shard = session = None
         if self.has_choice:
             shard = self._router.choose_shard(prompt, salt=salt, tenant=tenant, session_key=session_key)
-        elif session_key is not None and not self._router.shards:
+        elif session_key and not self._router.shards:
             session = session_number(session_key, tenant)
         made = new_request_id(shard, prefix, session=session)
         self._made[made] = None

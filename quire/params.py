@@ -103,7 +103,7 @@ class RequestParams:
     timeout_s: float | None = None
     tenant: str | None = None
     cache_salt: str | None = None
-    session_key: str | None = None  # requests with equal ones go to one shard; one with an id of yours goes by its id
+    session_key: str | None = None  # requests with equal ones go to one shard, but by their id if it is yours; "": none
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     priority: int | None = None  # from -1000 to 1000; lower is served first
     annotation: bytes | None = None  # the client's own note, kept with the request: see `RequestRecord`

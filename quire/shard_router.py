@@ -41,9 +41,9 @@ class ShardRouter:
     ) -> int:
         """Choose the shard of a new request, which counts as sent there. The shards must be known.
 
-        `salt`: cache_salt of the request.
+        `salt`: cache_salt of the request. `session_key`: none if it is empty.
         """
-        session = None if session_key is None else session_number(session_key, tenant)
+        session = session_number(session_key, tenant) if session_key else None
         beginnings = beginnings_of(prompt, salt, tenant)
         known_bytes = self._prefixes.find(beginnings)
         shard = shard_of_new_request(self.shards[: self.numbers.num_shards], self._sent, known_bytes, session)

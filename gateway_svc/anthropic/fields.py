@@ -12,7 +12,7 @@ from gateway_svc.anthropic.thinking import Thinking
 from gateway_svc.anthropic.tools import ToolChoice, Tools, tool_use_of
 from gateway_svc.anthropic.turns import InputMessage, check_prefill, turns_of
 from gateway_svc.api_error import invalid
-from gateway_svc.request_fields import FIELD_NAMES, MOST_KEY_CHARS, ApiModel, Ignored, RequestFields, Unsupported
+from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, RequestFields, Unsupported
 from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams
 from quire.parsing.answer_format import AnswerFormat
@@ -108,7 +108,7 @@ class MessageMetadata(ApiModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    user_id: str | None = Field(None, max_length=MOST_KEY_CHARS, description="As session_key, where that is not given.")
+    user_id: str | None = Field(None, description="As session_key, where that is not given.")
 
 
 class MessageRequest(RequestFields, Conversation):

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from gateway_svc.request_fields import MOST_KEY_CHARS, ApiModel, Ignored, RequestFields
+from gateway_svc.request_fields import ApiModel, Ignored, RequestFields
 from quire.params import GenerateParams
 
 MAX_LOGPROBS = 20
@@ -23,12 +23,8 @@ class GenerationFields(RequestFields):
     n: int | None = Field(None, ge=1, le=128, description="Number of outputs for each prompt.")
     stop: str | list[str] | None = None
     return_token_ids: bool | None = Field(None, description="Choices have token_ids.")
-    prompt_cache_key: str | None = Field(
-        None, max_length=MOST_KEY_CHARS, description="As session_key, where that is not given."
-    )
-    user: str | None = Field(
-        None, max_length=MOST_KEY_CHARS, description="As prompt_cache_key, where that is not given."
-    )
+    prompt_cache_key: str | None = Field(None, description="As session_key, where that is not given.")
+    user: str | None = Field(None, description="As prompt_cache_key, where that is not given.")
 
     @property
     def session(self) -> str | None:

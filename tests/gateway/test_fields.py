@@ -21,6 +21,7 @@ BODIES: dict[Any, dict[str, Any]] = {
     MessageRequest: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     ResponseRequest: {"input": "x"},
 }
+LONG = "key " * 1000
 GENERATIONS = [CompletionRequest, ChatRequest, MessageRequest]
 
 
@@ -59,6 +60,9 @@ def test_a_number_is_no_text(kind: Kind) -> None:
         (MessageRequest, {"metadata": {"user_id": "m"}, "session_key": "s"}, "s"),
         (MessageRequest, {"metadata": {"user_id": None}}, None),
         (MessageRequest, {"metadata": None}, None),
+        (CompletionRequest, {"prompt_cache_key": LONG}, LONG),
+        (ChatRequest, {"user": LONG}, LONG),
+        (MessageRequest, {"metadata": {"user_id": LONG}}, LONG),
     ],
 )
 def test_the_session_of_a_request_is_in_the_fields_that_clients_of_each_api_send(
@@ -67,6 +71,23 @@ def test_the_session_of_a_request_is_in_the_fields_that_clients_of_each_api_send
     body = kind.model_validate(BODIES[kind] | given)
     assert body.session == session
     assert "session_key" not in body.keywords("id")  # it has chosen the id
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (ChatRequest, {"user": 5}),
+        (CompletionRequest, {"user": ["u"]}),
+        (ChatRequest, {"prompt_cache_key": 5}),
+        (ChatRequest, {"session_key": LONG}),
+        (ResponseRequest, {"user": LONG}),  # it is kept with the response
+        (ResponseRequest, {"prompt_cache_key": LONG}),
+        (MessageRequest, {"metadata": {"user_id": 5}}),
+    ],
+)
+def test_a_key_that_is_no_text_or_too_long_for_its_field_is_refused(kind: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        kind.model_validate(BODIES[kind] | given)
 
 
 @pytest.mark.parametrize("kind", [FunctionTool, InputCall])

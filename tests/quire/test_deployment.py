@@ -59,6 +59,15 @@ async def test_the_first_request_of_a_session_names_it_in_its_id_until_the_shard
             await client.generate("hello", session_key=5)  # type: ignore[arg-type]
 
 
+async def test_an_empty_session_key_names_no_session(silent: ScriptedServer) -> None:
+    async with quire.AsyncClient(silent.address) as client:
+        assert "-" not in client.new_request_id(session_key="")
+        stream = client.stream("hello", session_key="")
+        assert "-" not in stream.request_id
+        silent.may_tell_shards.set()
+        await stream.completion()
+
+
 @pytest.mark.parametrize("how", ["close", "detach", "aclose"])
 async def test_what_was_not_sent_yet_can_be_given_up(silent: ScriptedServer, how: str) -> None:
     client = quire.AsyncClient(silent.address)

@@ -92,7 +92,7 @@ def test_what_was_sent_counts_before_a_shard_says_so(shards: list[Shard], number
     assert sum(sent) == number and max(sent) - min(sent) <= 1
 
 
-KEYS = st.one_of(st.text(max_size=20), st.sampled_from(["user-1", "user-2", "\ud800"]))
+KEYS = st.one_of(st.text(min_size=1, max_size=20), st.sampled_from(["user-1", "user-2", "\ud800"]))
 
 
 @given(SHARDS, KEYS, st.sampled_from([None, "acme"]))
@@ -114,6 +114,16 @@ def test_a_session_goes_to_one_shard_for_every_client_also_before_it_knows_the_s
     }
     unknown = new_request_id(None, "resp_", session=session_number(key, tenant))
     assert chosen == {shard_of_id(unknown, len(shards))} and not names_its_shard(unknown)
+
+
+@given(SHARDS, st.text(max_size=20))
+def test_an_empty_key_is_of_no_session(shards: list[Shard], prompt: str) -> None:
+    chosen = []
+    for key in ("", None):
+        router = ShardRouter()
+        router.record_shards(shards)
+        chosen.append([router.choose_shard(prompt, salt=None, tenant=None, session_key=key) for _ in range(9)])
+    assert chosen[0] == chosen[1]
 
 
 @given(st.integers(1, 20), st.integers(0, 65_535))

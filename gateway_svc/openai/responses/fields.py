@@ -110,6 +110,8 @@ class ResponseRequest(GenerationFields):
         None, description="auto: leave out the oldest turns of a conversation that does not fit into the context."
     )
     metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
+    prompt_cache_key: _Name | None = Field(None, description="As session_key, where that is not given.")
+    user: _Name | None = Field(None, description="As prompt_cache_key, where that is not given.")
     safety_identifier: _Name | None = None
     tools: FunctionTools | None = None
     tool_choice: Choice | None = Field(None, description="Default: auto.")
