@@ -18,7 +18,11 @@ ID_PREFIX = "resp_"
 
 
 class Annotation(ApiModel):
-    """Fields of the request for a response that its object repeats, and its input if it is stored."""
+    """Fields of the request for a response that its object repeats, and its input if it is stored.
+
+    Fields at their defaults are not written, since items of an earlier version forbid fields that it does not know: a
+    new field has a default, and a default never changes.
+    """
 
     model_config = ConfigDict(extra="ignore")  # a newer gateway may have written more
 
@@ -63,7 +67,7 @@ class Annotation(ApiModel):
 
     def encode(self) -> bytes:
         """Raises ApiError if it is too large to be kept."""
-        data = self.model_dump_json(by_alias=True).encode()
+        data = self.model_dump_json(by_alias=True, exclude_defaults=True).encode()
         if len(data) > MOST_ANNOTATION_BYTES:
             raise invalid(
                 "input",
