@@ -4,10 +4,12 @@ The id of an item has the id of its response in it, so nothing else is kept for 
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import TypeAdapter
 
+import quire
 from common.bounds import MOST_TEXT_BYTES
 from gateway_svc.api_error import ApiError, invalid
 from gateway_svc.openai.responses.annotation import ID_PREFIX
@@ -17,6 +19,7 @@ from gateway_svc.openai.responses.stored_responses import MAX_EARLIER_RESPONSES,
 from gateway_svc.vocabulary import Vocabulary
 
 _ITEM_ID = re.compile(r"(?:msg|rs|fc)_(.+?)(?:-in-\d+|_\d+)?")
+_MOST_READ_BYTES = 4 * MOST_TEXT_BYTES  # of responses, for one request
 _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 
 
@@ -32,35 +35,41 @@ class ItemReferences:
 
         Raises ApiError for an item that is unknown, whose response has not ended, or if they are too many; QuireError.
         """
-        items: list[InputItem] = []
-        of_response: dict[str, dict[str, InputItem]] = {}
-        num_chars = 0
-        for each in given:
-            if isinstance(each, ItemReference):
-                found = _ITEM_ID.fullmatch(each.id)
-                response_id = ID_PREFIX + found[1] if found else ""
-                if response_id not in of_response:
-                    if len(of_response) == MAX_EARLIER_RESPONSES:
-                        raise invalid("input", f"refers to items of more than {MAX_EARLIER_RESPONSES} responses")
-                    of_response[response_id] = await self._items(response_id, tenant)
-                item = of_response[response_id].get(each.id)
+        wanted = _by_response(each.id for each in given if isinstance(each, ItemReference))
+        found = await self._find(wanted, tenant)
+        return [_named(each, found) if isinstance(each, ItemReference) else each for each in given]
+
+    async def _find(self, wanted: Mapping[str, Counter[str]], tenant: str | None) -> dict[str, InputItem]:
+        """The items that are referred to, by their ids. Of each response no others are kept."""
+        found: dict[str, InputItem] = {}
+        num_read = num_chars = 0
+        for response_id, counts in wanted.items():
+            response = await self._response(response_id, tenant)
+            num_read += 0 if response is None else _size(response.record)
+            if num_read > _MOST_READ_BYTES:
+                raise invalid("input", f"refers to items of responses of more than {_MOST_READ_BYTES:,} bytes")
+            items = {} if response is None else self._items(response)
+            for item_id, count in counts.items():
+                item = items.get(item_id)
                 if item is None:
-                    raise _unknown(each.id)
-                num_chars += len(item.model_dump_json())
+                    raise _unknown(item_id)
+                num_chars += count * len(item.model_dump_json())
                 if num_chars > MOST_TEXT_BYTES:
                     raise invalid("input", f"refers to items of more than {MOST_TEXT_BYTES:,} characters")
-                items.append(item.model_copy(update={"id": each.id}))
-            else:
-                items.append(each)
-        return items
+                found[item_id] = item
+        return found
 
-    async def _items(self, response_id: str, tenant: str | None) -> dict[str, InputItem]:
-        """Items of a response by their ids; none of one that is unknown, or of another tenant."""
+    async def _response(self, response_id: str, tenant: str | None) -> StoredResponse | None:
+        """A response that has ended; None if it is unknown, or of another tenant."""
         response = await self._stored.find(response_id)
         if response is None or response.record.tenant != (tenant or ""):
-            return {}
+            return None
         if not response.record.state.is_terminal:
             raise invalid("input", f"refers to an item of {response_id}, which has not ended yet")
+        return response
+
+    def _items(self, response: StoredResponse) -> dict[str, InputItem]:
+        """All items of a response by their ids."""
         stem = response.head.stem
         own = {each.id or f"msg_{stem}-in-{place}": each for place, each in enumerate(response.annotation.input)}
         return own | self._output(response)
@@ -71,6 +80,26 @@ class ItemReferences:
         output.add_text(record.text, len(record.token_ids))
         output.end()
         return {each.id: _ITEM.validate_python(each.made("completed")) for each in output.items}
+
+
+def _by_response(item_ids: Iterable[str]) -> dict[str, Counter[str]]:
+    """How often each item is referred to, by the id of its response. Raises ApiError for too many responses."""
+    wanted: dict[str, Counter[str]] = {}
+    for item_id in item_ids:
+        found = _ITEM_ID.fullmatch(item_id)
+        wanted.setdefault(ID_PREFIX + found[1] if found else "", Counter())[item_id] += 1
+        if len(wanted) > MAX_EARLIER_RESPONSES:
+            raise invalid("input", f"refers to items of more than {MAX_EARLIER_RESPONSES} responses")
+    return wanted
+
+
+def _named(reference: ItemReference, found: Mapping[str, InputItem]) -> InputItem:
+    return found[reference.id].model_copy(update={"id": reference.id})
+
+
+def _size(record: quire.RequestRecord) -> int:
+    """Bytes of what a response is read from, about."""
+    return len(record.annotation) + len(record.text)
 
 
 def _unknown(item_id: str) -> ApiError:
