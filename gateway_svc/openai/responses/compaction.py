@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 import quire
-from gateway_svc.api_error import from_quire, invalid
+from gateway_svc.api_error import ApiError, from_quire, invalid
 from gateway_svc.openai.responses.annotation import ID_PREFIX
 from gateway_svc.openai.responses.item_references import ItemReferences
 from gateway_svc.openai.responses.items import GivenItem, InputCompaction, items_of
@@ -22,6 +22,7 @@ from gateway_svc.served_model import ServedModel
 from quire.params import GenerateParams
 
 _MOST_TOKENS = 2048  # of a summary, and at most a quarter of the context
+_MOST_WITH_REASONING = 8192  # of a summary and the reasoning before it, and at most a quarter, too
 _TASK = (
     "Summarize the conversation above for whoever goes on with it: what is wanted, what was decided, done and found, "
     "names, numbers and quotations that matter, and what is still open. Answer with the summary alone."
@@ -77,7 +78,7 @@ class Compactions:
         turns += turns_of(await self._references.resolve(items_of(body.input or []), body.tenant))
         if not turns:
             raise invalid("input", "there is nothing to compact: give items, or previous_response_id")
-        most_tokens = max(1, min(_MOST_TOKENS, model.max_model_len // 4))
+        most_tokens = _most_tokens(model)
         request_id = self._client.new_request_id(prefix=ID_PREFIX, tenant=body.tenant, cache_salt=body.cache_salt)
 
         def chat(kept: Sequence[quire.ChatMessage]) -> quire.Chat:
@@ -93,7 +94,7 @@ class Compactions:
                 completion = await stream.completion()
         except quire.QuireError as error:
             raise from_quire(error, _NAMES, request_id) from error
-        summary = completion.text if completion.message is None else completion.message.content
+        summary = _summary(completion)
         return {
             "id": request_id,
             "object": "response.compaction",
@@ -101,6 +102,26 @@ class Compactions:
             "output": [InputCompaction.of(summary).to_item(f"cmp_{request_id.removeprefix(ID_PREFIX)}")],
             "usage": usage_object(completion.usage),
         }
+
+
+def _most_tokens(model: quire.Model) -> int:
+    most = _MOST_TOKENS if model.answer_format.reasoning_parser is None else _MOST_WITH_REASONING
+    return max(1, min(most, model.max_model_len // 4))
+
+
+def _summary(completion: quire.Completion) -> str:
+    """The whole summary. Raises ApiError without one: the client puts it in the place of its conversation."""
+    summary = completion.text if completion.message is None else completion.message.content
+    if not summary.strip():
+        raise _failed(completion.request_id, "the model wrote no summary", "no_summary")
+    if completion.finish_reason is quire.FinishReason.LENGTH:
+        raise _failed(completion.request_id, "the summary was cut short, since it is too long", "summary_too_long")
+    return summary
+
+
+def _failed(request_id: str, reason: str, code: str) -> ApiError:
+    message = f"The conversation was not compacted: {reason}. Go on with the conversation as it is, or try again."
+    return ApiError(500, message, kind="server_error", code=code, request_id=request_id)
 
 
 def _asked(turns: Sequence[quire.ChatMessage], instructions: str | None) -> quire.ChatMessage:
