@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.parsing import deepseek, harmony, hermes, llama3, mistral
 from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.nested_schema import nested
 from quire.parsing.think_tags import TAGS
 
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # of templates' tojson
@@ -154,12 +155,11 @@ def _schema(function: Mapping[str, Any]) -> str:
 
 
 def _call_schema(function: Mapping[str, Any]) -> str:
-    """Schema of a call of LLaMA 3 as a whole, which has the definitions that the arguments refer to."""
-    arguments = dict(function.get("parameters") or _ANY_ARGUMENTS)
-    definitions = {name: arguments.pop(name) for name in ("$defs", "definitions") if name in arguments}
+    """Schema of a call of LLaMA 3 as a whole, within which that of the arguments means the same as alone."""
+    head, arguments = nested(function.get("parameters") or _ANY_ARGUMENTS, "/properties/parameters")
     named = {"name": {"const": function["name"]}, "parameters": arguments}
     whole = {"type": "object", "properties": named, "required": [*named], "additionalProperties": False}
-    return json.dumps({**definitions, **whole, "x-guidance": _STYLE}, ensure_ascii=False)
+    return json.dumps({**head, **whole, "x-guidance": _STYLE}, ensure_ascii=False)
 
 
 def _llama3_text(names: Collection[str] | None) -> str:
