@@ -19,6 +19,7 @@ from quire.params import GenerateParams
 from quire.v1 import inference_pb2 as pb
 from tests.scheduler.serving_site import Site, running_site
 
+OF_THE_CLIENT = {"session_key"}  # it chooses the shard by it, and sends it to nobody
 GROUPS = {"sampling", "stopping", "output", "beam", "structured_output"}
 TOO_LONG = "x" * 129
 # For each keyword what it cannot be, with what else it takes for that.
@@ -109,7 +110,7 @@ def assert_names(error: quire.InvalidRequestError, keyword: str) -> None:
 
 
 def test_every_field_of_a_request_is_a_keyword_of_which_something_is_tried() -> None:
-    assert set(BAD) == set(GenerateParams.__annotations__) - GROUPS
+    assert set(BAD) == set(GenerateParams.__annotations__) - GROUPS - OF_THE_CLIENT
     keywords = {re.split(r"[.\[]", keyword_of(path, "prompt"))[0] for path in leaves(pb.GenerateRequest.DESCRIPTOR)}
     assert keywords == {*BAD, *PROMPTS, *OF_A_CHAT}
 
@@ -150,7 +151,7 @@ async def test_the_sdk_names_the_prefix_of_a_pin(site: Site) -> None:
 
 
 def test_every_flag_of_generate_that_goes_into_a_request_is_tried() -> None:
-    assert set(FLAGS) - OF_THE_COMMAND <= set(BAD)
+    assert set(FLAGS) - OF_THE_COMMAND - OF_THE_CLIENT <= set(BAD)
 
 
 @pytest.mark.parametrize("keyword", sorted(set(FLAGS) & set(BAD) - {"ignore_eos", "json_object"}))
