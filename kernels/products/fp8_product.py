@@ -42,12 +42,23 @@ def quantise_rows(x: Tensor) -> Fp8Matrix:
     return Fp8Matrix((x.float() * inverses).to(E4M3), bits.view(torch.float32))
 
 
+def fixed_bias(weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """The bias, or zeros in the place of none where the product with a weight [N, K] must have one.
+
+    Torch's CUTLASS kernel for scales by rows (Ada, Blackwell, and Hopper before CUDA 12.9) takes bfloat16 for its
+    result's type if it gets no bias, before PyTorch's pull request 187569: bits of float16 results were wrong.
+    """
+    if bias is None and weight.dtype == torch.float16:
+        return weight.new_zeros(len(weight))
+    return bias
+
+
 def fp8_product(rows: Fp8Matrix, weight: Fp8Matrix, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Rows W^T + b, summed in float32 and rounded once to `dtype`. On a CPU torch widens both to float32.
 
     rows:    [T, K]
     weight:  [N, K]; on a GPU both sizes are multiples of `ALIGNMENT`
-    bias:    [N], of `dtype`, which on a GPU has 16 bits
+    bias:    [N], of `dtype`, which on a GPU has 16 bits; as `fixed_bias` gives it
     returns  [T, N]
     """
     return torch._scaled_mm(

@@ -54,6 +54,29 @@ def test_products_whose_shape_does_not_fit_stay_as_they_are(tmp_path: Path) -> N
     assert {type(each) for each in int4} == {Linear}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_every_product_of_float16_with_e4m3_adds_a_bias(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros, if the model has none, which lie in fixed memory: without a bias some devices' results are wrong."""
+    product = load_quantised(write_wide_model("llama", tmp_path), "fp8", dtype, CPU).layers[0].attention.qkv
+    scaled_mm, given = torch._scaled_mm, []
+
+    def recording(*operands: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
+        given.append(bias)
+        return scaled_mm(*operands, bias=bias, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", recording)
+    for _ in range(2):
+        product(torch.ones(3, HIDDEN, dtype=dtype))
+    first, second = given
+    assert first is second
+    if dtype != torch.float16:
+        assert first is None
+    else:
+        assert first is not None and first.dtype == dtype and not first.any()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_memory_of_weights_is_what_their_tensors_take(form: QuantisedForm, tmp_path: Path) -> None:
     folder = write_wide_model("llama", tmp_path)

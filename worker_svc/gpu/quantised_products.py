@@ -33,7 +33,7 @@ class Fp8Linear:
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> Self:
         """Quantise a weight [out, in]."""
-        return cls(fp8_product.quantise_rows(weight), bias)
+        return cls(fp8_product.quantise_rows(weight), fp8_product.fixed_bias(weight, bias))
 
     @property
     def nbytes(self) -> int:

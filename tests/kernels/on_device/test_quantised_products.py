@@ -40,13 +40,19 @@ def test_no_rows_become_none() -> None:
 
 @gpu_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("num_rows", [1, 3, 16, 130])
-def test_the_devices_product_is_that_of_the_dequantised_numbers(num_rows: int, dtype: torch.dtype) -> None:
+def test_the_devices_product_is_that_of_the_dequantised_numbers(
+    num_rows: int, has_bias: bool, dtype: torch.dtype
+) -> None:
     rows = row_quantising.quantise_rows(random(num_rows, 512, seed=1, dtype=dtype))
-    weight = fp8_product.quantise_rows(random(272, 512, seed=2, dtype=dtype))
-    bias = random(1, 272, seed=3, dtype=dtype)[0]
-    product = fp8_product.fp8_product(rows, weight, bias, dtype)
-    exact = rows.dequantised(torch.float64) @ weight.dequantised(torch.float64).t() + bias.double()
+    wide = random(272, 512, seed=2, dtype=dtype)
+    weight = fp8_product.quantise_rows(wide)
+    bias = random(1, 272, seed=3, dtype=dtype)[0] if has_bias else None
+    product = fp8_product.fp8_product(rows, weight, fp8_product.fixed_bias(wide, bias), dtype)
+    exact = rows.dequantised(torch.float64) @ weight.dequantised(torch.float64).t()
+    if bias is not None:
+        exact += bias.double()
     torch.testing.assert_close(product.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=0.02)
 
 
