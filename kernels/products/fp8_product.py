@@ -12,6 +12,9 @@ from torch import Tensor
 E4M3 = torch.float8_e4m3fn
 ALIGNMENT = 16  # of inputs and of outputs, for the matrix units
 LEAST_PEAK = 2.0**-100  # of a row; smaller numbers become zeros
+LEAST_PEAK_BITS = (127 - 100) << 23
+# Bits of infinity, of which those of NaN without its sign are more; and the bits of the NaN that scales have.
+INFINITY_BITS, NAN_BITS = 0x7F800000, 0x7FC00000
 # The greatest number of e4m3 is 448, 1.75 * 2^8. Added to the bits of a float32 of mantissa above 1.75, the carry
 # reaches its exponent.
 CARRY = 0x1FFFFF
@@ -34,12 +37,15 @@ class Fp8Matrix(NamedTuple):
 def quantise_rows(x: Tensor) -> Fp8Matrix:
     """Round each row to e4m3, under the least power of two by which its greatest number fits.
 
+    A row with NaN or an infinity gets a scale of NaN and codes of zero, so that all its products are NaN.
+
     x: [N, K], contiguous rows
     """
-    peaks = x.abs().amax(1, keepdim=True).float().clamp(min=LEAST_PEAK)
+    peaks = x.abs().amax(1, keepdim=True).float().clamp(min=LEAST_PEAK)  # each step keeps NaN
     bits = ((peaks.view(torch.int32) + CARRY) & EXPONENT) - PEAK_EXPONENT
-    inverses = (INVERSE - bits).view(torch.float32)
-    return Fp8Matrix((x.float() * inverses).to(E4M3), bits.view(torch.float32))
+    inverses, finite = (INVERSE - bits).view(torch.float32), peaks.isfinite()
+    codes = (x.float() * inverses).where(finite, 0.0).to(E4M3)
+    return Fp8Matrix(codes, bits.view(torch.float32).where(finite, torch.nan))
 
 
 def fixed_bias(weight: Tensor, bias: Tensor | None) -> Tensor | None:

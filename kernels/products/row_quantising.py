@@ -10,7 +10,9 @@ from kernels.products.fp8_product import E4M3, Fp8Matrix
 
 _ELEMENTS_PER_WARP = 512  # two 16-byte loads of half precision for each thread
 _MAX_WARPS = 16
-_LEAST_PEAK = tl.constexpr(fp8_product.LEAST_PEAK)
+_LEAST_PEAK_BITS = tl.constexpr(fp8_product.LEAST_PEAK_BITS)
+_INFINITY_BITS = tl.constexpr(fp8_product.INFINITY_BITS)
+_NAN_BITS = tl.constexpr(fp8_product.NAN_BITS)
 _CARRY = tl.constexpr(fp8_product.CARRY)
 _EXPONENT = tl.constexpr(fp8_product.EXPONENT)
 _PEAK_EXPONENT = tl.constexpr(fp8_product.PEAK_EXPONENT)
@@ -38,21 +40,28 @@ def quantise_rows_kernel(
     SIZE: tl.constexpr,
     TILE: tl.constexpr,  # SIZE as a power of two
 ) -> None:
-    """One row: scale = the least power of two for which max |x| / scale <= 448; codes = x / scale."""
+    """One row: scale = the least power of two for which max |x| / scale <= 448; codes = x / scale.
+
+    The peak is compared as bits, which are in the order of the numbers, with NaN behind infinity: a maximum of numbers
+    would drop NaN. A row whose peak is either has a scale of NaN and codes of zero.
+    """
     i_row = tl.program_id(0).to(tl.int64)
     o_x = tl.arange(0, TILE)
     m_x = o_x < SIZE
     b_x = tl.load(x_ptr + i_row * x_stride + o_x, mask=m_x, other=0.0).to(tl.float32)
-    peak = tl.maximum(tl.max(tl.abs(b_x)), _LEAST_PEAK)
-    bits = ((peak.to(tl.int32, bitcast=True) + _CARRY) & _EXPONENT) - _PEAK_EXPONENT
+    peak_bits = tl.maximum(tl.max(b_x.to(tl.int32, bitcast=True) & 0x7FFFFFFF), _LEAST_PEAK_BITS)
+    is_finite = peak_bits < _INFINITY_BITS
+    bits = ((tl.minimum(peak_bits, _INFINITY_BITS) + _CARRY) & _EXPONENT) - _PEAK_EXPONENT
     inverse_bits = -bits + _INVERSE
-    b_codes = _rounded_to_e4m3(b_x * inverse_bits.to(tl.float32, bitcast=True))
+    b_codes = tl.where(is_finite, _rounded_to_e4m3(b_x * inverse_bits.to(tl.float32, bitcast=True)), 0.0)
     tl.store(codes_ptr + i_row * SIZE + o_x, b_codes.to(codes_ptr.dtype.element_ty), mask=m_x)
-    tl.store(scales_ptr + i_row, bits.to(tl.float32, bitcast=True))
+    tl.store(scales_ptr + i_row, tl.where(is_finite, bits, _NAN_BITS).to(tl.float32, bitcast=True))
 
 
 def quantise_rows(x: Tensor) -> Fp8Matrix:
     """Round each row to e4m3, under the least power of two by which its greatest number fits.
+
+    A row with NaN or an infinity gets a scale of NaN and codes of zero, so that all its products are NaN.
 
     x: [N, K], contiguous rows
     """

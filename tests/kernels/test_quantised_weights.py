@@ -115,6 +115,19 @@ def test_products_are_those_of_the_dequantised_numbers(has_bias: bool, num_rows:
     check_product(int4_product(x, int4, added, arrival_counters(48, CPU)), x.double(), int4, added)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_products_of_a_row_that_is_not_finite_are_nan_and_those_of_others_stay(
+    number: float, dtype: torch.dtype
+) -> None:
+    weight, x = quantise_rows(random(48, 64, seed=1)), random(3, 64, seed=2, dtype=dtype)
+    expected = fp8_product(quantise_rows(x), weight, None, dtype)
+    x[1, 5] = number
+    product = fp8_product(quantise_rows(x), weight, None, dtype)
+    assert product[1].isnan().all()
+    assert torch.equal(product[::2], expected[::2])
+
+
 def check_product(product: Tensor, rows: Tensor, weight: Fp8Matrix | Int4Matrix, bias: Tensor | None) -> None:
     """Assert that the product is as near to the exact one as rounding of the weight and of the result allow."""
     numbers = weight.dequantised(torch.float64)
