@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.products import fp8_product, int4_matrix, int4_product, row_quantising
 from kernels.products.int4_matrix import GROUP, Int4Matrix, quantise_groups
 from kernels.products.int4_tiling import MOST_ROWS, arrival_counters, int4_tiling
-from tests.kernels.on_device.devices import DEVICE, DTYPES, HAS_GPU
+from tests.kernels.on_device.devices import DEVICE, DTYPES, HAS_GPU, needs_e4m3
 from tests.kernels.on_device.tolerance import assert_as_exact_as_torch
 
 gpu_only = pytest.mark.skipif(not HAS_GPU, reason="only a GPU shows it")
@@ -17,6 +17,7 @@ def random(num_rows: int, size: int, seed: int, dtype: torch.dtype) -> Tensor:
     return (torch.randn(num_rows, size, generator=torch.Generator().manual_seed(seed)) * 0.7).to(DEVICE, dtype)
 
 
+@needs_e4m3
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 17, 256, 1040])
 def test_rows_become_the_references_numbers_bit_by_bit(size: int, dtype: torch.dtype) -> None:
@@ -44,6 +45,7 @@ def test_no_rows_become_none() -> None:
 
 
 @gpu_only
+@needs_e4m3
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("num_rows", [1, 3, 16, 130])
