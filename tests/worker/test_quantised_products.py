@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
+import structlog
 import torch
 from torch import Tensor
 
@@ -16,8 +17,10 @@ from worker_svc.gpu.quantised_products import Fp8Linear, Int4Linear, QuantisedFo
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear, Product
 from worker_svc.model.model_part import ModelPart
+from worker_svc.option_check import OptionError
 from worker_svc.start.loading import load_model
 from worker_svc.start.start_notices import notices
+from worker_svc.start.weight_form import check_weight_form
 
 CPU = torch.device("cpu")
 KINDS = {"fp8": Fp8Linear, "int4": Int4Linear}
@@ -60,9 +63,10 @@ def test_every_product_of_float16_with_e4m3_adds_a_bias(
 ) -> None:
     """Zeros, if the model has none, which lie in fixed memory: without a bias some devices' results are wrong."""
     product = load_quantised(write_wide_model("llama", tmp_path), "fp8", dtype, CPU).layers[0].attention.qkv
-    scaled_mm, given = torch._scaled_mm, []
+    scaled_mm: Any = torch._scaled_mm
+    given: list[Tensor | None] = []
 
-    def recording(*operands: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
+    def recording(*operands: Tensor, bias: Tensor | None, **options: Any) -> Any:
         given.append(bias)
         return scaled_mm(*operands, bias=bias, **options)
 
@@ -148,6 +152,28 @@ def test_a_loaded_worker_says_in_which_form_its_weights_are(form: QuantisedForm,
     assert quantised.memory.weight_bytes < 0.5 * plain.memory.weight_bytes
     assert f"weights of the layers {form}" in notices(quantised)["dtype"]
     assert "weights of the layers" not in notices(plain)["dtype"]
+
+
+def test_the_start_warns_of_products_that_do_not_fit(tmp_path: Path) -> None:
+    folder = write_wide_model("llama", tmp_path)
+    decoder = load_quantised(folder, "int4", torch.float32, CPU)
+    with structlog.testing.capture_logs() as logs:
+        check_weight_form(decoder, "int4")
+    assert not logs
+    product = decoder.layers[0].mlp.down
+    mixed = decoder.with_layer_products(lambda each: Linear(torch.ones(1, 1), None) if each is product else each)
+    with structlog.testing.capture_logs() as logs:
+        check_weight_form(mixed, "int4")
+    (line,) = logs
+    assert line["log_level"] == "warning"
+    assert line["event"] == "1 of 8 products of the layers stay in float32: their inputs are no multiple of 128"
+
+
+def test_a_form_that_fits_no_product_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_model("llama_biases", tmp_path)  # 64 inputs
+    sizes: dict[str, Any] = {"num_blocks": 20, "max_num_seqs": 4, "device": "cpu", "runner": "device"}
+    with pytest.raises(OptionError, match=r"--weight-dtype int4 fits no product of this model, whose inputs are no "):
+        load_model(WorkerSettings(model=str(folder), weight_dtype="int4", **sizes))
 
 
 def weight_of(product: Product) -> Tensor:

@@ -78,6 +78,16 @@ def quantising_maker(form: QuantisedForm) -> LayersOnly:
     return LayersOnly(_MAKERS[form])
 
 
+def num_products(decoder: Decoder) -> tuple[int, int]:
+    """How many products of the layers are quantised, and how many there are."""
+    products = [
+        each
+        for layer in decoder.layers
+        for each in (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
+    ]
+    return sum(isinstance(each, Fp8Linear | Int4Linear) for each in products), len(products)
+
+
 def with_operations(decoder: Decoder, operations: Operations) -> Decoder:
     """The decoder, with its quantised products computed by these operations."""
     return decoder.with_layer_products(
@@ -96,6 +106,11 @@ def _make_int4(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 _MAKERS: Mapping[QuantisedForm, MakeProduct] = {"fp8": _make_fp8, "int4": _make_int4}
+# What is wrong with the shape of a product that does not fit.
+MISFITS: Mapping[QuantisedForm, str] = {
+    "fp8": f"inputs or outputs are no multiple of {fp8_product.ALIGNMENT}",
+    "int4": f"inputs are no multiple of {int4_matrix.GROUP}",
+}
 
 
 def _nbytes(*tensors: Tensor | None) -> int:

@@ -40,6 +40,7 @@ from worker_svc.start.group_start import ReductionChoice, StartingGroup, setting
 from worker_svc.start.preflight import check_folder
 from worker_svc.start.runner_start import start_cpu_runner, start_device_runner
 from worker_svc.start.start_notices import notices
+from worker_svc.start.weight_form import check_weight_form
 
 
 def load_model(
@@ -116,6 +117,8 @@ def _load(
         make_product = _device_products(settings) if host is None else host.packing.make_product
         model_part = ModelPart(0, settings.tensor_parallel)
         decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"), model_part)
+        if settings.weight_dtype in ("fp8", "int4"):
+            check_weight_form(decoder, settings.weight_dtype)
         lead = None if starting is None or reduction is None else starting.lead(reduction)
     grammars = None if tokenizer is None else _seat_grammars(tokenizer, decoder.config)
     if host is None:
