@@ -67,6 +67,7 @@ def test_every_product_of_float16_with_e4m3_adds_a_bias(
     given: list[Tensor | None] = []
 
     def recording(*operands: Tensor, bias: Tensor | None, **options: Any) -> Any:
+        assert not options["use_fast_accum"], "sums must be in float32"
         given.append(bias)
         return scaled_mm(*operands, bias=bias, **options)
 
