@@ -180,7 +180,7 @@ def int4_product(x: Tensor, weight: Int4Matrix, bias: Tensor | None, num_arrived
         return F.linear(x, expanded(weight, x.dtype), bias)
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     if num_rows:
-        tiling = int4_tiling(num_rows, num_outputs, len(weight.scales), x.device)
+        tiling = int4_tiling(num_rows, num_outputs, len(weight.scales), x.dtype, x.device)
         _launch(x, weight, bias, out, num_arrived, tiling)
     return out
 

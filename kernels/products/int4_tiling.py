@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.attention.decode_config import num_processors
 
 OUTPUTS = 128  # of a program
-FEW_ROWS, MORE_ROWS = 16, 64  # of a program
+FEW_ROWS, MORE_ROWS = 16, 64  # of a program; in float32 more than a few would not fit in its shared memory
 MOST_ROWS = 256  # beyond them the weight is written out: each tile of rows converts its codes again
 _PROGRAMS_PER_PROCESSOR = 3
 _LEAST_GROUPS = 4  # of a split
@@ -30,12 +30,14 @@ class Int4Tiling:
         return self.num_row_tiles * self.num_output_tiles
 
 
-def int4_tiling(num_rows: int, num_outputs: int, num_groups: int, device: torch.device) -> Int4Tiling:
+def int4_tiling(
+    num_rows: int, num_outputs: int, num_groups: int, dtype: torch.dtype, device: torch.device
+) -> Int4Tiling:
     """Tiling for at most `MOST_ROWS` rows: as many splits as fill the device, each of several groups.
 
     Splits depend on the weight alone, so that a row's sums have the same order in every batch.
     """
-    rows = FEW_ROWS if num_rows <= FEW_ROWS else MORE_ROWS
+    rows = FEW_ROWS if num_rows <= FEW_ROWS or dtype == torch.float32 else MORE_ROWS
     num_output_tiles = _ceil(num_outputs, OUTPUTS)
     wanted = _ceil(_PROGRAMS_PER_PROCESSOR * num_processors(device), num_output_tiles)
     split_groups = max(min(_LEAST_GROUPS, num_groups), num_groups // wanted)
@@ -50,7 +52,7 @@ def int4_tiling(num_rows: int, num_outputs: int, num_groups: int, device: torch.
 
 def arrival_counters(num_outputs: int, device: torch.device) -> Tensor:
     """Counters of the programs that have finished, for products with a weight of so many outputs: int32 zeros."""
-    num_tiles = _ceil(num_outputs, OUTPUTS) * _ceil(MOST_ROWS, MORE_ROWS)
+    num_tiles = _ceil(num_outputs, OUTPUTS) * _ceil(MOST_ROWS, FEW_ROWS)
     return torch.zeros(num_tiles, dtype=torch.int32, device=device)
 
 

@@ -7,8 +7,10 @@ import pytest
 import triton
 import triton.language as tl
 
-from benchmarks.gpu.gate.compile_gate import compile_for, faults, main
+from benchmarks.gpu.gate.compile_gate import CAPABILITIES, compile_for, faults, main
 from benchmarks.gpu.gate.launch_config import LaunchConfig
+from benchmarks.gpu.gate.product_launches import int4_launch
+from kernels.products.int4_tiling import MOST_ROWS
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -112,3 +114,8 @@ def test_one_bad_configuration_fails_the_gate(capsys: pytest.CaptureFixture[str]
     assert main([SUM, replace(SUM, name="narrow", constants={"WIDTH": 128})]) == 2  # on both devices
     report = capsys.readouterr().out.splitlines()
     assert [line.endswith("ok") for line in report if "narrow" in line] == [False, False]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_products_with_4_bits_in_float32_pass_for_many_rows(capability: int) -> None:
+    assert found(int4_launch("fp32", MOST_ROWS, has_bias=True, is_split=True), capability) == ""

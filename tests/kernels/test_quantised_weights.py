@@ -164,11 +164,15 @@ def test_codes_in_the_mantissa_of_a_base_are_numbers_and_differ_exactly(
     assert torch.equal(differences.double(), (codes.unsqueeze(1) - codes).double())
 
 
-@given(num_rows=st.integers(1, MOST_ROWS), num_outputs=st.integers(1, 30_000), num_groups=st.integers(1, 230))
-def test_tiles_and_splits_cover_a_product_once(num_rows: int, num_outputs: int, num_groups: int) -> None:
-    tiling = int4_tiling(num_rows, num_outputs, num_groups, CPU)
+@given(
+    num_rows=st.integers(1, MOST_ROWS), num_outputs=st.integers(1, 30_000), num_groups=st.integers(1, 230), dtype=DTYPES
+)
+def test_tiles_and_splits_cover_a_product_once(
+    num_rows: int, num_outputs: int, num_groups: int, dtype: torch.dtype
+) -> None:
+    tiling = int4_tiling(num_rows, num_outputs, num_groups, dtype, CPU)
     assert (tiling.num_row_tiles - 1) * tiling.rows < num_rows <= tiling.num_row_tiles * tiling.rows
     assert (tiling.num_splits - 1) * tiling.split_groups < num_groups <= tiling.num_splits * tiling.split_groups
     assert tiling.num_tiles <= len(arrival_counters(num_outputs, CPU))
-    alone = int4_tiling(1, num_outputs, num_groups, CPU)
+    alone = int4_tiling(1, num_outputs, num_groups, dtype, CPU)
     assert (tiling.num_splits, tiling.split_groups) == (alone.num_splits, alone.split_groups)

@@ -1,12 +1,16 @@
 """Configurations of products with weights of 8 and 4 bits for the compile gate, by the matrices of an 8 B model."""
 
+import torch
 import triton
 
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from kernels.products import int4_product, row_quantising
-from kernels.products.int4_tiling import FEW_ROWS, MORE_ROWS, OUTPUTS
+from kernels.products.int4_matrix import GROUP
+from kernels.products.int4_tiling import FEW_ROWS, MORE_ROWS, OUTPUTS, int4_tiling
 
 _MOST_INSTRUCTIONS = 600  # of a warp, for a group of 128 inputs and 128 outputs: 8 KiB of codes
+_SIZE = 4096
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _INT4_TYPES = {
     "codes_ptr": "*i32",
     "zeros_ptr": "*u8",
@@ -27,8 +31,9 @@ def _quantise_rows(dtype: str, size: int) -> LaunchConfig:
     )
 
 
-def _int4(dtype: str, rows: int, *, has_bias: bool, is_split: bool) -> LaunchConfig:
-    """Launch for one tile of rows. is_split: over the inputs."""
+def int4_launch(dtype: str, num_rows: int, *, has_bias: bool, is_split: bool) -> LaunchConfig:
+    """Launch for so many rows. is_split: over the inputs."""
+    rows = int4_tiling(num_rows, _SIZE, _SIZE // GROUP, _DTYPES[dtype], torch.device("cpu")).rows
     types = dict.fromkeys(("x_ptr", "scales_ptr", "bias_ptr", "out_ptr"), f"*{dtype}") | _INT4_TYPES
     types["partial_ptr"] = "*fp32" if is_split else f"*{dtype}"  # unused, and another in its place
     constants = {"ROWS": rows, "OUTPUTS": OUTPUTS, "HAS_BIAS": has_bias}
@@ -43,6 +48,7 @@ def _int4(dtype: str, rows: int, *, has_bias: bool, is_split: bool) -> LaunchCon
         divisible_by_16=("num_outputs", "num_groups", "x_stride"),
         num_warps=int4_product.NUM_WARPS,
         num_stages=int4_product.NUM_STAGES,
+        capabilities=(80, 89, 90),
         max_loop_size=dict.fromkeys((80, 90), _MOST_INSTRUCTIONS) if rows == FEW_ROWS and dtype != "fp32" else {},
     )
 
@@ -63,12 +69,13 @@ def _expand_int4(dtype: str) -> LaunchConfig:
 PRODUCTS = (
     _quantise_rows("bf16", 4096),
     _quantise_rows("fp16", 14336),
-    _int4("bf16", FEW_ROWS, has_bias=False, is_split=False),
-    _int4("bf16", FEW_ROWS, has_bias=False, is_split=True),
-    _int4("bf16", MORE_ROWS, has_bias=False, is_split=True),
-    _int4("fp16", FEW_ROWS, has_bias=True, is_split=True),
-    _int4("fp16", MORE_ROWS, has_bias=False, is_split=False),
-    _int4("fp32", FEW_ROWS, has_bias=False, is_split=False),
+    int4_launch("bf16", FEW_ROWS, has_bias=False, is_split=False),
+    int4_launch("bf16", FEW_ROWS, has_bias=False, is_split=True),
+    int4_launch("bf16", MORE_ROWS, has_bias=False, is_split=True),
+    int4_launch("fp16", FEW_ROWS, has_bias=True, is_split=True),
+    int4_launch("fp16", MORE_ROWS, has_bias=False, is_split=False),
+    int4_launch("fp32", FEW_ROWS, has_bias=False, is_split=False),
+    int4_launch("fp32", MORE_ROWS, has_bias=True, is_split=True),
     _expand_int4("bf16"),
     _expand_int4("fp16"),
 )

@@ -98,8 +98,8 @@ def test_products_of_more_rows_follow_the_reference(num_rows: int, dtype: torch.
 
 
 def test_some_of_these_products_are_split_and_some_are_not() -> None:
-    splits = [int4_tiling(1, *shape, torch.device("cpu")).num_splits for shape in ((64, 1), (200, 9), (72, 5))]
-    assert splits == [1, 3, 2]
+    tilings = [int4_tiling(1, *shape, torch.float32, torch.device("cpu")) for shape in ((64, 1), (200, 9), (72, 5))]
+    assert [each.num_splits for each in tilings] == [1, 3, 2]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
