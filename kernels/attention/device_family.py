@@ -51,7 +51,7 @@ class DeviceFamily:
     @property
     def has_e4m3(self) -> bool:
         """True if kernels can convert e4m3."""
-        return self.nearest >= (8, 9)
+        return self.capability >= (8, 9)
 
     def programs_with(self, shared_bytes: int) -> int:
         """Programs with so much shared memory each that a multiprocessor holds at once, at least 1."""

@@ -140,6 +140,20 @@ def test_a_device_that_was_not_measured_is_launched_as_the_nearest_family(
     assert cascade_config(GQA, family) == cascade_config(GQA, nearest)
 
 
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 7)])
+def test_devices_that_lack_e4m3_get_no_rows_for_it(capability: Capability) -> None:
+    family = family_of_capability(capability)
+    assert not family.has_e4m3
+    assert all(each.kv_dtype == each.dtype for each in shapes(family))
+    assert ADA.has_e4m3 and HOPPER.has_e4m3 and family_of_capability((12, 0)).has_e4m3
+
+
+def test_what_the_compiler_refuses_is_no_way() -> None:
+    keys = attention_shape((32, 8, 128), kv_dtype=torch.float8_e4m3fn)
+    job = TuningJob("decode", keys, family_of_capability((8, 6)))
+    assert compiled(job, tiling_by_rule(job)) is None
+
+
 def test_no_family_plans_with_more_programs_than_a_multiprocessor_holds() -> None:
     for row in TABLE_ROWS:
         family = family_of_capability(divmod(int(row.family.removeprefix("sm_")), 10))

@@ -1,6 +1,6 @@
 """Ways to launch attention kernels that are worth a trial, and what the compiler makes of them for a family of devices.
 
-A way that spills, takes too much shared memory or misses Hopper's matrix units is none.
+A way that the compiler refuses, that spills, takes too much shared memory or misses Hopper's matrix units is none.
 """
 
 import os
@@ -11,6 +11,7 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
+from triton.errors import TritonError
 
 from benchmarks.gpu.gate.compile_gate import compile_for, faults
 from benchmarks.gpu.gate.tuned_launches import Tiling, launch_with
@@ -115,9 +116,12 @@ def _distance(tiling: Tiling, rule: Tiling) -> int:
 
 
 def compiled(job: TuningJob, tiling: Tiling) -> Compiled | None:
-    """Compile for the family; None if the gate refuses the configuration."""
+    """Compile for the family; None if the compiler or the gate refuses the configuration."""
     launch = launch_with(job.kernel, job.shape, tiling, job.family)
-    code = compile_for(launch, job.family.number)
+    try:
+        code = compile_for(launch, job.family.number)
+    except (TritonError, RuntimeError):  # the second of passes that fail
+        return None
     if faults(launch, job.family.number, code):
         return None
     programs = programs_at_once(job.family, code.registers, code.shared_bytes, tiling.num_warps)
