@@ -20,6 +20,7 @@ _NUM_STAGES = 4  # the next tile is loaded while one is computed; with one stage
 # Shared memory of a program with four warps, of which registers allow two at once; only asynchronous products read
 # queries from there.
 _SHARED_BYTES, _SHARED_WITH_QUERIES = 58_000, 83_000
+_STAGES_OF_ONE = 5  # where one program fits: with one stage less, some compilers' code spills
 _TILE = 64  # keys; half of it if the head dimension is no power of two, since its masks need registers too
 
 
@@ -55,5 +56,6 @@ def cascade_rule(shape: AttentionShape, family: DeviceFamily = HOPPER) -> Cascad
         shared_bytes = _SHARED_WITH_QUERIES if family.has_asynchronous_products else _SHARED_BYTES
         fitting = family.programs_with(shared_bytes)
         tile = _TILE if shape.head_dim == shape.padded_dim else _TILE // 2
-        prefix = DecodeConfig(tile=tile, num_warps=4, num_stages=_NUM_STAGES, programs_per_sm=min(2, fitting))
+        num_stages = _NUM_STAGES if fitting > 1 else _STAGES_OF_ONE
+        prefix = DecodeConfig(tile=tile, num_warps=4, num_stages=num_stages, programs_per_sm=min(2, fitting))
     return CascadeConfig(rows=_MATRIX_UNIT_ROWS, prefix=prefix, suffix=suffix)

@@ -109,8 +109,8 @@ def int4_kernel(
     i_first = i_split * split_groups
     for i_group in range(i_first, tl.minimum(i_first + split_groups, num_groups)):
         b_words = tl.load(p_codes + i_group * _WORDS)
-        b_scales = tl.load(scales_ptr + i_group * num_outputs + o_near_out).to(tl.float32)
         b_zeros = _number_of_zero(tl.load(zeros_ptr + i_group * num_outputs + o_near_out), DTYPE)[None, :]
+        b_scales = tl.load(scales_ptr + i_group * num_outputs + o_near_out).to(tl.float32)
         b_products = tl.zeros((ROWS, OUTPUTS), tl.float32)
         for i_place in tl.static_range(_CODES_PER_WORD // 2):
             b_low, b_high = _code_pairs(b_words, i_place, DTYPE)
