@@ -126,7 +126,7 @@ async def test_each_wrong_certificate_is_told_in_one_line_that_says_what_to_chan
 async def test_files_that_were_replaced_since_the_start_are_no_fault_and_hide_none(
     others: PeerCertificates, tmp_path: Path
 ) -> None:
-    """As where certificates are renewed: connections use those of the start until the next one."""
+    """Certificates are renewed so: connections use those of the start until the next one."""
     made = PeerCertificates(tmp_path / "renewed", NAME)
     right = tls_of(made)
     for file, later in ((made.cert, others.cert), (made.key, others.key), (made.root, others.root)):

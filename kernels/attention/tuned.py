@@ -22,7 +22,7 @@ ORIGINS = {
         "device": "none",
         "triton": "3.9.0",
         "torch": "2.13.0+cpu",
-        "commit": "3cf3e1c806bf3a2d2448dbc8410d052493b7abb6",
+        "commit": "a13ea418674ce073d66ac54ffb91aee1ab5dd627",
     },
     "sm_90": {
         "source": "compile gate, not measured",

@@ -13,7 +13,7 @@ _VALUES = frozenset({"const", "enum", "default", "example", "examples"})
 
 
 def nested(schema: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the root of the outer schema has to have of a schema at a place in it, and the schema as it is there.
+    """Parts of a schema that the root of an outer one must have, and the schema as it stands at its place there.
 
     Args:
         schema: a whole document.

@@ -283,6 +283,8 @@ async def test_requests_of_a_session_go_to_one_shard_whichever_client_or_gateway
     home = {key: shard_of_id(new_request_id(None, session=session_number(key, None)), NUM_SHARDS) for key in keys}
     assert set(home.values()) == {0, 1}
     async with site.led() as led:
+        async with quire.AsyncClient(site.places[1]) as second:  # a scheduler that has seen both workers, too
+            await until(second, led.schedulers.values(), num_workers=[1] * NUM_SHARDS)
         gateway, url = await asyncio.to_thread(start_gateway, site.places[1])
         with gateway:
             async with httpx2.AsyncClient(base_url=url, timeout=patient(60)) as http:

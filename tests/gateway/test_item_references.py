@@ -1,4 +1,4 @@
-"""What a request with references to items reads, and keeps of it."""
+"""Requests with references to items: what they read, and keep of it."""
 
 import asyncio
 import json

@@ -79,7 +79,7 @@ def quantising_maker(form: QuantisedForm) -> LayersOnly:
 
 
 def num_products(decoder: Decoder) -> tuple[int, int]:
-    """How many products of the layers are quantised, and how many there are."""
+    """Count the products of the layers that are quantised, and all of them."""
     products = [
         each
         for layer in decoder.layers

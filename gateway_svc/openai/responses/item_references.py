@@ -69,7 +69,7 @@ class ItemReferences:
         return response
 
     def _items(self, response: StoredResponse) -> dict[str, InputItem]:
-        """All items of a response by their ids."""
+        """Items of a response, by their ids."""
         stem = response.head.stem
         own = {each.id or f"msg_{stem}-in-{place}": each for place, each in enumerate(response.annotation.input)}
         return own | self._output(response)
@@ -83,7 +83,7 @@ class ItemReferences:
 
 
 def _by_response(item_ids: Iterable[str]) -> dict[str, Counter[str]]:
-    """How often each item is referred to, by the id of its response. Raises ApiError for too many responses."""
+    """Counts of the references to each item, by the id of its response. Raises ApiError for too many responses."""
     wanted: dict[str, Counter[str]] = {}
     for item_id in item_ids:
         found = _ITEM_ID.fullmatch(item_id)

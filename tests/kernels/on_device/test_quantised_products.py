@@ -21,7 +21,7 @@ def random(num_rows: int, size: int, seed: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 17, 256, 1040])
 def test_rows_become_the_references_numbers_bit_by_bit(size: int, dtype: torch.dtype) -> None:
-    """Of four rows a number is not finite: their scales are NaN."""
+    """Four rows have a number that is not finite: their scales are NaN."""
     wide = random(9, size + 3, seed=size, dtype=dtype)
     wide[:, size:] = torch.nan
     wide[1] *= 2.0**-30 if dtype != torch.float16 else 2.0**-12
