@@ -4,7 +4,6 @@ Knows the SDK and no API.
 """
 
 import asyncio
-import hashlib
 from collections.abc import AsyncGenerator, Sequence
 
 import quire
@@ -90,25 +89,3 @@ class Generation:
             await queue.put(None)
         except Exception as error:
             await queue.put(error)
-
-
-def new_request_id(
-    client: quire.AsyncClient,
-    prefix: str,
-    prompt: "str | Sequence[int] | quire.Chat",
-    idempotency_key: str | None,
-    *,
-    tenant: str | None,
-    cache_salt: str | None,
-    session_key: str | None,
-) -> str:
-    """An id for a call, behind the prefix; the same key of a tenant gives the same one, so that a retry attaches.
-
-    Without such a key the request goes to the shard of its session, or to the one that suits its prompt.
-    """
-    if idempotency_key is None:
-        return client.new_request_id(
-            prompt, prefix=prefix, cache_salt=cache_salt, tenant=tenant, session_key=session_key
-        )
-    owned = f"{tenant or ''}\n{idempotency_key}"
-    return f"{prefix}{hashlib.sha256(owned.encode()).hexdigest()[:32]}"

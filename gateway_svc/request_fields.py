@@ -6,7 +6,8 @@ refused by name unless it is null.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
@@ -178,3 +179,22 @@ def token_biases(given: Mapping[str, float]) -> dict[int, float]:
             raise quire.InvalidRequestError.of([violation])
         biases[int(key)] = bias
     return biases
+
+
+def new_request_id(
+    client: quire.AsyncClient,
+    prefix: str,
+    prompt: "str | Sequence[int] | quire.Chat",
+    idempotency_key: str | None,
+    body: RequestFields,
+) -> str:
+    """An id for a call, behind the prefix; the same key of a tenant gives the same one, so that a retry attaches.
+
+    Without such a key the request goes to the shard of its session, or to the one that suits its prompt.
+    """
+    if idempotency_key is None:
+        return client.new_request_id(
+            prompt, prefix=prefix, cache_salt=body.cache_salt, tenant=body.tenant, session_key=body.session
+        )
+    owned = f"{body.tenant or ''}\n{idempotency_key}"
+    return f"{prefix}{hashlib.sha256(owned.encode()).hexdigest()[:32]}"

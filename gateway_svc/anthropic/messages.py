@@ -8,7 +8,8 @@ from gateway_svc.anthropic.fields import NAMES, Conversation, MessageRequest
 from gateway_svc.anthropic.message_call import MessageCall
 from gateway_svc.api_error import sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
-from gateway_svc.generation import Generation, new_request_id
+from gateway_svc.generation import Generation
+from gateway_svc.request_fields import new_request_id
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary
 
@@ -26,15 +27,7 @@ class Messages:
         name = await self._model.check(body.model)
         of_model = (await self._model.get()).answer_format
         chat, format = body.chat(of_model), body.tool_use.format(of_model)
-        request_id = new_request_id(
-            self._client,
-            "msg_",
-            chat,
-            idempotency_key,
-            tenant=body.tenant,
-            cache_salt=body.cache_salt,
-            session_key=body.session,
-        )
+        request_id = new_request_id(self._client, "msg_", chat, idempotency_key, body)
         call = MessageCall(body, name, request_id)
         with sdk_refusals(call.names):
             keywords = body.keywords(call.request_id)

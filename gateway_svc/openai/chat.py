@@ -9,11 +9,12 @@ import quire
 from gateway_svc.answering import answer
 from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
-from gateway_svc.generation import Generation, new_request_id
+from gateway_svc.generation import Generation
 from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completion_call import CompletionCall
 from gateway_svc.openai.logprobs import chat_logprobs
 from gateway_svc.openai.tools import MessageDelta, message_object
+from gateway_svc.request_fields import new_request_id
 from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
@@ -41,15 +42,7 @@ class Chats:
         tool_use = body.tool_use
         format = tool_use.format((await self._model.get()).answer_format)
         chat = body.chat
-        request_id = new_request_id(
-            self._client,
-            "chatcmpl-",
-            chat,
-            idempotency_key,
-            tenant=body.tenant,
-            cache_salt=body.cache_salt,
-            session_key=body.session,
-        )
+        request_id = new_request_id(self._client, "chatcmpl-", chat, idempotency_key, body)
         call = _Call(body, name, request_id, self._vocabulary)
         counts = event_counts(idempotency_key, last_event_id, body.num_outputs, streamed=bool(body.stream))
         keywords = body.keywords(request_id)

@@ -9,11 +9,11 @@ from starlette.responses import Response
 import quire
 from gateway_svc.answering import answer
 from gateway_svc.api_error import invalid, sdk_refusals
-from gateway_svc.generation import Generation, new_request_id
+from gateway_svc.generation import Generation
 from gateway_svc.openai.completion_call import CompletionCall
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
 from gateway_svc.openai.logprobs import CompletionLogprobs, joined
-from gateway_svc.request_fields import FIELD_NAMES, Unsupported
+from gateway_svc.request_fields import FIELD_NAMES, Unsupported, new_request_id
 from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
@@ -72,15 +72,7 @@ class Completions:
             raise invalid("max_tokens", "give at least 1, or 0 together with echo")
         name = await self._model.check(body.model)
         first = next(iter(body.prompts), "")
-        request_id = new_request_id(
-            self._client,
-            "cmpl-",
-            first,
-            idempotency_key,
-            tenant=body.tenant,
-            cache_salt=body.cache_salt,
-            session_key=body.session,
-        )
+        request_id = new_request_id(self._client, "cmpl-", first, idempotency_key, body)
         call = _Call(body, name, request_id, self._vocabulary)
         num_outputs = len(body.prompts) * body.num_outputs
         counts = event_counts(idempotency_key, last_event_id, num_outputs, streamed=bool(body.stream))

@@ -13,7 +13,6 @@ import quire
 from gateway_svc.api_error import from_quire, invalid, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.event_stream import DONE, EventStream
-from gateway_svc.generation import new_request_id
 from gateway_svc.openai.errors import ID_HEADER
 from gateway_svc.openai.responses.annotation import ID_PREFIX
 from gateway_svc.openai.responses.compaction import CompactionRequest, Compactions
@@ -26,6 +25,7 @@ from gateway_svc.openai.responses.response_object import ResponseHead, Snapshot
 from gateway_svc.openai.responses.stored_responses import StoredResponse, StoredResponses
 from gateway_svc.openai.responses.truncation import last_turns_that_fit
 from gateway_svc.openai.responses.turns import turns_of
+from gateway_svc.request_fields import new_request_id
 from gateway_svc.resumption import not_resumable
 from gateway_svc.served_model import ServedModel
 from gateway_svc.single_tokens import single_tokens
@@ -55,15 +55,7 @@ class Responses:
         format = body.tool_use.format(model.answer_format)
         items = await self._references.resolve(items_of(body.input or []), body.tenant)
         chat = body.chat(await self._turns(body, items))
-        request_id = new_request_id(
-            self._client,
-            ID_PREFIX,
-            chat,
-            idempotency_key,
-            tenant=body.tenant,
-            cache_salt=body.cache_salt,
-            session_key=body.session,
-        )
+        request_id = new_request_id(self._client, ID_PREFIX, chat, idempotency_key, body)
         keywords = body.keywords(request_id)
         with sdk_refusals(body.names):
             format = await self._call_grammars.constrain(keywords, format, chat, body.tool_use)
