@@ -80,11 +80,7 @@ def quantising_maker(form: QuantisedForm) -> LayersOnly:
 
 def num_products(decoder: Decoder) -> tuple[int, int]:
     """Count the products of the layers that are quantised, and all of them."""
-    products = [
-        each
-        for layer in decoder.layers
-        for each in (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
-    ]
+    products = [each for layer in decoder.layers for each in layer.products]
     return sum(isinstance(each, Fp8Linear | Int4Linear) for each in products), len(products)
 
 

@@ -53,7 +53,7 @@ class Decoder:
 
     def with_layer_products(self, change: Callable[[Product], Product]) -> Self:
         """Apply `change` to each product of the layers; all else stays the same, in the same memory."""
-        return replace(self, layers=tuple(_with_products(layer, change) for layer in self.layers))
+        return replace(self, layers=tuple(layer.with_products(change) for layer in self.layers))
 
     def rotary_angles(self) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines of all positions' rotary angles, [max_model_len, head_dim / 2] float32 each."""
@@ -72,15 +72,6 @@ class Decoder:
             block_size=block_size,
             dtype=kv_dtype or self.dtype,
         )
-
-
-def _with_products(layer: DecoderLayer, change: Callable[[Product], Product]) -> DecoderLayer:
-    attention, mlp = layer.attention, layer.mlp
-    return replace(
-        layer,
-        attention=replace(attention, qkv=change(attention.qkv), out=change(attention.out)),
-        mlp=replace(mlp, up=change(mlp.up), down=change(mlp.down)),
-    )
 
 
 def load_decoder(

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -129,3 +129,15 @@ class DecoderLayer:
     attention_norm: Norm
     mlp_norm: Norm
     norm_place: NormPlace
+
+    @property
+    def products(self) -> tuple[Product, Product, Product, Product]:
+        """Products, in the order in which they are computed."""
+        return self.attention.qkv, self.attention.out, self.mlp.up, self.mlp.down
+
+    def with_products(self, change: Callable[[Product], Product]) -> Self:
+        """Apply `change` to each product; all else stays the same."""
+        qkv, out, up, down = map(change, self.products)
+        return replace(
+            self, attention=replace(self.attention, qkv=qkv, out=out), mlp=replace(self.mlp, up=up, down=down)
+        )
