@@ -42,7 +42,7 @@ def peer_tls_of(settings: PeerTlsSettings) -> PeerTls | None:
         return None
     try:
         chain, private, roots = (file.read_bytes() for file in (cert, key, root))
-        trial = peer_context(cert, key, root, is_server=False)
+        trial = _for_http2(peer_context(cert, key, root, is_server=False))
         warn_of_readers(key)
     except (OSError, ValueError) as error:
         raise AccessError(f"the files of --peer-tls-cert cannot be read: {error}") from error
@@ -73,7 +73,6 @@ async def certificate_fault(address: str, tls: PeerTls | None) -> str:
     host = host.strip("[]")
     try:
         context = _plain_context() if tls is None else tls.of_trial
-        context.set_alpn_protocols(["h2"])
         name = host if tls is None or tls.server_name is None else tls.server_name
         async with asyncio.timeout(_TRIAL_S):
             is_refused = await _is_refused(host, int(port), context, name)
@@ -100,6 +99,11 @@ async def _is_refused(host: str, port: int, context: ssl.SSLContext, name: str) 
 def _plain_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return _for_http2(context)
+
+
+def _for_http2(context: ssl.SSLContext) -> ssl.SSLContext:
+    context.set_alpn_protocols(["h2"])
     return context
 
 
