@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.products.output_slices import output_slices
+
 E4M3 = torch.float8_e4m3fn
 ALIGNMENT = 16  # of inputs and of outputs, for the matrix units
 LEAST_PEAK = 2.0**-100  # of a row; smaller numbers become zeros
@@ -46,6 +48,13 @@ def quantise_rows(x: Tensor) -> Fp8Matrix:
     inverses, finite = (INVERSE - bits).view(torch.float32), peaks.isfinite()
     codes = (x.float() * inverses).where(finite, 0.0).to(E4M3)
     return Fp8Matrix(codes, bits.view(torch.float32).where(finite, torch.nan))
+
+
+def quantise_weight(weight: Tensor) -> Fp8Matrix:
+    """Rows of a weight [N, K], quantised as `quantise_rows` does, some at a time."""
+    parts = [quantise_rows(part) for part in output_slices(weight)]
+    codes, scales = zip(*parts, strict=True)
+    return Fp8Matrix(torch.cat(codes), torch.cat(scales))
 
 
 def fixed_bias(weight: Tensor, bias: Tensor | None) -> Tensor | None:

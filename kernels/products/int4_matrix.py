@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.products.output_slices import output_slices
+
 GROUP = 128  # inputs that share a scale and a zero point
 CODES_PER_WORD = 8
 WORDS = GROUP // CODES_PER_WORD  # of a group of one output
@@ -47,6 +49,13 @@ def quantise_groups(weight: Tensor) -> Int4Matrix:
     zeros = (-least / steps).round_().clamp_(0, LARGEST)
     codes = ((groups / steps.unsqueeze(2)).round_() + zeros.unsqueeze(2)).clamp_(0, LARGEST)
     return Int4Matrix(_packed(codes.int()), scales.t().contiguous(), zeros.t().to(torch.uint8).contiguous())
+
+
+def quantise_weight(weight: Tensor) -> Int4Matrix:
+    """Groups of a weight, quantised as `quantise_groups` does, some outputs at a time."""
+    parts = [quantise_groups(part) for part in output_slices(weight)]
+    codes, scales, zeros = zip(*parts, strict=True)
+    return Int4Matrix(torch.cat(codes), torch.cat(scales, 1), torch.cat(zeros, 1))
 
 
 def int4_product(x: Tensor, weight: Int4Matrix, bias: Tensor | None, num_arrived: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.products import int4_matrix
+from kernels.products import fp8_product as fp8_module
+from kernels.products import int4_matrix, output_slices
 from kernels.products.fp8_product import E4M3, Fp8Matrix, fp8_product, quantise_rows
 from kernels.products.int4_matrix import GROUP, LARGEST, WORDS, Int4Matrix, int4_product, quantise_groups
 from kernels.products.int4_tiling import MOST_ROWS, arrival_counters, int4_tiling
@@ -101,6 +102,20 @@ def test_slices_of_the_whole_are_what_a_slice_becomes(seed: int) -> None:
     inputs = quantise_groups(weight[:, GROUP : 3 * GROUP].contiguous())
     words = slice(WORDS, 3 * WORDS)
     assert all(map(torch.equal, inputs, (groups.codes[:, words], groups.scales[1:3], groups.zeros[1:3])))
+
+
+@pytest.mark.parametrize("num_slices", [1, 3, 10])
+def test_a_weight_is_quantised_in_slices_of_outputs_to_the_same_numbers(
+    num_slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = random(10, 2 * GROUP, seed=1)
+    monkeypatch.setattr(output_slices, "SLICE_NUMBERS", -(-10 // num_slices) * 2 * GROUP)
+    assert len(list(output_slices.output_slices(weight))) == num_slices
+    fp8, int4 = fp8_module.quantise_weight(weight), int4_matrix.quantise_weight(weight)
+    assert torch.equal(fp8.codes.float(), quantise_rows(weight).codes.float())
+    assert torch.equal(fp8.scales, quantise_rows(weight).scales)
+    assert all(map(torch.equal, int4, quantise_groups(weight)))
+    assert all(each.is_contiguous() for each in (*fp8, *int4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -33,7 +33,7 @@ class Fp8Linear:
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> Self:
         """Quantise a weight [out, in]."""
-        return cls(fp8_product.quantise_rows(weight), fp8_product.fixed_bias(weight, bias))
+        return cls(fp8_product.quantise_weight(weight), fp8_product.fixed_bias(weight, bias))
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +59,7 @@ class Int4Linear:
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> Self:
         """Quantise a weight [out, in]."""
-        return cls(int4_matrix.quantise_groups(weight), bias, arrival_counters(len(weight), weight.device))
+        return cls(int4_matrix.quantise_weight(weight), bias, arrival_counters(len(weight), weight.device))
 
     @property
     def nbytes(self) -> int:

@@ -157,14 +157,23 @@ class WeightLoader:
 
     def _column_product(self, names: Sequence[str], spans: Sequence[Span]) -> Product:
         """Stack outputs of matrices with the same input into one product: those in the spans."""
-        weights, biases = [], []
+        biases = [self._read_if_needed(f"{name}.bias", span) for name, span in zip(names, spans, strict=True)]
+        added = [bias for bias in biases if bias is not None]
+        weight = self._stacked(names, spans)
+        return self._made(self._make_product, weight, torch.cat(added) if added else None)
+
+    def _stacked(self, names: Sequence[str], spans: Sequence[Span]) -> Tensor:
+        """Outputs of several matrices below each other. Only one of them is in memory beside the result."""
+        begin, num_outputs = 0, sum(span.end - span.begin for span in spans)
+        stacked: Tensor | None = None
         for name, span in zip(names, spans, strict=True):
-            weights.append(self._read_matrix(name, span, None))
-            bias = self._read_if_needed(f"{name}.bias", span)
-            if bias is not None:
-                biases.append(bias)
-        weight, bias = torch.cat(weights).contiguous(), torch.cat(biases) if biases else None
-        return self._made(self._make_product, weight, bias)
+            weight = self._read_matrix(name, span, None)
+            if stacked is None:
+                stacked = weight.new_empty((num_outputs, weight.shape[1]))
+            stacked[begin : begin + len(weight)] = weight
+            begin += len(weight)
+        assert stacked is not None, "a product has a matrix"
+        return stacked
 
     def _row_product(self, name: str, span: Span) -> Product:
         """Product of a span of the inputs; ranks sum their results, so that only the first one adds the bias."""
