@@ -9,9 +9,10 @@
 #   GPU_CHECK_ARGS  more arguments of `make gpu-check`, such as --only 'kernels/*' or --resume. Default: empty, all stages.
 #   TEST_PROCESSES  number of processes of `make test`. Default: 3, also for two cores, since tests wait half of the time.
 #   DEVICE_RUNNER_TESTS  tests that `make test-device-runner` runs. Default: all that start workers.
+#   STALLED_TESTS  tests that `make test-stalled` runs. Default: most of those that start services.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SECONDS      duration of `make endurance`. Default: 1800.
-#   SEED         seed of the inputs of `make endurance`, `make chaos-ranks`, `make fuzz` and `make structured`. Default: 1.
+#   SEED         seed of the inputs of `make endurance`, `make chaos-ranks`, `make fuzz`, `make structured` and `make test-stalled`. Default: 1.
 #   FUZZ_SHARE   part of all inputs that `make fuzz` sends. Default: 1.0.
 #   FUZZ_ARGS    more arguments of `make fuzz`, such as --record, which keeps the result. Default: empty.
 #   SCHEMATHESIS_ARGS arguments of `make schemathesis`, such as --examples 20000 --seed 2. Default: --record.
@@ -36,12 +37,13 @@ SECONDS ?= 1800
 SEED ?= 1
 TEST_PROCESSES ?= 3
 DEVICE_RUNNER_TESTS ?= tests/e2e tests/gateway tests/chaos/test_quick.py $(wildcard tests/quire/test_serve*.py) tests/quire/test_several_servers.py
+STALLED_TESTS ?= tests/e2e tests/gateway tests/quire tests/scheduler
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test test-device-runner coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
+.PHONY: demo serve test test-device-runner test-stalled coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -56,6 +58,11 @@ test: $(VENV)/.dev
 # The tests that start real services, with every worker on the runner of accelerators, on a CPU: DEVICE_RUNNER_TESTS.
 test-device-runner: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -p tests.device_runner $(DEVICE_RUNNER_TESTS)
+
+# The tests that start real processes, while random ones of them stand still: what only a busy machine shows, rarely.
+test-stalled: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stalled_processes --seed $(SEED) \
+	  $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(STALLED_TESTS)
 
 # All tests with tracing, which takes half as long again.
 coverage: $(VENV)/.dev
