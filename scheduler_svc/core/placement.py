@@ -142,16 +142,16 @@ def _suits_better(
     """True if `other` should take the group. The order is strict, so two workers never leave a group to each other."""
     if other.is_draining or other.trial is not None:
         return False
+    num_more = len(other.find_prefix(group.live[0])) - num_prefix_blocks
+    if num_more and PREFIX_WEIGHT * num_more <= _num_blocks_in_use(other) - _num_blocks_in_use(worker):
+        return False
+    if not num_more and other.blocks.num_available_blocks <= worker.blocks.num_available_blocks:
+        return False
     if not has_free_seats(other, group, limits) or not can_ever_hold(other, group, limits):
         return False
     if not goes_before_swapped(other, group, limits):
         return False
     start = plan_start(other, group)
-    num_more = start.num_prefix_blocks - num_prefix_blocks
-    if num_more and PREFIX_WEIGHT * num_more <= _num_blocks_in_use(other) - _num_blocks_in_use(worker):
-        return False
-    if not num_more and other.blocks.num_available_blocks <= worker.blocks.num_available_blocks:
-        return False
     is_pipeline_full = len(other.in_flight) >= limits.pipeline_depth
     can_wait = is_busy and (num_more > 0 or _is_far_less_busy(other, worker, start))
     if is_pipeline_full and not (can_wait or _is_worth_waiting(other, worker, num_more)):
