@@ -219,12 +219,15 @@ def test_the_fingerprint_knows_the_checkpoint_and_not_its_place(folder: Path, pr
     assert fingerprint(folder) == fingerprint(pristine)
 
 
-@pytest.mark.parametrize("change", ["config", "weights", "tokenizer"])
+@pytest.mark.parametrize("change", ["config", "weights", "tokenizer", "template"])
 def test_the_fingerprint_tells_changed_checkpoints_apart(change: str, folder: Path, pristine: Path) -> None:
     if change == "config":
         (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
     elif change == "weights":  # the same names, shapes and size: a fine-tune
         _edit_weights(folder, lambda tensors: [tensor.mul_(1.5) for tensor in tensors.values()])
-    else:
+    elif change == "tokenizer":
         (folder / "tokenizer.json").write_text("{}")
+    else:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     assert fingerprint(folder) != fingerprint(pristine)

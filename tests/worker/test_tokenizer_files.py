@@ -73,6 +73,20 @@ def test_a_template_for_tools_is_used_where_there_are_some(folder: Path, tools: 
     assert template.render(chat, add_generation_prompt=False, tools=json.dumps(tools) if tools else "") == expected
 
 
+@pytest.mark.parametrize("tools", [None, [{"name": "f"}]])
+def test_templates_that_transformers_saved_as_files_are_those_that_it_reads(folder: Path, tools: Any) -> None:
+    write(folder, tokenizer_config={"chat_template": "old"})
+    named = {"default": "{{ messages | length }}", "tool_use": "{{ tools | length }} tools", "rag": "documents"}
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(TOKENIZER.decode()), chat_template=named)  # type: ignore[no-untyped-call]
+    theirs.save_pretrained(str(folder))
+    files = read_tokenizer_files(folder)
+    assert files is not None and files.chat_template is not None
+    chat = [{"role": "user", "content": "Hi"}]
+    expected = theirs.apply_chat_template(chat, tools=tools, tokenize=False)
+    template = CompiledTemplate(files.chat_template, {})
+    assert template.render(chat, add_generation_prompt=False, tools=json.dumps(tools) if tools else "") == expected
+
+
 def test_a_chat_template_of_its_own_file_comes_first(folder: Path) -> None:
     write(folder, tokenizer_config={"chat_template": "old"}, chat_template={"chat_template": "newer"})
     files = read_tokenizer_files(folder)

@@ -15,6 +15,8 @@ from worker_svc.checkpoint.weight_files import HEADER_LENGTH_BYTES, weight_files
 
 CONFIG_FILE = "config.json"
 MOST_TOKENIZER_BYTES = 64 << 20
+TEMPLATE_FILE = "chat_template.jinja"
+TOOLS_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"  # where `transformers` saves named templates
 # Files that decide a model's output, beside config and weights.
 _TEXT_FILES = {
     "tokenizer.json": MOST_TOKENIZER_BYTES,
@@ -24,12 +26,14 @@ _TEXT_FILES = {
     "added_tokens.json": MOST_BYTES,
     "tokenizer_config.json": MOST_BYTES,
     "special_tokens_map.json": MOST_BYTES,
-    "chat_template.jinja": MOST_BYTES,
+    TEMPLATE_FILE: MOST_BYTES,
+    TOOLS_TEMPLATE_FILE: MOST_BYTES,
     "chat_template.json": MOST_BYTES,
     "generation_config.json": MOST_BYTES,
 }
 _HUB_ALLOWED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-_HUB_IGNORED = ("*/*", "consolidated*")  # copies of the weights in other layouts
+# Copies of the weights in other layouts; below the folder itself only templates are needed.
+_HUB_IGNORED = ("*/*.json", "*/*.safetensors", "*/*.model", "*/*.txt", "consolidated*")
 _SAMPLES_PER_FILE = 16
 _SAMPLE_BYTES = 4096
 

@@ -16,7 +16,7 @@ from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.folder_files import find_file, read_file, read_text
 from worker_svc.checkpoint.json_file import MOST_BYTES, read_optional_table, shown
 from worker_svc.checkpoint.llama_tokenizer import with_llama_stages
-from worker_svc.checkpoint.model_folder import MOST_TOKENIZER_BYTES
+from worker_svc.checkpoint.model_folder import MOST_TOKENIZER_BYTES, TEMPLATE_FILE, TOOLS_TEMPLATE_FILE
 from worker_svc.checkpoint.older_tokenizers import convert_tokenizer
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -113,10 +113,10 @@ def _parse(folder: Path, tokenizer_json: bytes) -> Tokenizer:
 
 
 def _chat_template(folder: Path) -> str | None:
-    """The chat template, from a file of its own, else from the tokenizer's config."""
-    text = read_text(folder, "chat_template.jinja", MOST_BYTES)
-    if text is not None:
-        return text
+    """The chat template, from files of its own, else from the tokenizer's config."""
+    usual, with_tools = (read_text(folder, name, MOST_BYTES) for name in (TEMPLATE_FILE, TOOLS_TEMPLATE_FILE))
+    if usual is not None or with_tools is not None:
+        return _by_tools(usual, with_tools)
     own = read_optional_table(folder, "chat_template.json")
     table = own if "chat_template" in own else read_optional_table(folder, "tokenizer_config.json")
     template = table.raw("chat_template")
