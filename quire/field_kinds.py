@@ -48,4 +48,6 @@ def kind_of(field: Any) -> str:
 
 
 def _nouns(field: Any) -> tuple[str, str]:
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return "bytes", "bytes"
     return _NOUNS.get(field.cpp_type, ("another value", "other values"))

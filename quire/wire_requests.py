@@ -156,7 +156,7 @@ def _set_structured_output(message: pb.StructuredOutput, output: StructuredOutpu
     value = getattr(output, kind)
     if kind == "choice":
         message.choice.SetInParent()
-        set_field(message.choice, f"{path}choice.", "texts", list(value))
+        set_field(message.choice, f"{path}choice.", "texts", value)  # a single text is none: it has letters to choose
     elif kind == "json_schema" and not isinstance(value, str):
         set_field(message, path, kind, json_field(path + kind, value))
     else:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import quire
-from quire.params import BeamParams, OutputParams, RequestParams, SamplingParams, StopParams
+from quire.params import BeamParams, OutputParams, RequestParams, SamplingParams, StopParams, StructuredOutput
 
 # Words of Python and protobuf, which tell a caller nothing.
 RIDDLES = re.compile(r"object (has|cannot)|google|bad argument|argument type|codec|not (iterable|supported)|Assignment")
@@ -28,7 +28,7 @@ ODD_VALUES: list[Any] = [
 ]
 KEYWORDS = [
     field.name
-    for kind in (SamplingParams, StopParams, OutputParams, RequestParams)
+    for kind in (SamplingParams, StopParams, OutputParams, StructuredOutput, RequestParams)
     for field in fields(kind)
     if field.name not in ("sampling", "stopping", "output", "beam", "structured_output")
 ]
@@ -46,6 +46,9 @@ BEAM_KEYWORDS = [field.name for field in fields(BeamParams)]
         ({"stop_token_ids": 7}, "stop_token_ids: cannot be 7: give a list of whole numbers from "),
         ({"logit_bias": {"a": 1}}, "logit_bias: cannot be {'a': 1}: give a dict of whole numbers to numbers"),
         ({"request_id": 5}, "request_id: cannot be 5: give a text"),
+        ({"annotation": "x"}, "annotation: cannot be 'x': give bytes"),
+        ({"choice": "yes"}, "choice: cannot be 'yes': give a list of texts"),
+        ({"choice": 5}, "choice: cannot be 5: give a list of texts"),
         ({"timeout_s": "1"}, "timeout_s: cannot be '1': give a number of seconds"),
         ({"seed": -1}, "seed: is -1: give at least 0"),
         ({"seed": 2**70}, f"seed: is {2**70}: give at most"),
