@@ -10,6 +10,7 @@ from typing import Any, TypeVar, Unpack
 
 from quire.address import check_address
 from quire.answer_reader import AnswerReader
+from quire.client_home import ClientHome
 from quire.connection import INFERENCE_SERVICE, Connection
 from quire.credentials import Credentials
 from quire.deployment import Deployment
@@ -67,9 +68,11 @@ class AsyncClient:
     """A client of one Quire deployment. Connects at the first call; use it within one event loop.
 
     The address may be several with commas between, or a name that has several: the client finds which server leads.
+    A process that was forked from one with a client that has made a call cannot use clients.
 
     Calls raise a `quire.QuireError`: its class tells the kind of failure, its message what to do about it. TypeError
-    and ValueError are for arguments that are wrong without asking a server.
+    and ValueError are for arguments that are wrong without asking a server, RuntimeError for a client that is closed or
+    used where it cannot be.
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, **options: Unpack[ClientKeywords]) -> None:
@@ -82,6 +85,7 @@ class AsyncClient:
             tls_client_cert=self._options.tls_client_cert,
             tls_client_key=self._options.tls_client_key,
         )
+        self._home = ClientHome()
         self._deployment: Deployment | None = None
         self._is_closed = False
 
@@ -409,6 +413,7 @@ class AsyncClient:
     def _deployed(self) -> Deployment:
         if self._is_closed:
             raise RuntimeError("the client is closed; make a new one")
+        self._home.enter_loop()
         if self._deployment is None:
             self._deployment = Deployment(self.address, self._options, self._credentials)
         return self._deployment

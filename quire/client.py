@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 from quire.async_client import AsyncClient
+from quire.client_home import ClientHome
 from quire.connection import INFERENCE_SERVICE
 from quire.params import (
     DEFAULT_ADDRESS,
@@ -39,6 +40,7 @@ class LoopThread:
     """An event loop that runs in a daemon thread until it is ended."""
 
     def __init__(self) -> None:
+        self._home = ClientHome()
         self._loop = asyncio.new_event_loop()
         self._is_ended = False
         self._entering = threading.RLock()  # the garbage collector may end it in any thread, in this one's `run` too
@@ -49,8 +51,13 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the loop; an interrupt of the waiting thread cancels it.
 
-        Raises RuntimeError if the thread was ended, before or meanwhile.
+        Raises RuntimeError if the thread was ended, before or meanwhile, and in a fork of its process.
         """
+        try:
+            self._home.check_process()
+        except RuntimeError:
+            coroutine.close()
+            raise
         with self._entering:
             if self._is_ended:
                 coroutine.close()
@@ -67,7 +74,13 @@ class LoopThread:
             raise
 
     def end(self, last: Coroutine[Any, Any, None]) -> None:
-        """Ends the thread, after a last coroutine, without waiting. It does nothing the second time."""
+        """Ends the thread, after a last coroutine, without waiting.
+
+        It does nothing the second time, and in a fork of its process, where the thread is not.
+        """
+        if not self._home.is_here:
+            last.close()
+            return
         with self._entering:
             if self._is_ended:
                 last.close()

@@ -423,3 +423,12 @@ async def test_tools_without_names_are_left_to_the_server_to_refuse(
     stream = client.stream_chat([message], tools=[tool], answer_format=HERMES, request_id="odd")
     with pytest.raises(quire.InvalidRequestError, match=r"^(chat\.)?tools: must be objects"):
         await stream.completion()
+
+
+async def test_a_client_is_refused_in_another_event_loop_than_that_of_its_first_call(
+    client: quire.AsyncClient,
+) -> None:
+    await client.tokenize("a b")
+    with pytest.raises(RuntimeError, match="make one for each loop"):
+        await asyncio.to_thread(asyncio.run, client.tokenize("a b"))
+    await client.tokenize("a b")

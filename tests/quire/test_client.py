@@ -178,6 +178,56 @@ print(next(stream).text)
 
 
 @pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("client.tokenize('a b')", "spawn or forkserver"),
+        ("client = None; quire.Client(ADDRESS).tokenize('a b'); client = quire.Client(ADDRESS)", "spawn or forkserver"),
+        ("", "make one here"),
+    ],
+)
+async def test_a_client_says_that_it_does_not_work_in_a_fork_and_goes_on_in_the_parent(
+    server: ScriptedServer, before: str, told: str
+) -> None:
+    program = f"""
+import os, signal, sys
+import quire
+ADDRESS = {server.address!r}
+client = quire.Client(ADDRESS)
+{before}
+child = os.fork()
+if child == 0:
+    signal.alarm({round(patient(20))})  # ends it if a call hangs
+    try:
+        client.tokenize("a b")
+    except RuntimeError as error:
+        print(error, flush=True)
+    sys.exit(7)  # with the handlers of an exit, which close clients
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(client.tokenize("a b").token_ids))
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    output, _ = await asyncio.wait_for(process.communicate(), patient(60))
+    said, ended = output.decode().strip().splitlines()
+    assert told in said
+    assert ended == "7 2"
+
+
+async def test_a_process_that_forks_before_its_first_call_may_use_a_client_in_the_fork(server: ScriptedServer) -> None:
+    program = f"""
+import os
+import quire
+parents = quire.Client({server.address!r})
+child = os.fork()
+with quire.Client({server.address!r}) as client:
+    assert len(client.tokenize("a b").token_ids) == 2
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(parents.tokenize("a b").token_ids) == 2
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    assert await asyncio.wait_for(process.wait(), patient(60)) == 0
+
+
+@pytest.mark.parametrize(
     ("option", "value", "error"),
     [
         ("buffer_tokens", 0, ValueError),

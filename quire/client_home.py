@@ -1,0 +1,54 @@
+"""The process and the event loop that a client belongs to; elsewhere its calls would hang, so they are refused.
+
+A fork has none of its parent's threads: neither that of a client's loop nor those of gRPC, which cannot be started in
+it once the parent has used them.
+"""
+
+import asyncio
+import os
+
+_FORKED = (
+    "this process was forked from one that has used a client, and gRPC would hang here: start it with "
+    "multiprocessing's method spawn or forkserver, or use the first client after the fork"
+)
+
+
+class ClientHome:
+    """The process in which a client was made, and the event loop of its first call."""
+
+    _grpc_process_id = 0  # of the process that used gRPC first; 0: none did
+
+    def __init__(self) -> None:
+        self._process_id = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """True in the process in which the client was made."""
+        return self._process_id == os.getpid()
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a fork of the process in which the client was made."""
+        if not self.is_here:
+            raise RuntimeError(_FORKED if self._grpc_process_id else "the client was made before a fork: make one here")
+
+    def enter_loop(self) -> None:
+        """Records that gRPC is used, and the loop that runs, if any.
+
+        Raises RuntimeError in a fork of a process that had used gRPC, and in another loop than that of the first call.
+        """
+        here = os.getpid()
+        ClientHome._grpc_process_id = self._grpc_process_id or here
+        if self._grpc_process_id != here:
+            raise RuntimeError(_FORKED)
+        loop = _running_loop()
+        self._loop = self._loop or loop
+        if loop is not None and loop is not self._loop:
+            raise RuntimeError("the client belongs to the event loop of its first call: make one for each loop")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
