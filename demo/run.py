@@ -20,7 +20,7 @@ from rich.table import Table
 
 import quire
 from demo.branches import branch
-from quire.cli.supervisor.listen_addresses import choose_listen_address
+from quire.cli.supervisor.listen_addresses import ListenAddresses
 from quire.stats import BlockStats
 
 MODEL = "demo/model"
@@ -268,7 +268,8 @@ async def wait_ready(server: asyncio.subprocess.Process, address: str) -> None:
 async def main() -> int:
     """Run the demonstration. Returns the exit code."""
     console = Console(highlight=False)
-    address = choose_listen_address("127.0.0.1:0")
+    with ListenAddresses() as chosen:
+        address = chosen.choose("127.0.0.1:0")
     begun_s = time.monotonic()
     server = await start_server(address)
     try:

@@ -8,33 +8,52 @@ import pytest
 
 from quire.cli.supervisor.listen_addresses import (
     AddressError,
-    choose_listen_address,
-    choose_next_address,
+    ListenAddresses,
     dial_address,
     probe_store,
 )
 
 
+def chosen_alone(listen: str) -> str:
+    with ListenAddresses() as chosen:
+        return chosen.choose(listen)
+
+
 def test_port_zero_becomes_a_port_and_a_port_in_use_is_refused() -> None:
-    address = choose_listen_address("127.0.0.1:0")
+    address = chosen_alone("127.0.0.1:0")
     host, _, port = address.rpartition(":")
     assert host == "127.0.0.1"
-    with socket.create_server((host, int(port))), pytest.raises(AddressError, match="--listen"):
-        choose_listen_address(address)
+    with socket.create_server((host, int(port))), pytest.raises(AddressError, match=r"in use; .* --listen"):
+        chosen_alone(address)
     with pytest.raises(AddressError, match="--listen"):
-        choose_listen_address("127.0.0.1:99999")
+        chosen_alone("127.0.0.1:99999")
     with pytest.raises(AddressError, match="--listen"):
-        choose_listen_address("203.0.113.1:0")  # not an address of this machine
+        chosen_alone("203.0.113.1:0")  # not an address of this machine
+    assert chosen_alone(address) == address  # nothing is held any more
 
 
-def test_a_second_server_takes_the_next_port_or_any_that_is_free() -> None:
+def test_a_second_server_takes_one_of_the_next_ports_or_any_that_is_free() -> None:
     host = "127.0.0.1"
-    with socket.create_server((host, 0)) as neighbour:
+    with socket.create_server((host, 0)) as neighbour, ListenAddresses() as chosen:
         taken = int(neighbour.getsockname()[1])
-        other = choose_next_address(f"{host}:{taken - 1}")
+        other = chosen.choose_next(f"{host}:{taken - 1}")
         assert other not in (f"{host}:{taken - 1}", f"{host}:{taken}")
-    assert choose_next_address(f"{host}:{taken - 1}") == f"{host}:{taken}"
-    assert choose_next_address(f"{host}:65535") != f"{host}:65535"
+    with ListenAddresses() as chosen:
+        assert chosen.choose_next(f"{host}:{taken - 1}") == f"{host}:{taken}"
+        assert chosen.choose_next(f"{host}:65535") != f"{host}:65535"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_no_two_servers_get_one_port(host: str) -> None:
+    with ListenAddresses() as chosen:
+        first = chosen.choose("127.0.0.1:0")
+        port = first.rpartition(":")[2]
+        with pytest.raises(
+            AddressError, match=f"^--listen takes the port of {host}:{port}: choose another with --http"
+        ):
+            chosen.choose(f"{host}:{port}", option="--http")
+        http = chosen.choose_next(first)
+        assert len({first, http, chosen.choose_next(first), chosen.choose_next(http)}) == 4
 
 
 def test_what_listens_everywhere_is_dialled_here() -> None:

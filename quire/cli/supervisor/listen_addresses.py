@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from quire.redaction import without_passwords
@@ -9,6 +10,7 @@ from quire.store_url import ClusterUrl, is_cluster
 
 PROBE_S = 3.0
 REDIS_PORT = 6379
+_NEXT_PORTS = 8
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
 
 
@@ -16,46 +18,75 @@ class AddressError(Exception):
     """An address cannot be used; the message has the reason and what to do."""
 
 
-def choose_listen_address(listen: str, *, option: str = "--listen") -> str:
-    """The address with a free port; port 0 becomes a real one. Raises AddressError.
+class ListenAddresses:
+    """Addresses of one deployment, all with ports of their own: they are held until `close`, so that none is two.
 
-    The port must be known before the service starts, which binds it again at each restart. `option` sets the address.
+    A port must be known before its service starts, which binds it again at each restart.
     """
-    host, _, port = listen.rpartition(":")
-    try:
-        if int(port) > 65535:
-            raise OverflowError("a port is at most 65535")
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-            bound: int = probe.getsockname()[1]
-    except (OSError, OverflowError) as error:
-        raise AddressError(
-            f"cannot listen on {listen}: {error}; stop what uses it, or choose another with {option} host:port"
-        ) from error
-    return f"{host}:{bound}"
 
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[str, socket.socket]] = {}  # by port: the option that chose it
 
-def choose_next_address(listen: str) -> str:
-    """An address for a second server: the next port, or any free one if that is taken.
+    def choose(self, listen: str, *, option: str = "--listen") -> str:
+        """The address with a free port; port 0 becomes a real one. `option` sets the address. Raises AddressError."""
+        host, _, port = listen.rpartition(":")
+        try:
+            probe = _listening(host, int(port))
+        except (OSError, OverflowError) as error:
+            remedy = f"choose another with {option} host:port"
+            if int(port) in self._held and not isinstance(error, socket.gaierror):
+                other, _ = self._held[int(port)]
+                raise AddressError(f"{other} takes the port of {listen}: {remedy}") from error
+            raise AddressError(f"cannot listen on {listen}: {error}; stop what uses it, or {remedy}") from error
+        bound: int = probe.getsockname()[1]
+        self._held[bound] = (option, probe)
+        return f"{host}:{bound}"
 
-    The next port keeps both addresses the same after a restart. Raises AddressError.
-    """
-    host, _, port = listen.rpartition(":")
-    try:
-        return choose_listen_address(f"{host}:{int(port) + 1}")
-    except AddressError:
-        return choose_listen_address(f"{host}:0")
+    def choose_next(self, listen: str) -> str:
+        """An address for one more server: one of the next ports, or any free one if they are taken.
+
+        The same ports keep addresses the same after a restart. Raises AddressError.
+        """
+        host, _, port = listen.rpartition(":")
+        for following in range(int(port) + 1, int(port) + 1 + _NEXT_PORTS):
+            with suppress(AddressError):
+                return self.choose(f"{host}:{following}")
+        return self.choose(f"{host}:0")
+
+    def close(self) -> None:
+        """Leaves the ports to the services."""
+        for _, probe in self._held.values():
+            probe.close()
+
+    def __enter__(self) -> "ListenAddresses":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def dial_address(listen: str) -> str:
     """The address to dial from this machine for a server that listens there."""
     host, _, port = listen.rpartition(":")
     return f"{_ANY.get(host, host)}:{port}"
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises OSError or OverflowError."""
+    if port > 65535:
+        raise OverflowError("a port is at most 65535")
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    probe = socket.socket(family, kind, protocol)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)
+    except BaseException:
+        probe.close()
+        raise
+    return probe
 
 
 async def probe_store(url: str) -> None:

@@ -23,8 +23,7 @@ from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from quire.cli.supervisor.listen_addresses import (
     AddressError,
-    choose_listen_address,
-    choose_next_address,
+    ListenAddresses,
     dial_address,
     probe_store,
 )
@@ -95,11 +94,12 @@ class Supervisor:
             await self._folder.await_old_services(
                 lambda: self._say("waiting until the services of an earlier quire serve have ended")
             )
-            addresses = [choose_listen_address(self._settings.listen)]
-            for _ in range(1, self._settled.num_schedulers):
-                addresses.append(choose_next_address(addresses[-1]))
+            with ListenAddresses() as chosen:
+                addresses = [chosen.choose(self._settings.listen)]
+                http = self._choose_http_address(chosen)
+                for _ in range(1, self._settled.num_schedulers):
+                    addresses.append(chosen.choose_next(addresses[-1]))
             self.address = ",".join(dial_address(each) for each in addresses)
-            http = self._choose_http_address()
             await checking
         finally:
             checking.cancel()
@@ -179,11 +179,11 @@ class Supervisor:
             )
             self._workers.append(self._child(name, "ready", worker, self._environment(), workers_watch))
 
-    def _choose_http_address(self) -> str | None:
+    def _choose_http_address(self, chosen: ListenAddresses) -> str | None:
         """The address of the HTTP API; None without one. Raises AddressError."""
         if not self._settings.gateways:
             return None
-        http = choose_listen_address(self._settings.http, option="--http")
+        http = chosen.choose(self._settings.http, option="--http")
         scheme = "http" if self._settled.gateway.tls_cert is None else "https"
         self.url = f"{scheme}://{dial_address(http)}"
         return http
