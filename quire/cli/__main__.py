@@ -1,5 +1,6 @@
 """Entry point of the console script `quire`. Without the extra `cli` it says how to install it."""
 
+import io
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ def main() -> None:
     """Runs the command line. Ctrl-C raises KeyboardInterrupt once all is loaded; before that it ends the process."""
     _hide_password()
     _open_missing_streams()
+    _take_any_text()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its messages on connections are of no use to a user
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing runs yet that needs cleaning up
@@ -37,6 +39,16 @@ def _open_missing_streams() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _take_any_text() -> None:
+    """Makes standard streams take any text: what is no UTF-8 is refused as a prompt, what cannot be shown is replaced.
+
+    The locale may say otherwise, and then reading and writing would raise.
+    """
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _hide_password() -> None:

@@ -1,16 +1,14 @@
 """`quire generate`: continues one prompt on standard output."""
 
-import json
 import sys
 from dataclasses import asdict
-from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
 import quire
 from quire.cli import options
-from quire.cli.output import EXIT_USAGE, err, errors_explained, fail, write_samples, write_stream
+from quire.cli.output import EXIT_USAGE, err, errors_explained, fail, json_line, write_samples, write_stream
 from quire.cli.wait_hint import WaitHint
 from quire.params import DEFAULT_ADDRESS, GenerateParams
 
@@ -77,7 +75,7 @@ def generate(
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         completion = _run(client, text, params, echo=not as_json, names_it=stats)
     if as_json:
-        sys.stdout.write(json.dumps(_fields(completion), default=_plain, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_line(_fields(completion)))
     if stats:
         err.print(summary(completion), style="dim")
 
@@ -116,9 +114,3 @@ def _fields(completion: quire.Completion) -> dict[str, Any]:
     first = asdict(completion.samples[0])
     del first["index"], first["sample_index"]
     return {**first, **asdict(completion)}
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    raise TypeError(f"{type(value).__name__} has no JSON form")

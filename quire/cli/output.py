@@ -3,10 +3,12 @@
 Exit codes: 1 failure, 2 wrong usage, 130 interrupted.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from enum import Enum
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -107,6 +109,18 @@ def heading(index: int, finish: "quire.Finish") -> str:
     """Heading of one of several outputs."""
     score = "" if finish.score is None else f", score {finish.score:.4f}"
     return f"--- sample {index}{score}, {finish.reason.value}"
+
+
+def json_line(value: object) -> str:
+    """A line of JSON that standard output can take: of another encoding than UTF-8 with its letters escaped."""
+    is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    return json.dumps(value, default=_plain, ensure_ascii=not is_utf8) + "\n"
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def write_text(text: str) -> None:

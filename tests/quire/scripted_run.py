@@ -27,6 +27,7 @@ class Script:
     error: str = ""
     silent: bool = False  # never answered at all
     waiting_for: str = ""  # what it says that it waits for
+    before: str = " "  # each token in the text
 
 
 @dataclass(slots=True, eq=False)
@@ -75,12 +76,12 @@ class Run:
     def chunk(self, index: int, start: int) -> pb.Chunk:
         end = min(self.released[index], start + self.script.tokens_per_chunk)
         token_ids = range(1000 * index + start, 1000 * index + end)
-        text = "".join(f" {token}" for token in token_ids)
+        text = "".join(f"{self.script.before}{token}" for token in token_ids)
         chunk = pb.Chunk(index=index, position=start, num_tokens=end - start, text=text)
         if self.request.output.token_ids:
             chunk.token_ids.extend(token_ids)
         if self.request.output.text_ends:
-            chunk.text_ends.extend(accumulate(len(f" {token}") for token in token_ids))
+            chunk.text_ends.extend(accumulate(len(f"{self.script.before}{token}") for token in token_ids))
         if self.sample_has_ended(index) and end == self.released[index]:
             chunk.finish.CopyFrom(self.finish(index))
         return chunk

@@ -1,6 +1,7 @@
 """Mishaps of a person with the commands: Ctrl-C while they load, output that nobody reads, closed streams."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import patient
+from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 from tests.quire.test_cli import NOBODY, run
 from tests.services import ROOT
@@ -94,6 +96,22 @@ async def test_a_closed_standard_stream_is_no_traceback(server: ScriptedServer, 
             f"{QUIRE} {command} {closed} < /dev/null" if "<" not in closed else f"{QUIRE} {command} {closed}"
         )
         assert "Traceback" not in output + errors and "Exception" not in output + errors
+
+
+@pytest.mark.parametrize("command", ["generate -", "prefix pin name -", "chat"])
+@pytest.mark.parametrize("handler", ["strict", "surrogateescape"])  # by the locale
+async def test_input_that_is_no_utf_8_is_refused_as_such(server: ScriptedServer, command: str, handler: str) -> None:
+    line = rf"printf 'caf\xe9' | PYTHONIOENCODING=utf-8:{handler} {QUIRE} {command} -a {server.address}"
+    _, output, errors = await shell(line)
+    assert "has characters that UTF-8 cannot encode" in errors and "Traceback" not in output + errors
+
+
+async def test_text_that_the_locale_does_not_have_is_replaced_and_json_keeps_it(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=2, before=" é")
+    command = f"PYTHONIOENCODING=ascii {QUIRE} generate hello -a {server.address}"
+    assert await shell(command) == (0, " ?0 ?1\n", "")
+    code, output, _ = await shell(f"{command} --json")
+    assert (code, json.loads(output)["text"]) == (0, " é0 é1")
 
 
 async def test_top_writes_frame_after_frame_into_a_pipe_and_ends_with_its_reader(server: ScriptedServer) -> None:
