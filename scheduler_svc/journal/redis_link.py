@@ -92,8 +92,8 @@ class RedisLink:
                 raise StoreUnavailableError(f"no answer within {timeout_s:.3g} s") from error
             except (RedisError, OSError) as error:
                 # The library may wrap what the server said while connecting.
-                if isinstance(error, _REFUSED) or isinstance(error.__cause__, _REFUSED):
-                    raise StoreConfigurationError(str(error)) from error
+                if _is_refusal(error) or _is_refusal(error.__cause__):
+                    raise StoreConfigurationError(_reason(error)) from error
                 if attempt + 1 == self._attempts:
                     raise StoreUnavailableError(str(error)) from error
         raise AssertionError("there is one attempt at least")
@@ -149,6 +149,17 @@ def replies_or_refusal(replies: list[Any]) -> list[Any] | StoreUnavailableError:
         return refusing(replies)
     except StoreUnavailableError as error:
         return error
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """True if the server will not take this client, however often it connects."""
+    return isinstance(error, _REFUSED) or (isinstance(error, ResponseError) and "DB index" in str(error))
+
+
+def _reason(error: Exception) -> str:
+    if "HELLO must be called with the client already authenticated" in str(error):
+        return "it asks for a password; write redis://:PASSWORD@host:port"
+    return str(error)
 
 
 def _refusal(error: ResponseError) -> StaleEntryError | StoreUnavailableError:

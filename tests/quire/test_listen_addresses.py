@@ -1,8 +1,6 @@
-"""Addresses to serve on and to dial, and stores that are probed before anything is started."""
+"""Addresses to serve on and to dial."""
 
-import asyncio
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +8,6 @@ from quire.cli.supervisor.listen_addresses import (
     AddressError,
     ListenAddresses,
     dial_address,
-    probe_store,
 )
 
 
@@ -60,58 +57,3 @@ def test_what_listens_everywhere_is_dialled_here() -> None:
     assert dial_address("0.0.0.0:7847") == "127.0.0.1:7847"
     assert dial_address("[::]:7847") == "[::1]:7847"
     assert dial_address("192.0.2.7:1") == "192.0.2.7:1"
-
-
-async def test_an_absent_store_is_named_without_its_password(tmp_path: Path) -> None:
-    with pytest.raises(AddressError, match=r"redis://user:\*\*\*@127\.0\.0\.1:1/0 cannot be reached"):
-        await probe_store("redis://user:secret@127.0.0.1:1/0")
-    with pytest.raises(AddressError, match="cannot be reached"):
-        await probe_store(f"unix://{tmp_path}/nothing")
-    for url in ("redis://:pa/ss-secret@127.0.0.1:1", "redis://u:p#secret@h", "redis://127.0.0.1:1?password=secret"):
-        with pytest.raises(AddressError) as caught:
-            await probe_store(url)
-        assert (
-            "secret" not in str(caught.value) and "pa/ss" not in str(caught.value) and "'pa'" not in str(caught.value)
-        )
-
-
-@pytest.mark.parametrize(
-    ("answer", "is_store"), [(b"+PONG\r\n", True), (b"-NOAUTH\r\n", True), (b"HTTP/1.1 400", False)]
-)
-async def test_what_is_no_store_is_told_by_its_answer(answer: bytes, is_store: bool) -> None:
-    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert await reader.readline() == b"PING\r\n"
-        writer.write(answer)
-        writer.close()
-
-    async with await asyncio.start_server(reply, "127.0.0.1", 0) as listener:
-        url = f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-        if is_store:
-            await probe_store(url)
-        else:
-            with pytest.raises(AddressError, match="neither Redis nor Valkey"):
-                await probe_store(url)
-
-
-async def test_a_cluster_is_there_if_one_of_its_nodes_is() -> None:
-    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.write(b"+PONG\r\n")
-        writer.close()
-
-    async with await asyncio.start_server(reply, "127.0.0.1", 0) as listener:
-        port = listener.sockets[0].getsockname()[1]
-        await probe_store(f"redis+cluster://u:secret@127.0.0.1:1,127.0.0.1:{port}")
-        with pytest.raises(
-            AddressError, match=r"redis\+cluster://u:\*\*\*@127\.0\.0\.1:1,127\.0\.0\.1:2 cannot be reach"
-        ):
-            await probe_store("redis+cluster://u:secret@127.0.0.1:1,127.0.0.1:2")
-    with pytest.raises(AddressError, match="no database numbers") as refused:
-        await probe_store("redis+cluster://u:secret@h:1,g:1/3")
-    assert "secret" not in str(refused.value)
-
-
-async def test_a_store_that_keeps_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cli.supervisor.listen_addresses.PROBE_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(AddressError, match="no answer"):
-        await probe_store(f"redis://127.0.0.1:{listener.getsockname()[1]}")

@@ -254,6 +254,14 @@ async def test_the_password_is_used_and_never_shown(valkey: ValkeyProcess) -> No
     assert "wr0ng" not in str(refused.value)
 
 
+async def test_a_password_that_is_missing_and_a_database_that_is_none_are_told_at_once(valkey: ValkeyProcess) -> None:
+    with pytest.raises(StoreConfigurationError, match="refuses us: DB index is out of range"):
+        await open_store(f"{valkey.url}?db=99", patience_s=60.0)
+    valkey.command("ACL", "SETUSER", "default", "resetpass", ">s3cret")
+    with pytest.raises(StoreConfigurationError, match="refuses us: it asks for a password"):
+        await open_store(valkey.url, patience_s=60.0)
+
+
 @pytest.mark.parametrize("url", ["", "redis", "http://localhost:6379", "localhost:6379", "rediss:/x", "cluster://h"])
 async def test_an_address_that_is_none_is_refused_with_what_to_write(url: str) -> None:
     with pytest.raises(StoreConfigurationError, match="redis://host:port"):

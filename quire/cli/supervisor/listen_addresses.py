@@ -1,15 +1,8 @@
-"""Addresses: chooses the port to serve on, tells how to dial it, and probes a store's URL. Plain sockets only."""
+"""Addresses: chooses the ports to serve on, and tells how to dial them. Plain sockets only."""
 
-import asyncio
 import socket
 from contextlib import suppress
-from urllib.parse import urlsplit
 
-from quire.redaction import without_passwords
-from quire.store_url import ClusterUrl, is_cluster
-
-PROBE_S = 3.0
-REDIS_PORT = 6379
 _NEXT_PORTS = 8
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
 
@@ -87,54 +80,3 @@ def _listening(host: str, port: int) -> socket.socket:
         probe.close()
         raise
     return probe
-
-
-async def probe_store(url: str) -> None:
-    """Raises AddressError if no store listens at the URL; of a cluster it is enough that one of its nodes does.
-
-    Any answer in the Redis protocol is enough: the scheduler reports errors such as a wrong password better.
-    """
-    nodes = [url]
-    if is_cluster(url):
-        try:
-            cluster = ClusterUrl.parse(url)
-        except ValueError as error:
-            raise _no_store(url, "cannot be used", str(error)) from None
-        nodes = [cluster.of(seed) for seed in cluster.seeds]
-    faults = [fault for node in nodes if (fault := await _fault_of(node)) is not None]
-    if len(faults) == len(nodes):
-        raise _no_store(url, *faults[0])
-
-
-async def _fault_of(url: str) -> tuple[str, str] | None:
-    """Fault of the URL of one server, and its reason; None if a store listens there."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or REDIS_PORT
-    except ValueError:  # its message may contain a part of a password
-        return "cannot be used", "it has no valid port; write / ? # and @ of a password as %2F %3F %23 %40"
-    try:
-        async with asyncio.timeout(PROBE_S):
-            if parts.scheme == "unix":
-                reader, writer = await asyncio.open_unix_connection(parts.path)
-            else:
-                reader, writer = await asyncio.open_connection(parts.hostname or "localhost", port)
-            try:
-                speaks = parts.scheme == "rediss" or await _speaks_redis(reader, writer)
-            finally:
-                writer.close()
-    except (OSError, TimeoutError, ValueError) as error:
-        return "cannot be reached", str(error) or "no answer"
-    return None if speaks else ("cannot be used", "what listens there is neither Redis nor Valkey")
-
-
-async def _speaks_redis(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    writer.write(b"PING\r\n")
-    return await reader.read(1) in (b"+", b"-")  # +PONG; -NOAUTH, -LOADING and the like
-
-
-def _no_store(url: str, what: str, why: str) -> AddressError:
-    return AddressError(
-        f"the store at {without_passwords(url)} {what} ({why}); start one there, or leave the URL out to use the "
-        "embedded one"
-    )

@@ -25,12 +25,12 @@ from quire.cli.supervisor.listen_addresses import (
     AddressError,
     ListenAddresses,
     dial_address,
-    probe_store,
 )
 from quire.cli.supervisor.log_tail import echo_logs
 from quire.cli.supervisor.model_check import check_model
 from quire.cli.supervisor.start_progress import StartProgress
 from quire.cli.supervisor.start_view import READY
+from quire.cli.supervisor.store_probe import probe_store
 from quire.machine import free_memory_bytes
 from quire.redaction import without_passwords
 
