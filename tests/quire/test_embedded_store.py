@@ -159,6 +159,19 @@ async def test_a_store_that_ends_is_started_again_as_soon_as_it_can_be(folder: D
     assert "exit code 3" in said.said[1] and said.said[2].endswith("starting it again in 0.4 s")
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_store_whose_disk_is_full_says_so(
+    folder: DataFolder, store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    monkeypatch.setattr("quire.cli.supervisor.embedded_store.FULL_BYTES", (1 << 62) * is_full)
+    said = Restarts()
+    keeping = asyncio.create_task(store.keep_running(said))
+    await say(folder, "SHUTDOWN")
+    await said.until(1)
+    keeping.cancel()
+    assert (f"the disk of {folder.store} is full: make room" in said.said[0]) is is_full
+
+
 async def test_a_store_that_cannot_start_says_where_its_log_is(folder: DataFolder) -> None:
     broken = EmbeddedStore(Path(sys.executable), folder.store, folder.socket, folder.log("store"))
     with pytest.raises(StoreFailedError, match=r"exit code 2; see .*store\.log"):

@@ -24,6 +24,7 @@ ANSWER_S = 10.0
 STOP_S = 10.0
 KILLED_S = 5.0
 LOG_POLL_S = 5.0
+FULL_BYTES = 1 << 20  # free on a disk that counts as full
 ON_PATH = ("valkey-server", "redis-server")
 
 
@@ -55,6 +56,7 @@ class EmbeddedStore:
             *("--maxmemory-policy", "noeviction", "--daemonize", "no"),
             *("--logfile", str(log)),  # the server opens it for each line, so that it can be rotated
         ]
+        self._folder = folder
         self._socket = socket
         self._log = log
         self._appendfsync = appendfsync
@@ -104,7 +106,7 @@ class EmbeddedStore:
                 backoff_s = FIRST_BACKOFF_S
             reason, is_back = "the embedded store ended", False
             while not is_back:
-                say(f"{reason}; starting it again in {backoff_s:g} s")
+                say(f"{reason}{_if_full(self._folder)}; starting it again in {backoff_s:g} s")
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
                 try:
@@ -199,3 +201,11 @@ class EmbeddedStore:
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
             self._process = None
+
+
+def _if_full(folder: Path) -> str:
+    """A part of a message, empty unless the disk of the folder is full."""
+    with suppress(OSError):
+        if shutil.disk_usage(folder).free < FULL_BYTES:
+            return f" (the disk of {folder} is full: make room there)"
+    return ""
