@@ -124,7 +124,7 @@ async def _measure(address: str, load: Load, params: GenerateParams) -> Summary:
         planned = load.plan(model.vocab_size, model.eos_token_ids)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-            bar = progress.add_task(f"{load.rate:g} requests/s to {model.name}", total=len(planned))
+            bar = progress.add_task(f"{load.rate:g} requests/s to {escape(model.name)}", total=len(planned))
             return await run_load(client, planned, params, lambda: progress.advance(bar))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.markup import escape
 
 import quire
 from quire.cli import options
@@ -100,7 +101,7 @@ class Speaker:
 
 def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> None:
     """Reads messages and prints answers until the input ends."""
-    out.print(f"[bold]{speaker.name}[/bold] [dim]{HELP}[/dim]")
+    out.print(f"[bold]{escape(speaker.name)}[/bold] [dim]{HELP}[/dim]")
     history = list(first)
     while True:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 import quire
 from quire.access_variables import API_KEY, TLS_ROOT, TLS_SERVER_NAME
@@ -148,7 +149,8 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
         *(("warning", as_typed(warning, names)) for warning in view.warnings()),
         ("try", f"{_program()} generate{address} 'Once upon a time'"),
     ]
-    announcer.print_greeting(f"[bold green]Quire is ready[/bold green] at [bold]{supervisor.address}[/bold]", lines)
+    headline = f"[bold green]Quire is ready[/bold green] at [bold]{escape(supervisor.address)}[/bold]"
+    announcer.print_greeting(headline, lines)
 
 
 def _access(settled: Settled) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """One frame of `quire top`. A function of two snapshots and the time between them."""
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
@@ -23,7 +24,7 @@ def view(
     shown = ["", _requests(requests)] if requests is not None and requests.requests else []
     return Panel(
         Group(_totals(now, before, elapsed_s), _latency(now.latency), "", _workers(now), *shown, "", _journal(now)),
-        title=f"quire at {address}" + ("" if before is not None else ", rates since its start"),
+        title=escape(f"quire at {address}") + ("" if before is not None else ", rates since its start"),
         title_align="left",
         padding=(1, 2),
     )
@@ -116,7 +117,7 @@ def _worker(worker: WorkerStats) -> RenderableType:
     blocks = worker.blocks
     table = Table.grid(padding=(0, 3))
     table.add_row(
-        f"[bold]{worker.worker_id}[/bold]",
+        f"[bold]{escape(worker.worker_id)}[/bold]",
         f"running {worker.num_running}",
         f"step {worker.step_s * 1e3:.1f} ms",
         f"overhead {worker.overhead_s * 1e3:.2f} ms",

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,15 @@ async def test_top_prints_one_frame(server: ScriptedServer) -> None:
     # border, 2 rows of totals, 1 of latency, 5 of the worker, 1 of the journal, 4 blank: none is broken at 80 columns
     assert len(result.stdout.splitlines()) == 2 + 2 + 1 + 5 + 1 + 4
     assert "NOT DURABLE" in result.stdout
+
+
+async def test_a_frame_shows_names_with_brackets_as_they_are(client: quire.AsyncClient) -> None:
+    stats = await client.stats()
+    worker = replace(stats.workers[0], worker_id="w[/bold]0")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(view("[fe80::1]:7847", replace(stats, workers=(worker,)), None, 1.0))
+    text = console.export_text()
+    assert "quire at [fe80::1]:7847" in text and "w[/bold]0" in text
 
 
 def test_a_frame_shows_rates_between_two_looks_and_what_is_missing() -> None:
