@@ -16,7 +16,7 @@ from quire.credentials import Credentials
 from quire.deployment import Deployment
 from quire.errors import InvalidRequestError, NotFoundError, UnavailableError
 from quire.keywords import in_keywords
-from quire.merging import merged_prefixes, merged_stats, page_of_shard, shard_of_page
+from quire.merging import merged_prefixes, merged_stats, page_of_shard, shard_of_page, shard_of_stats
 from quire.open_request import OpenRequest
 from quire.params import (
     DEFAULT_ADDRESS,
@@ -351,7 +351,13 @@ class AsyncClient:
 
     async def shards(self) -> tuple[Shard, ...]:
         """The shards of the deployment, who leads them, and what runs there, as it was published lately; mostly one."""
-        return tuple(await self._deployed().shards())
+        shards = tuple(await self._deployed().shards())
+        if len(shards) == 1 and not shards[0].leader:  # the only one publishes nothing
+            at = self._deployed().first
+            with suppress(UnavailableError):
+                stats = stats_from_pb(await at.call(at.inference.GetStats, pb.GetStatsRequest()))
+                return (shard_of_stats(stats, at.server),)
+        return shards
 
     async def set_shards(self, num_shards: int) -> int:
         """Changes the number of shards, while requests run; returns how many take new requests at that moment.

@@ -59,6 +59,11 @@ class Connection:
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)
         self.session = Session(self._servers, address, options, move)
 
+    @property
+    def server(self) -> str:
+        """Address of the server that is called now."""
+        return self._servers.current
+
     async def close(self) -> None:
         """Ends the session, then the channels."""
         await self.session.close()

@@ -7,9 +7,22 @@ from typing import TypeVar
 from quire.errors import InvalidRequestError
 from quire.request_list import RequestPage
 from quire.results import PinnedPrefix
+from quire.shards import Shard
 from quire.stats import Distributions, EndCounts, Histogram, JournalStats, LatencyStats, Stats, WorkTotals
 
 Counts = TypeVar("Counts", WorkTotals, EndCounts)
+
+
+def shard_of_stats(stats: Stats, leader: str) -> Shard:
+    """The only shard of a deployment, by the statistics of its leader."""
+    return Shard(
+        number=0,
+        leader=leader,
+        epoch=stats.epoch,
+        num_workers=len(stats.workers),
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+    )
 
 
 def merged_stats(parts: Sequence[Stats]) -> Stats:

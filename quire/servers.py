@@ -51,6 +51,11 @@ class Servers:
         return self._metadata
 
     @property
+    def current(self) -> str:
+        """Address of the server that is current now."""
+        return self._current
+
+    @property
     def current_channel(self) -> grpc.aio.Channel:
         """Channel to the server that is current now."""
         return self._channel_to(self._current)

@@ -5,13 +5,16 @@ Exit codes: 1 failure, 2 wrong usage, 130 interrupted.
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NoReturn
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 import quire
 from quire.cli.flags import in_flags, with_flags
@@ -23,6 +26,7 @@ EXIT_INTERRUPTED = 130
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+_LONGEST_LINE = 100_000  # off a terminal
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
 
 
@@ -57,6 +61,22 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     """Ends the command with one line."""
     err.print(f"quire: {message}", markup=False)
     raise typer.Exit(code)
+
+
+def print_listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table. The first column has names to type, which are never cut; off a terminal nothing is.
+
+    Columns without content are left out.
+    """
+    shown = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for index in shown:
+        is_name = index == 0
+        longest = max(cell_len(row[index]) for row in rows) if is_name else None
+        table.add_column(columns[index], min_width=longest, no_wrap=is_name)
+    for row in rows:
+        table.add_row(*(escape(row[index]) for index in shown))
+    (out if out.is_terminal else Console(width=_LONGEST_LINE)).print(table, highlight=False)
 
 
 def write_stream(stream: "quire.Stream", on_output: Callable[[], None] = lambda: None) -> None:

@@ -4,13 +4,11 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 import quire
 from quire.cli import options
 from quire.cli.flags import Command
-from quire.cli.output import errors_explained, out
+from quire.cli.output import errors_explained, out, print_listing
 from quire.params import DEFAULT_ADDRESS
 
 prefix = typer.Typer(no_args_is_help=True, help="Pin prefixes that many requests begin with.", add_completion=False)
@@ -51,8 +49,8 @@ def show(address: options.Address = DEFAULT_ADDRESS, tenant: options.Tenant = No
     if not prefixes:
         out.print("no prefix is pinned")
         return
-    table = Table("name", "tokens", "blocks", "salt", "workers", box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for each in prefixes:
-        workers = escape(", ".join(each.worker_ids))
-        table.add_row(escape(each.name), str(each.num_tokens), str(each.num_blocks), escape(each.cache_salt), workers)
-    out.print(table)
+    rows = [
+        (each.name, str(each.num_tokens), str(each.num_blocks), each.cache_salt, ", ".join(each.worker_ids))
+        for each in prefixes
+    ]
+    print_listing(("name", "tokens", "blocks", "salt", "workers"), rows)

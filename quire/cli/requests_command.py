@@ -6,12 +6,10 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 import quire
 from quire.cli import options
-from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, errors_explained, fail, out
+from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, errors_explained, fail, out, print_listing
 from quire.params import DEFAULT_ADDRESS
 
 PAGE_SIZE = 1000
@@ -43,7 +41,7 @@ def requests(
         for each in found:
             sys.stdout.write(json.dumps({**dataclasses.asdict(each), "state": each.state.value}) + "\n")
     elif found:
-        out.print(table(found))
+        print_listing(COLUMNS, [_cells(each) for each in found])
     else:
         out.print(
             "no request is running or waiting"
@@ -95,16 +93,6 @@ def resume(request_id: RequestId, address: options.Address = DEFAULT_ADDRESS) ->
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         state = client.resume(request_id)
     out.print(f"{request_id}: {state.value}", markup=False)
-
-
-def table(found: list[quire.RequestSummary]) -> Table:
-    """The requests as a table; empty columns are left out."""
-    rows = [_cells(each) for each in found]
-    shown = [index for index in range(len(COLUMNS)) if any(row[index] for row in rows)]
-    made = Table(*(COLUMNS[index] for index in shown), box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for row in rows:
-        made.add_row(*(escape(row[index]) for index in shown))
-    return made
 
 
 def age(seconds: float) -> str:

@@ -3,12 +3,10 @@
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 import quire
 from quire.cli import options
-from quire.cli.output import errors_explained, out
+from quire.cli.output import errors_explained, out, print_listing
 from quire.params import DEFAULT_ADDRESS
 
 
@@ -31,12 +29,12 @@ def shards(
             return
         client.health()  # raises if no server answers; for a client that means one shard
         found = client.shards()
-    table = Table(
-        "shard", "leader", "workers", "running", "waiting", "new requests", box=None, padding=(0, 3, 0, 0),
-        header_style="dim",
-    )  # fmt: skip
-    for each in found:
-        takes = "yes" if each.takes_requests else "no"
-        counts = (each.num_workers, each.num_running, each.num_waiting)
-        table.add_row(str(each.number), escape(each.leader or "none"), *map(str, counts), takes)
-    out.print(table)
+    rows = [
+        (
+            *(str(each.number), each.leader or "none"),
+            *map(str, (each.num_workers, each.num_running, each.num_waiting)),
+            "yes" if each.takes_requests else "no",
+        )
+        for each in found
+    ]
+    print_listing(("shard", "leader", "workers", "running", "waiting", "new requests"), rows)

@@ -3,14 +3,13 @@
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 import quire
 from quire.cli import options
 from quire.cli.flags import Command
-from quire.cli.output import errors_explained, out
+from quire.cli.output import errors_explained, out, print_listing
 from quire.params import DEFAULT_ADDRESS
+from quire.stats import WorkerStats
 
 workers = typer.Typer(help="List the workers, and take them out of service.", add_completion=False)
 
@@ -25,15 +24,18 @@ def show(context: typer.Context, address: options.Address = DEFAULT_ADDRESS) -> 
     if not stats.workers:
         out.print("no worker is registered; start one with `quire serve` or `python -m worker_svc`")
         return
-    table = Table(
-        "worker", "address", "running", "blocks", "draining", box=None, padding=(0, 3, 0, 0), header_style="dim"
+    print_listing(("worker", "address", "running", "blocks", "draining"), [_cells(each) for each in stats.workers])
+
+
+def _cells(worker: WorkerStats) -> tuple[str, ...]:
+    draining = f"out of service: {worker.out_of_service}" if worker.out_of_service else "no"
+    return (
+        worker.worker_id,
+        worker.address,
+        str(worker.num_running),
+        f"{worker.blocks.used}/{worker.blocks.total}",
+        "yes" if worker.draining else draining,
     )
-    for each in stats.workers:
-        blocks = f"{each.blocks.used}/{each.blocks.total}"
-        draining = f"out of service: {escape(each.out_of_service)}" if each.out_of_service else "no"
-        draining = "yes" if each.draining else draining
-        table.add_row(escape(each.worker_id), escape(each.address), str(each.num_running), blocks, draining)
-    out.print(table)
 
 
 @workers.command(cls=Command)

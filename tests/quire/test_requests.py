@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import pty
+import sys
 from typing import Any
 
 import pytest
@@ -117,6 +120,25 @@ async def test_quire_requests_shows_who_waits_for_what(server: ScriptedServer, c
     assert shown[0].split() == ["request", "state", "prompt", "output", "age", "worker", "waiting", "for"]
     assert shown[1].split() == ["waits", "queued", "3", "0", "2", "min", "a", "worker:", "all", "are", "draining"]
     assert shown[2].split() == ["runs", "running", "3", "2", "2", "min", "w0"]
+    del streams
+
+
+async def test_an_id_is_listed_whole_wherever_the_listing_goes(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    long_id = "chatcmpl-" + "0123456789abcdef" * 2
+    server.scripts = {long_id: WAITING}
+    streams = await submitted(server, client, long_id)
+    command = f"{sys.executable} -m quire.cli requests -a {server.address}"
+    for line in (f"{command} | cat", f"stty cols 60; {command}"):
+        ours, theirs = pty.openpty()
+        process = await asyncio.create_subprocess_shell(line, stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        assert await asyncio.wait_for(process.wait(), patient(60)) == 0
+        shown = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+        assert long_id in shown
+        assert ("a worker: all are draining" in shown) is line.endswith("cat")
     del streams
 
 

@@ -13,7 +13,7 @@ async def test_the_number_of_shards_is_changed_by_the_sdk(server: ScriptedServer
 async def test_shards_are_listed_and_their_number_changed_on_the_command_line(server: ScriptedServer) -> None:
     listed = await run("shards", "-a", server.address)
     assert listed.exit_code == 0
-    assert listed.stdout.splitlines()[1].split() == ["0", "none", "0", "0", "0", "yes"]
+    assert listed.stdout.splitlines()[1].split() == ["0", server.address, "1", "2", "1", "yes"]  # by its statistics
     more = await run("shards", "3", "-a", server.address)
     assert (more.exit_code, server.num_shards_wanted) == (0, 3)
     assert more.stdout == "1 take new requests; 3 will when each new one has a leader and a worker\n"
