@@ -6,10 +6,11 @@ Safe to share between threads; their requests travel over the one stream.
 import asyncio
 import atexit
 import concurrent.futures
+import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from quire.async_client import AsyncClient
 from quire.client_home import ClientHome
@@ -34,6 +35,25 @@ from quire.stream import CompletionStream
 _CLOSED = "the client is closed; make a new one"
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class _ClientLoop(asyncio.SelectorEventLoop):
+    """An event loop that drops what comes for it from other threads once it is closed.
+
+    gRPC hears of the last operations of a loop in any loop of the process, and passes them on; to a closed one it would
+    report an error for each.
+    """
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        try:
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        except RuntimeError:
+            if not self.is_closed():
+                raise
+            return asyncio.Handle(callback, args, self, context)
 
 
 class LoopThread:
@@ -41,7 +61,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._home = ClientHome()
-        self._loop = asyncio.new_event_loop()
+        self._loop = _ClientLoop()
         self._is_ended = False
         self._entering = threading.RLock()  # the garbage collector may end it in any thread, in this one's `run` too
         self._ending: asyncio.Task[None] | None = None

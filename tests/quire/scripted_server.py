@@ -49,6 +49,8 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         self.may_answer.set()
         self.may_tell_shards = asyncio.Event()
         self.may_tell_shards.set()
+        self.may_end_shards = asyncio.Event()  # the stream that tells of them
+        self.may_end_shards.set()
         self.refuse_calls: list[QuireError] = []
         self.prefixes = ScriptedPrefixes()
         self.is_draining = False  # its one worker, w0
@@ -265,6 +267,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
     ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
         await self.may_tell_shards.wait()
         yield cluster_pb2.TopologyResponse(shards=[cluster_pb2.Shard()])
+        await self.may_end_shards.wait()
 
     async def SetShards(self, request: cluster_pb2.SetShardsRequest, context: Any) -> cluster_pb2.SetShardsResponse:
         if request.num_shards > 999:

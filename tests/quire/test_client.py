@@ -177,6 +177,30 @@ print(next(stream).text)
     await server.until(lambda: server.count("detach", "left-open") == 1)
 
 
+async def test_clients_that_are_closed_beside_others_leave_no_word_of_grpc(server: ScriptedServer) -> None:
+    server.may_end_shards.clear()
+    program = f"""
+import threading
+import quire
+ended = threading.Event()
+lasting = quire.Client({server.address!r})
+def use():
+    while not ended.is_set():
+        lasting.tokenize("a b")
+thread = threading.Thread(target=use)
+thread.start()
+for _ in range(20):
+    with quire.Client({server.address!r}) as client:
+        client.tokenize("a b")
+ended.set()
+thread.join()
+lasting.close()
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=subprocess.PIPE)
+    _, errors = await asyncio.wait_for(process.communicate(), patient(60))
+    assert (process.returncode, "Event loop is closed" in errors.decode()) == (0, False), errors.decode()
+
+
 @pytest.mark.parametrize(
     ("before", "told"),
     [
