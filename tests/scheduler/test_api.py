@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 import grpc
 import pytest
+from tokenizers import Tokenizer
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
@@ -84,6 +85,32 @@ async def test_a_conversation_becomes_the_tokens_that_a_request_with_it_has(spea
     request.chat.CopyFrom(chat)
     messages = await speaking.run(request)
     assert messages[0].accepted.num_prompt_tokens == len(answer.token_ids) > 3
+
+
+async def test_text_with_a_token_that_the_model_does_not_have_is_refused_and_no_worker_hears_of_it(site: Site) -> None:
+    tokenizer = Tokenizer.from_buffer(byte_level_json())
+    added, first = "<added>", tokenizer.get_vocab_size()
+    tokenizer.add_tokens([added])
+    worker = ScriptedWorker()
+    worker.description.model.vocab_size = first
+    worker.description.tokenizer.CopyFrom(
+        worker_pb2.TokenizerFiles(
+            fingerprint="t1",
+            tokenizer_json=tokenizer.to_str().encode(),
+            chat_template=TEMPLATE,
+            special_tokens=SPECIAL_TOKENS,
+        )
+    )
+    await site.start_worker(worker)
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=added)])
+    for request in (pb.GenerateRequest(text=f"dog {added}"), pb.GenerateRequest(chat=chat)):
+        with pytest.raises(grpc.aio.AioRpcError, match=f"prompt: has a token .* {first}; its ids end at {first - 1}"):
+            await site.run(request)
+    pin = pb.PinPrefixRequest(name="p", text=f"{added} dog" * 20)
+    with pytest.raises(grpc.aio.AioRpcError, match=f"its ids end at {first - 1}"):
+        await site.inference.PinPrefix(pin)
+    assert not worker.steps
+    assert await site.run(pb.GenerateRequest(text="dog", stopping=pb.StoppingParams(max_tokens=1)))
 
 
 async def test_wrong_input_is_named_by_its_field(speaking: Site) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
+from common.violations import refusal_of
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.chat_prompt import encode_chat
 from scheduler_svc.requests.params.served_model import ServedModel
@@ -49,14 +50,26 @@ class PromptTokenizer:
         self._lookups = _Threads("lookup")  # so that no request waits behind them
 
     async def token_ids(self, prompt: Prompt, model: ServedModel) -> list[int]:
-        """Token ids of a prompt: text with special tokens, a chat by its template, token ids as they are."""
+        """Token ids of a prompt: text with special tokens, a chat by its template, token ids as they are.
+
+        Raises InvalidRequestError for a token that the tokenizer has and the model has not.
+        """
         if not isinstance(prompt, str | pb.ChatPrompt):
             return list(prompt)
         tokenizer = model.tokenizer
         assert tokenizer is not None, "text and chats are refused without a tokenizer"
         if isinstance(prompt, str):
-            return await self._prompts.run(len(prompt), tokenizer.encode, prompt, True)
-        return await self._prompts.run_chat(prompt, encode_chat, tokenizer, prompt)
+            token_ids = await self._prompts.run(len(prompt), tokenizer.encode, prompt, True)
+        else:
+            token_ids = await self._prompts.run_chat(prompt, encode_chat, tokenizer, prompt)
+        largest, vocab_size = max(token_ids, default=0), model.limits.vocab_size
+        if largest >= vocab_size:
+            raise refusal_of(
+                "prompt",
+                f"has a token of the tokenizer that the model does not have, {largest}; its ids end at "
+                f"{vocab_size - 1}: leave that token out",
+            )
+        return token_ids
 
     async def tokenized(self, request: pb.TokenizeRequest, tokenizer: ModelTokenizer) -> pb.TokenizeResponse:
         """Answer of Tokenize."""
