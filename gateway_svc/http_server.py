@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway_svc.http_connection import HttpConnection
+
+SILENCE_S = 60.0  # within a request that has not come whole
 _IDLE_S = 75.0  # longer than clients and proxies keep connections for their next request, so that they close first
 
 
@@ -19,13 +24,17 @@ class HttpServer(uvicorn.Server):
         *,
         max_connections: int,
         drain_timeout_s: float,
+        busy: ASGIApp,
+        silence_s: float = SILENCE_S,
         tls_cert: Path | None = None,
         tls_key: Path | None = None,
     ) -> None:
+        """Serve `app`, and `busy` in its place where there are more connections than the bound."""
+        connection: Any = partial(HttpConnection, busy=busy, silence_s=silence_s)
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=connection,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

@@ -1,0 +1,156 @@
+"""One HTTP connection: uvicorn's, with bounds of what a client may leave unfinished, and for clients of HTTP/1.0 and 2.
+
+Knows no route, and no shape of an API: `busy` answers beyond the bound of connections.
+"""
+
+import asyncio
+from typing import Any
+
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import service_unavailable
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+MAX_HEAD_BYTES = 64 << 10  # received without the end of a head, or a piece of a body
+_INVALID = b"Invalid HTTP request received."
+_TOO_LARGE = b"The head of the request is too large."
+
+
+class HttpConnection(HttpToolsProtocol):
+    """A connection that is closed if a request does not go on for `silence_s`, or its head grows without end.
+
+    The offer to go on in another protocol, such as HTTP/2, is ignored, as HTTP/1.1 wants it: uvicorn would take what
+    follows for that protocol's, and the request's body would be lost.
+    """
+
+    def __init__(self, *arguments: Any, busy: ASGIApp, silence_s: float, **keywords: Any) -> None:
+        """`busy` answers in place of the application beyond the bound of connections. The rest is uvicorn's."""
+        super().__init__(*arguments, **keywords)
+        self._busy = busy
+        self._silence_s = silence_s
+        self._silence: asyncio.TimerHandle | None = None
+        self._is_arriving = True  # a request has not come whole, or the first has not begun
+        self._has_advanced = False
+        self._num_pending_bytes = 0
+        self._is_offering = False  # another protocol
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._expect_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        self._expect_no_more()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a piece of a request, or some requests."""
+        self._unset_keepalive_if_required()
+        self._expect_no_more()
+        self._has_advanced = False
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self._refuse(400, _INVALID)
+            return
+        self._num_pending_bytes = 0 if self._has_advanced else self._num_pending_bytes + len(data)
+        if self._num_pending_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, _TOO_LARGE)
+        elif (self._is_arriving or self._is_answered) and not self.transport.is_closing():
+            self._expect_more()
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._is_arriving = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer, unless the request is read again without its offer."""
+        self._has_advanced = True
+        self._is_offering = any(name == b"upgrade" for name, _ in self.headers) and self.parser.should_upgrade()
+        if not self._is_offering:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Pass on a piece of a body."""
+        self._has_advanced = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._has_advanced = True
+        if not self._is_offering:
+            self._is_arriving = False
+            super().on_message_complete()
+
+    def _feed(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offered:
+                if not self._is_offering:
+                    raise httptools.HttpParserError("a tunnel is asked for") from offered
+                data = self._head_without_offer() + data[offered.args[0] :]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+
+    def _head_without_offer(self) -> bytes:
+        kept = b"".join(name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade")
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, kept)
+
+    @property
+    def _is_answered(self) -> bool:
+        """True if no answer is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if app is service_unavailable:
+            app = self._busy
+        if cycle.scope["http_version"] == "1.0":
+            app = _until_close(cycle, app)
+        super()._start_asgi_task(cycle, app)
+
+    def _expect_more(self) -> None:
+        self._silence = self.loop.call_later(self._silence_s, self._end_silence)
+
+    def _expect_no_more(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _end_silence(self) -> None:
+        is_answering = not self._is_answered and not self.cycle.more_body
+        if self.pipeline or is_answering:  # the next request is not read, or does not matter, before the answer's end
+            self._expect_more()
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, reason: bytes) -> None:
+        if self._is_answered:  # else the words would come within an answer
+            head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + head % len(reason) + reason)
+        self.transport.close()
+
+
+def _until_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """The application for HTTP/1.0, which has no chunks: an answer without a length ends with the connection."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_plain(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name == b"content-length" for name, _ in message["headers"])
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer

@@ -1,0 +1,205 @@
+"""HTTP below the routes: old and new versions, unfinished requests, heads without end, and too many connections."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from gateway_svc.error_answer import answer_busy
+from gateway_svc.http_connection import MAX_HEAD_BYTES
+from gateway_svc.http_server import HttpServer
+from gateway_svc.listening import listening_socket
+from tests.patience import patient
+
+BODY = b'{"prompt": "x"}'
+HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(BODY)
+PATIENT_S = 3600.0
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Tell what came; at /stream in three pieces without a length."""
+    request = Request(scope, receive)
+    body = (await request.body()).decode()
+    response: Response
+    if scope["path"] == "/stream":
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for each in (b"one ", b"two ", b"three"):
+                yield each
+
+        response = StreamingResponse(pieces())
+    else:
+        told = {"method": scope["method"], "body": body, "names": sorted(request.headers.keys())}
+        response = JSONResponse({**told, "upgrade": request.headers.get("upgrade")})
+    await response(scope, receive, send)
+
+
+@asynccontextmanager
+async def served(*, max_connections: int = 100, silence_s: float = PATIENT_S) -> AsyncIterator[int]:
+    """The port of a server of the application."""
+    server = HttpServer(
+        application, max_connections=max_connections, drain_timeout_s=0, busy=answer_busy, silence_s=silence_s
+    )
+    sock = listening_socket("127.0.0.1:0", shares_port=False)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        yield sock.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def talk(port: int, *pieces: bytes) -> bytes:
+    """Send these pieces. Returns the answers, up to the end of the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        async with asyncio.timeout(patient(30)):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+def said(answer: bytes) -> dict[str, Any]:
+    """The JSON object of an answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), answer
+    found: dict[str, Any] = orjson.loads(body)
+    return found
+
+
+async def told(*pieces: bytes, **options: Any) -> bytes:
+    async with served(**options) as port:
+        return await talk(port, *pieces)
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0"])
+@pytest.mark.parametrize("cut", [None, 30, len(HEAD) + 40, -3])
+def test_a_request_that_offers_another_protocol_keeps_its_body(protocol: bytes, cut: int | None) -> None:
+    """Java's client offers HTTP/2 with its first request."""
+    offer = (
+        b"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABkAAQA\r\n\r\n" % protocol
+    )
+    sent = HEAD + offer + BODY
+    pieces = [sent] if cut is None else [sent[:cut], sent[cut:]]
+    found = said(asyncio.run(told(*pieces)))
+    assert (found["method"], found["body"], found["upgrade"]) == ("POST", BODY.decode(), None)
+    assert "http2-settings" in found["names"]
+
+
+def test_several_offers_behind_each_other_are_answered_in_turn() -> None:
+    offering = HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + BODY
+    answer = asyncio.run(told(offering * 3 + HEAD + b"Connection: close\r\n\r\n" + BODY))
+    assert answer.count(b"HTTP/1.1 200") == answer.count(b'"method":"POST"') == 4
+
+
+def test_a_tunnel_is_refused() -> None:
+    answer = asyncio.run(told(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n"))
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_http_1_0_gets_a_stream_without_chunks_that_ends_with_the_connection() -> None:
+    answer = asyncio.run(told(b"GET /stream HTTP/1.0\r\n\r\n"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert body == b"one two three"
+    assert b"connection: close" in head
+    assert b"transfer-encoding" not in head
+    whole = asyncio.run(told(b"GET / HTTP/1.0\r\n\r\n"))
+    assert said(whole)["method"] == "GET"
+    assert b"content-length" in whole
+
+
+def test_http_1_1_gets_chunks() -> None:
+    answer = asyncio.run(told(b"GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+    assert answer.endswith(b"4\r\none \r\n4\r\ntwo \r\n5\r\nthree\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET / HTTP/1.1\r\nX-A: ",
+        b"GET /",
+        b"GET / HTTP/1.1\r\nX-",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX-Trailer: ",
+    ],
+)
+def test_a_head_without_end_is_refused(begin: bytes) -> None:
+    async def send() -> tuple[bytes, int]:
+        async with served() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begin)
+            num_sent = 0
+            try:
+                while not reader.at_eof() and num_sent < 64 * MAX_HEAD_BYTES:
+                    writer.write(b"a" * 16_384)
+                    await writer.drain()
+                    num_sent += 16_384
+                    await asyncio.sleep(0)
+                return await reader.read(), num_sent
+            except ConnectionError:
+                return b"", num_sent
+            finally:
+                writer.close()
+
+    answer, num_sent = asyncio.run(send())
+    assert num_sent < 64 * MAX_HEAD_BYTES
+    assert not answer or answer.startswith(b"HTTP/1.1 431"), answer
+
+
+def test_a_long_head_and_a_long_body_are_read() -> None:
+    padding = b"X-A: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\n"
+    body = b"b" * (4 * MAX_HEAD_BYTES)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % len(body)
+    assert said(asyncio.run(told(head + padding + b"\r\n", body)))["body"] == body.decode()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET / HTTP/1.1\r\nHost", HEAD + b"\r\n" + BODY[:-1]])
+def test_a_request_that_does_not_go_on_is_given_up(sent: bytes) -> None:
+    assert asyncio.run(told(sent, silence_s=0.05)) == b""
+
+
+def test_a_connection_of_whole_requests_is_kept() -> None:
+    async def send() -> bytes:
+        silence_s = patient(1)
+        async with served(silence_s=silence_s) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEAD + b"\r\n" + BODY)
+            await reader.readuntil(b"}")
+            await asyncio.sleep(1.2 * silence_s)  # that nothing came is not held against it
+            writer.write(HEAD + b"Connection: close\r\n\r\n" + BODY)
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    assert said(asyncio.run(send()))["body"] == BODY.decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [(b"/v1/completions", "server_error"), (b"/v1/messages", "overloaded_error")]
+)
+def test_beyond_the_bound_of_connections_the_answer_has_the_shape_of_its_api(path: bytes, kind: str) -> None:
+    async def send() -> bytes:
+        async with served(max_connections=2) as port:
+            _, other = await asyncio.open_connection("127.0.0.1", port)
+            other.write(b"GET / HT")
+            await other.drain()
+            answer = await talk(port, b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n" % path)
+            other.close()
+            return answer
+
+    head, _, body = asyncio.run(send()).partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 503", b"HTTP/1.1 529"))
+    assert b"retry-after: 1" in head
+    assert b"connection: close" in head
+    assert orjson.loads(body)["error"]["type"] == kind
