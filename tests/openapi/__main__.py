@@ -94,7 +94,9 @@ def run(url: str, num_examples: int, seed: int) -> Outcome:
         ("--max-examples", str(-(-num_examples // part)), "--checks", ",".join(CHECKS), *arguments)
         for arguments, part in _PASSES
     ]
-    return _outcome_of(f"{url}/openapi.json", passes, seed)
+    paths = httpx2.get(f"{url}/openapi.json").json()["paths"]
+    del paths["/openapi.json"]  # is read, not tried
+    return _outcome_of(url, f"{url}/openapi.json", paths, passes, seed)
 
 
 def run_foreign(url: str, document: dict[str, Any], num_examples: int, seed: int) -> Outcome:
@@ -102,21 +104,33 @@ def run_foreign(url: str, document: dict[str, Any], num_examples: int, seed: int
 
     Answers differ from that document where a field is not supported, so a fault of ours is all that is looked for.
     """
-    ours = {_without_names(path) for path in httpx2.get(f"{url}/openapi.json").json()["paths"]}
-    paths = {path: each for path, each in document["paths"].items() if _without_names(f"/v1{path}") in ours}
-    document["paths"], document["components"] = paths, _used_components(paths, document["components"])
+    ours = {_without_names(path): each for path, each in httpx2.get(f"{url}/openapi.json").json()["paths"].items()}
+    paths = {}
+    for path, operations in document["paths"].items():
+        of_ours = ours.get(_without_names(f"/v1{path}"), {})
+        if found := {method: each for method, each in operations.items() if method in of_ours}:
+            paths[path] = found
+    components = _used_components(paths, document["components"])
+    document["paths"], document["components"] = _without_complements(paths), _without_complements(components)
     num_operations = sum(len(each) for each in paths.values())
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "openapi.json"
         file.write_text(json.dumps(document))
         arguments = ("--max-examples", str(-(-num_examples // num_operations)), "--phases", "fuzzing")
         checks = ("--checks", "not_a_server_error", "--url", f"{url}/v1")
-        return _outcome_of(str(file), [(*arguments, *checks)], seed)
+        return _outcome_of(url, str(file), paths, [(*arguments, *checks)], seed)
 
 
 def _without_names(path: str) -> str:
     """The path without the names of its parameters."""
     return re.sub(r"\{[^}]*\}", "{}", path)
+
+
+def _without_complements(schema: Any) -> Any:
+    """The schema without `not`, of which no cases can be made."""
+    if isinstance(schema, dict):
+        return {name: _without_complements(each) for name, each in schema.items() if name != "not"}
+    return [_without_complements(each) for each in schema] if isinstance(schema, list) else schema
 
 
 def _used_components(paths: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
@@ -131,12 +145,12 @@ def _used_components(paths: dict[str, Any], components: dict[str, Any]) -> dict[
     return used
 
 
-def _outcome_of(document: str, passes: Sequence[Sequence[str]], seed: int) -> Outcome:
+def _outcome_of(url: str, document: str, paths: dict[str, Any], passes: Sequence[Sequence[str]], seed: int) -> Outcome:
     outcome = Outcome()
     with tempfile.TemporaryDirectory() as folder:
         for number, arguments in enumerate(passes):
             events = Path(folder) / f"events_{number}.ndjson"
-            ended = _schemathesis(document, Path(folder), events, ("--seed", str(seed), *arguments))
+            ended = _schemathesis(url, document, Path(folder), events, ("--seed", str(seed), *arguments))
             if not events.exists():
                 raise RuntimeError(f"schemathesis failed:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
             num_failures = len(outcome.failures)
@@ -144,18 +158,24 @@ def _outcome_of(document: str, passes: Sequence[Sequence[str]], seed: int) -> Ou
                 outcome.add(lines)
             if ended.returncode != 0 and len(outcome.failures) == num_failures:
                 outcome.failures.append(f"schemathesis ended with {ended.returncode}: {ended.stdout[-2000:]}")
+    outcome.require_success(f"{method.upper()} {path}" for path, methods in paths.items() for method in methods)
     return outcome
 
 
 def _schemathesis(
-    document: str, folder: Path, events: Path, arguments: Sequence[str]
+    url: str, document: str, folder: Path, events: Path, arguments: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", document),
         *("--continue-on-failure", "--no-shrink", "--warnings", "off", "--request-timeout", "60"),
         *("--report", "ndjson", "--report-ndjson-path", str(events), *arguments),
     ]
-    env = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.openapi.hooks", "PYTHONPATH": str(ROOT)}
+    env = {
+        **os.environ,
+        "SCHEMATHESIS_HOOKS": "tests.openapi.hooks",
+        "PYTHONPATH": str(ROOT),
+        "QUIRE_GATEWAY_URL": url,  # for the hooks
+    }
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=_MOST_S, check=False)
 
 

@@ -38,6 +38,13 @@ class Outcome:
             "failures": self.failures,
         }
 
+    def require_success(self, operations: Iterable[str]) -> None:
+        """Count each operation as a failure of which no request succeeded."""
+        for label in operations:
+            counts = self.answers[label]
+            if not any(status.startswith("2") for status in counts):
+                self.failures.append(f"{label}: none of {counts.total():,} requests succeeded")
+
     def add(self, lines: Iterable[str]) -> None:
         """Add what the events of one run tell."""
         for line in lines:

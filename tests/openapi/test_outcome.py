@@ -36,3 +36,12 @@ def test_failed_checks_missing_answers_and_errors_are_failures() -> None:
     outcome.add([scenario("fuzzing", "failure", answer(500)), scenario("fuzzing", "success", None)])
     outcome.add([json.dumps({"NonFatalError": {"label": "POST /x"}})])
     assert len(outcome.failures) == 3
+
+
+def test_an_operation_that_never_succeeds_is_a_failure() -> None:
+    outcome = Outcome()
+    outcome.add([scenario("fuzzing", "success", answer(400)), scenario("stateful", "success", answer(201))])
+    outcome.require_success(["GET /x"])
+    assert not outcome.failures
+    outcome.require_success(["POST /x", "PUT /y"])
+    assert outcome.failures == ["POST /x: none of 1 requests succeeded", "PUT /y: none of 0 requests succeeded"]
