@@ -15,6 +15,7 @@ from common.refusal import refuse_to_start
 from common.settings import settings_or_exit
 from common.status import Status
 from gateway_svc.app import create_app
+from gateway_svc.error_answer import answer_busy
 from gateway_svc.http_server import HttpServer
 from gateway_svc.listening import ListenError, listening_socket
 from quire.gateway_settings import GatewaySettings
@@ -44,7 +45,7 @@ def main() -> None:
         sock = listening_socket(settings.listen, shares_port=settings.shares_port)
     except (AccessError, ListenError, ValueError) as error:
         refuse_to_start(SERVICE, str(error), names)
-    app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys)
+    app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys, origins=settings.origins)
     run_service(serve(settings, sock, client, app))
 
 
@@ -56,6 +57,7 @@ async def serve(settings: GatewaySettings, sock: socket.socket, client: quire.As
             app,
             max_connections=settings.max_http_connections,
             drain_timeout_s=settings.drain_timeout_s,
+            busy=answer_busy,
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
         )

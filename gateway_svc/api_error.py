@@ -91,13 +91,17 @@ def from_quire(error: QuireError, names: Mapping[str, str], request_id: str | No
     if isinstance(error, UnauthenticatedError):  # the caller's own key was accepted
         error = QuireError(_KEY_REFUSED)
     if isinstance(error, InvalidRequestError):
-        error = error.renamed(lambda path: _NAME.sub(lambda found: names.get(found[0], found[0]), path, count=1))
+        error = error.renamed(lambda path: _renamed(path.removeprefix("chat."), names))  # tokenizing nests a chat
         param = error.violations[0].field if error.violations else None
     _, status, kind, code = next(each for each in _STATUSES if isinstance(error, each[0]))
     retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else None
     return ApiError(
         status, error.message, kind=kind, param=param, code=code, retry_after_s=retry_after_s, request_id=request_id
     )
+
+
+def _renamed(path: str, names: Mapping[str, str]) -> str:
+    return _NAME.sub(lambda found: names.get(found[0], found[0]), path, count=1)
 
 
 @contextmanager
@@ -124,6 +128,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         case "json_invalid":
             return ApiError(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
         case "extra_forbidden":
+            param = _member(_path(place[:-1]), str(place[-1]))  # whatever name it is
             return ApiError(400, f"Unrecognized request argument: {param}", param=param, code="unknown_parameter")
         case "missing" if param is None:
             return ApiError(400, "The body is missing: send JSON", code="missing_body")
@@ -145,5 +150,10 @@ def _path(location: Sequence[int | str]) -> str:
         if isinstance(each, int):
             path += f"[{each}]"
         elif each.isidentifier() and each not in _TYPES and not each[0].isupper():
-            path += f".{each}" if path else each
+            path = _member(path, each)
     return path
+
+
+def _member(path: str, name: str) -> str:
+    """The path of a member of the object at this path; of a long name its beginning."""
+    return f"{path}.{name:.80}" if path else name[:80]

@@ -1,10 +1,12 @@
 """The HTTP application: routes, the errors that they share, and the bound of a body."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import orjson
 from fastapi import FastAPI, Header, Request
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 import quire
@@ -15,6 +17,7 @@ from gateway_svc.body_limit import BodyLimit
 from gateway_svc.departure import answer_unless_departed
 from gateway_svc.error_answer import error_answer
 from gateway_svc.error_handlers import add_error_handlers
+from gateway_svc.head_method import HeadAsGet
 from gateway_svc.headers import IdempotencyKey, LastEventId
 from gateway_svc.http_figures import HttpFigures, MeasuredCalls
 from gateway_svc.json_body import JsonRoute
@@ -36,11 +39,22 @@ from quire.api_keys import AcceptedKeys
 
 AnthropicVersion = Annotated[str | None, Header()]
 
+_SCRIPT_METHODS = ("DELETE", "GET", "POST", "PUT")
+_SCRIPT_HEADERS = ("x-request-id", "request-id", "retry-after")  # that scripts may read
 _READY_S = 3.0  # for the scheduler's answer; requests wait longer for it
 
 
-def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None) -> FastAPI:
-    """The application, which answers by calls to the client; without `keys` to everybody."""
+def create_app(
+    client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None, origins: Sequence[str] = ()
+) -> FastAPI:
+    """The application, which answers by calls to the client.
+
+    Args:
+        client: of the SDK.
+        max_body_bytes: of a request.
+        keys: without them everybody is answered.
+        origins: web pages whose scripts may call.
+    """
     app = FastAPI(openapi_url=None, redirect_slashes=False, generate_unique_id_function=lambda route: route.name)
     app.router.route_class = JsonRoute
     figures = HttpFigures()
@@ -48,6 +62,15 @@ def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: Accepted
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys, respond=error_answer)
     app.add_middleware(MeasuredCalls, figures=figures)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=_SCRIPT_METHODS,
+            allow_headers=["*"],
+            expose_headers=_SCRIPT_HEADERS,
+        )
+    app.add_middleware(HeadAsGet)
     add_error_handlers(app)
     vocabulary = Vocabulary(client)
     model = ServedModel(client, vocabulary)

@@ -11,7 +11,10 @@ from typing import Any
 import orjson
 from fastapi import Request
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.responses import Response
+
+from gateway_svc.api_error import ApiError
 
 MAX_DEPTH = 100  # of objects and lists within each other: copies and dumps of a value call themselves as deeply
 
@@ -32,9 +35,29 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:
+            if self.body_field is not None:
+                check_body_type(request.headers)
             return await handle(JsonRequest(request.scope, request.receive))
 
         return handle_strictly
+
+
+def check_body_type(headers: Headers) -> None:
+    """Raise ApiError for a body that is sent as something else than JSON, or compressed."""
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return  # there is none
+    kind = headers.get("content-type", "")
+    main, _, sub = kind.partition(";")[0].strip().lower().partition("/")
+    if main != "application" or not (sub == "json" or sub.endswith("+json")):
+        named = f"has the content-type {kind:.80}" if kind else "has no content-type"
+        raise _unsupported("content-type", f"the body {named}: send JSON with 'content-type: application/json'")
+    coding = headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise _unsupported("content-encoding", f"the body is encoded with {coding:.80}: send it as it is")
+
+
+def _unsupported(header: str, message: str) -> ApiError:
+    return ApiError(415, message, param=header, code="unsupported_media_type")
 
 
 def decode_json(data: bytes) -> Any:

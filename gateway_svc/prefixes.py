@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path
 from starlette.responses import JSONResponse, Response
 
 import quire
-from gateway_svc.api_error import invalid
+from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.json_body import JsonRoute
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.tools import Tools, template_tools
@@ -49,7 +49,8 @@ def prefixes_router(client: quire.AsyncClient) -> APIRouter:
     @router.put("/{name}", response_model=None)
     async def pin(name: PinName, body: PinRequest) -> Response:
         """201 for a new pin, 200 for the same one again, 409 if the name has another prefix."""
-        pinned = await client.pin_prefix(name, body.prefix, tenant=body.tenant, cache_salt=body.cache_salt)
+        with sdk_refusals({"prefix": "prompt" if body.messages is None else "messages"}):
+            pinned = await client.pin_prefix(name, body.prefix, tenant=body.tenant, cache_salt=body.cache_salt)
         return JSONResponse(dataclasses.asdict(pinned), status_code=201 if pinned.created else 200)
 
     @router.delete("/{name}", status_code=204, response_model=None)

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, WithJsonSchema, create_model
 from pydantic.functional_validators import AfterValidator
 from pydantic_core import PydanticCustomError
 
@@ -54,6 +54,22 @@ class ApiModel(BaseModel):
     """A JSON object with known fields of exact types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+def by_type(tags: Mapping[str, str], what: str) -> Discriminator:
+    """Choose among models by the field `type`; any other type is refused.
+
+    Args:
+        tags: of the models, by type. A tag begins with a capital, by which it is told from a field in a place.
+        what: of which there are these types.
+    """
+
+    def tag_of(given: Any) -> str | None:
+        kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+        return tags.get(kind) if isinstance(kind, str) else None
+
+    message = f"this server supports {what} of the types {', '.join(tags)}"
+    return Discriminator(tag_of, custom_error_type="unsupported", custom_error_message=message)
 
 
 class StructuredOutputs(ApiModel):

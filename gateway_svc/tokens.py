@@ -5,11 +5,13 @@ from typing import Any
 from pydantic import Field
 
 import quire
-from gateway_svc.api_error import invalid
+from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.tools import Tools, template_tools
 from gateway_svc.request_fields import ApiModel
 from gateway_svc.served_model import ServedModel
+
+_NAMES = {"token_ids": "tokens", "text": "prompt", "template_kwargs": "chat_template_kwargs"}  # by the SDK's
 
 
 class TokenizeRequest(ApiModel):
@@ -54,7 +56,8 @@ class Tokens:
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=bool(body.continue_final_message),
             )
-        found = await self._client.tokenize(text, add_special_tokens=body.add_special_tokens)
+        with sdk_refusals(_NAMES):
+            found = await self._client.tokenize(text, add_special_tokens=body.add_special_tokens)
         model = await self._model.get()
         strings = list(found.tokens) if body.return_token_strs else None
         ids = list(found.token_ids)
@@ -63,4 +66,5 @@ class Tokens:
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
         """The text of token ids, special tokens included. Raises ApiError, QuireError."""
         await self._model.check(body.model)
-        return {"prompt": await self._client.detokenize(body.tokens, keep_special_tokens=True)}
+        with sdk_refusals(_NAMES):
+            return {"prompt": await self._client.detokenize(body.tokens, keep_special_tokens=True)}

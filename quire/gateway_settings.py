@@ -1,5 +1,6 @@
 """Settings of the gateway process; in this package because `quire serve` takes, checks and prints them too."""
 
+import re
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -9,6 +10,8 @@ from pydantic_settings import SettingsConfigDict
 from quire.access_settings import AccessSettings
 from quire.address import check_address, check_listen_address
 from quire.params import DEFAULT_ADDRESS
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 
 
 class GatewaySettings(AccessSettings):
@@ -37,6 +40,11 @@ class GatewaySettings(AccessSettings):
         16, ge=1, le=1024, description="MiB of a request's body; larger ones are refused with 413"
     )
     max_http_connections: int = Field(4096, ge=1, description="connections open at once; requests beyond it get 503")
+    cors_origins: str = Field(
+        "",
+        description="web pages whose scripts may call (CORS), as scheme://host[:port] with commas between; "
+        "*: all; empty: none",
+    )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long open answers may continue after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
     log_format: Literal["auto", "console", "json"] = Field(
@@ -51,6 +59,19 @@ class GatewaySettings(AccessSettings):
     status_fd: int | None = Field(None, description="pipe on which the start's progress is reported to the supervisor")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
     print_config: bool = Field(False, description="print the settings in force as TOML and exit")
+
+    @property
+    def origins(self) -> list[str]:
+        """Web pages whose scripts may call, one by one."""
+        return [each.strip() for each in self.cors_origins.split(",") if each.strip()]
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _web_origins(cls, value: str) -> str:
+        for each in value.split(","):
+            if each.strip() and not _ORIGIN.fullmatch(each.strip()):
+                raise ValueError(f"{each.strip()!r} is no origin: give * or scheme://host[:port], without a path")
+        return value
 
     @field_validator("listen")
     @classmethod

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 import quire
 from gateway_svc.openai.tools import SentCall
-from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
+from gateway_svc.request_fields import ApiModel, Ignored, Unsupported, by_type
 from quire.params import Tools
 
 MAX_TOOL_CALLS = 128  # of a message
@@ -22,11 +22,29 @@ class TextPart(ApiModel):
     prompt_cache_breakpoint: Ignored
 
 
+class RefusalPart(ApiModel):
+    """Words of a model that declined to answer, in a message of the assistant."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """Words of the model."""
+        return self.refusal
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("TextPart")] | Annotated[RefusalPart, Tag("RefusalPart")],
+    by_type({"text": "TextPart", "refusal": "RefusalPart"}, "content"),
+]
+
+
 class ChatMessage(ApiModel):
     """A message of a conversation: text, or parts of text."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Part] | None = None
     name: str | None = Field(None, description="For the chat template.")
     tool_calls: Annotated[list[SentCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
@@ -34,6 +52,7 @@ class ChatMessage(ApiModel):
     reasoning: str | None = Field(None, description="Other name of reasoning_content.")
     type: Ignored
     refusal: Ignored
+    parsed: Ignored  # OpenAI's client adds it to an answer
     annotations: Ignored
     audio: Unsupported
     function_call: Unsupported

@@ -1,6 +1,7 @@
 """`/v1/completions`: prompts as text or token ids, answered whole or as events."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -111,6 +112,7 @@ class _Call(CompletionCall):
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by output
         self._prompt_logprobs: dict[int, Sequence[quire.TokenLogprobs]] = {}  # by prompt
         self._echoed: set[int] = set()
+        self._is_echo_alone = body.max_tokens == 0  # the token that is computed all the same does not come back
         self._is_plain = not body.echo and body.logprobs is None  # a choice is its text and its end
 
     def id_of(self, number: int) -> str:
@@ -127,13 +129,22 @@ class _Call(CompletionCall):
                     output, sample.text, sample.logprobs, completion.prompt_logprobs, sample.finish_reason
                 )
                 if self.body.return_token_ids:
-                    choice["token_ids"] = sample.token_ids
+                    choice["token_ids"] = () if self._is_echo_alone else sample.token_ids
                 choices.append(choice)
-        return self.to_json(choices, usage)
+        return self.to_json(choices, self._delivered(usage))
+
+    def last_event(self, usage: quire.Usage) -> bytes:
+        """See CompletionCall."""
+        return super().last_event(self._delivered(usage))
+
+    def _delivered(self, usage: quire.Usage) -> quire.Usage:
+        return replace(usage, completion_tokens=0) if self._is_echo_alone else usage
 
     async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
         """The event of a chunk; None if it has nothing to say yet."""
         finish = chunk.finish
+        if self._is_echo_alone:
+            self.num_output_tokens = 0
         is_echo = bool(self.body.echo) and output not in self._echoed
         if not (chunk.text or chunk.logprobs or finish or is_echo or (self.body.return_token_ids and chunk.token_ids)):
             return None
@@ -143,7 +154,7 @@ class _Call(CompletionCall):
         else:
             choice = await self._choice(output, chunk.text, chunk.logprobs, chunk.prompt_logprobs, reason)
         if self.body.return_token_ids:
-            choice["token_ids"] = chunk.token_ids
+            choice["token_ids"] = () if self._is_echo_alone else chunk.token_ids
         return self.choice_event(choice)
 
     async def _choice(
@@ -155,7 +166,7 @@ class _Call(CompletionCall):
         reason: quire.FinishReason | None,
     ) -> dict[str, Any]:
         """A choice with the next text of an output; the first one of an output begins with an echoed prompt."""
-        if self.body.max_tokens == 0:
+        if self._is_echo_alone:
             text, logprobs = "", ()
         is_echo = bool(self.body.echo) and output not in self._echoed
         number = output // self.body.num_outputs

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 import quire
-from gateway_svc.request_fields import ApiModel
+from gateway_svc.request_fields import ApiModel, Ignored, by_type
 from gateway_svc.tool_use import MAX_TOOLS, TOOL_NAME, ToolUse
 from quire.parsing.deltas import Delta
 
@@ -35,12 +35,14 @@ class CalledFunction(ApiModel):
 
     name: str = TOOL_NAME
     arguments: str
+    parsed_arguments: Ignored  # OpenAI's client adds them to an answer
 
 
 class SentCall(ApiModel):
     """A call in a message of the conversation so far."""
 
     id: str
+    index: Ignored  # in events
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -76,7 +78,13 @@ class AllowedChoice(ApiModel):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[
+        Annotated[NamedChoice, Tag("NamedChoice")] | Annotated[AllowedChoice, Tag("AllowedChoice")],
+        by_type({"function": "NamedChoice", "allowed_tools": "AllowedChoice"}, "choices"),
+    ]
+)
 
 
 def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ STATUSES = {
     404: "There is no such model, request, response or prefix.",
     409: "The Idempotency-Key or the name belongs to something else, or the stream cannot be resumed.",
     413: "The body is too large.",
+    415: "The body is no JSON by its `content-type`, or it is compressed.",
     429: "Too much is waiting; `retry-after` says when to try again.",
     499: "The request was cancelled.",
     500: "The gateway, or the deployment behind it, failed.",
@@ -28,7 +29,7 @@ STATUSES = {
     529: "Nothing can serve the request now, as Anthropic's API says it.",
 }
 _SCHEDULER = (429, 500, 503, 504)  # of every call to the scheduler
-_BODY = (400, 413)
+_BODY = (400, 413, 415)
 _GENERATION = (*_BODY, 404, 409, 499, *_SCHEDULER)
 _ANTHROPIC = {503: 529}
 
@@ -102,7 +103,7 @@ ANSWERS: dict[tuple[str, str], Answers] = {
     ("get", "/requests"): Answers(ok=others.RequestList, errors=(400, *_SCHEDULER)),
     ("get", "/requests/{request_id}"): Answers(ok=others.Record, errors=_RECORD),
     ("post", "/requests/{request_id}/cancel"): Answers(ok=others.State, errors=_RECORD),
-    ("post", "/requests/{request_id}/pause"): Answers(ok=others.State, errors=(*_RECORD, 413)),
+    ("post", "/requests/{request_id}/pause"): Answers(ok=others.State, errors=(*_RECORD, 413, 415)),
     ("post", "/requests/{request_id}/resume"): Answers(ok=others.State, errors=_RECORD),
     ("get", "/prefixes"): Answers(ok=others.PrefixList, errors=(400, *_SCHEDULER)),
     ("put", "/prefixes/{name}"): Answers(

@@ -213,6 +213,20 @@ def test_echo_begins_with_the_prompt_as_it_was_given(api: openai.OpenAI, sdk: qu
     assert alone.logprobs.text_offset[-1] == len(PROMPT) - len(last)
 
 
+def test_an_echo_alone_counts_and_names_no_token_beyond_the_prompt(api: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "prompt": [PROMPT, "x"], "echo": True, "max_tokens": 0}
+    fields["extra_body"] = {"return_token_ids": True}
+    whole = api.completions.create(**fields)
+    assert whole.usage is not None
+    assert (whole.usage.completion_tokens, whole.usage.total_tokens) == (0, whole.usage.prompt_tokens)
+    assert [choice.to_dict()["token_ids"] for choice in whole.choices] == [[], []]
+    fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    *events, last = api.completions.create(**fields, stream=True)
+    assert last.usage == whole.usage
+    assert {event.usage.completion_tokens for event in events if event.usage} == {0}
+    assert all(choice.to_dict()["token_ids"] == [] for event in events for choice in event.choices)
+
+
 def test_token_ids_come_if_asked_for(api: openai.OpenAI, sdk: quire.Client) -> None:
     expected = sdk.generate(PROMPT, temperature=0, max_tokens=9)
     fields: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": 9}

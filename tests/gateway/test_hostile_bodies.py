@@ -1,6 +1,7 @@
 """Hostile bodies: whatever a client sends to a route is answered in the shape of its API, never with a fault."""
 
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -119,8 +120,18 @@ def test_depth_counts_and_width_does_not() -> None:
 
 @pytest.mark.parametrize(("method", "path", "name"), FIELDS)
 def test_odd_values_of_a_field_are_no_fault(http: httpx2.Client, method: str, path: str, name: str) -> None:
-    for value in (*ODD, HUGE[0], HUGE[-1], DEEP):
-        check_answer(send(http, method, path, json.dumps({**BODIES[method, path], name: value}).encode()))
+    for value in (*ODD, HUGE[0], HUGE[-1], DEEP, [], "", "\u0000" * 9000):
+        answer = send(http, method, path, json.dumps({**BODIES[method, path], name: value}).encode())
+        check_answer(answer)
+        check_named(answer, method, path)
+
+
+def check_named(answer: httpx2.Response, method: str, path: str) -> None:
+    """Fails if a refusal names a field that the body does not have."""
+    if answer.status_code == 400 and (param := answer.json()["error"].get("param")) is not None:
+        names = {name for each_method, each_path, name in FIELDS if (each_method, each_path) == (method, path)}
+        found = re.match(r"\w+", param)
+        assert found is not None and found[0] in names, f"{param} of {path}: {answer.text[:300]}"
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -27,7 +27,7 @@ _TASK = (
     "Summarize the conversation above for whoever goes on with it: what is wanted, what was decided, done and found, "
     "names, numbers and quotations that matter, and what is still open. Answer with the summary alone."
 )
-_NAMES = {"prompt": "input"}
+_NAMES = {"prompt": "input", "messages": "input"}
 _SAME_NAMES = ("priority", "cache_salt", "timeout_s", "tenant")
 
 

@@ -140,7 +140,12 @@ class ResponseRequest(GenerationFields):
     @property
     def names(self) -> Mapping[str, str]:
         """Names of fields by the SDK's keywords, where they differ."""
-        names = {**super().names, "prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+        names = {
+            **super().names,
+            **dict.fromkeys(("prompt", "messages"), "input"),
+            "logprobs": "top_logprobs",
+            "max_tokens": "max_output_tokens",
+        }
         names["template_kwargs"] = "chat_template_kwargs"
         return {**names, **({} if self._format is None else _FORMAT_NAMES), **self.tool_use.names}
 

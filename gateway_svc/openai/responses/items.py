@@ -7,11 +7,11 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+from pydantic import AliasChoices, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from gateway_svc.openai.tools import CalledFunction
-from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
+from gateway_svc.request_fields import ApiModel, Ignored, Unsupported, by_type
 
 _ItemId = Annotated[str | None, Field(max_length=128)]
 _COMPACTION_MARK = "quire:"
@@ -32,6 +32,7 @@ class OutputText(ApiModel):
     text: str
     annotations: Ignored
     logprobs: Ignored
+    parsed: Ignored  # OpenAI's client adds it to an answer
 
 
 class Refusal(ApiModel):
@@ -46,18 +47,11 @@ class Refusal(ApiModel):
         return self.refusal
 
 
-_PART_TYPES = ("input_text", "output_text", "refusal")
-
-
-def _refuse_other_parts(part: Any) -> Any:
-    if isinstance(part, dict) and part.get("type") not in _PART_TYPES:
-        types = ", ".join(_PART_TYPES)
-        raise PydanticCustomError("unsupported", "this server supports parts of the types {types}", {"types": types})
-    return part
-
-
 Part = Annotated[
-    Annotated[InputText | OutputText | Refusal, Field(discriminator="type")], BeforeValidator(_refuse_other_parts)
+    Annotated[InputText, Tag("InputText")]
+    | Annotated[OutputText, Tag("OutputText")]
+    | Annotated[Refusal, Tag("Refusal")],
+    by_type({"input_text": "InputText", "output_text": "OutputText", "refusal": "Refusal"}, "parts"),
 ]
 
 
@@ -133,7 +127,8 @@ class InputCall(CalledFunction):
     status: Ignored
     namespace: Unsupported
     caller: Unsupported
-    async_: Unsupported = Field(None, alias="async")
+    # OpenAI's client names it in both ways.
+    async_: Unsupported = Field(None, alias="async", validation_alias=AliasChoices("async", "async_"))
 
     def to_item(self, item_id: str) -> dict[str, Any]:
         """The item of a listing; `item_id` is for one without an id."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from gateway_svc.openai.tools import (
@@ -15,7 +15,7 @@ from gateway_svc.openai.tools import (
     ToolChoice,
     tool_use_of,
 )
-from gateway_svc.request_fields import ApiModel, Unsupported
+from gateway_svc.request_fields import ApiModel, Unsupported, by_type
 from gateway_svc.tool_use import MAX_TOOLS, ToolUse
 
 
@@ -75,7 +75,11 @@ def _refuse_other_choices(choice: Any) -> Any:
 
 
 Choice = Annotated[
-    Literal["none", "auto", "required"] | Annotated[FunctionChoice | AllowedToolsChoice, Field(discriminator="type")],
+    Literal["none", "auto", "required"]
+    | Annotated[
+        Annotated[FunctionChoice, Tag("FunctionChoice")] | Annotated[AllowedToolsChoice, Tag("AllowedToolsChoice")],
+        by_type({"function": "FunctionChoice", "allowed_tools": "AllowedToolsChoice"}, "choices"),
+    ],
     BeforeValidator(_refuse_other_choices),
 ]
 
