@@ -31,6 +31,7 @@ from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import RecordLimits, Store, StoreError
 from scheduler_svc.requests.admission import Admission
+from scheduler_svc.requests.live.cache_summary import CacheSummary
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.publisher import Delivery
 from scheduler_svc.requests.live.readers import Readers
@@ -40,6 +41,7 @@ from scheduler_svc.requests.queue_limits import AdmissionLimits
 from scheduler_svc.requests.recovery.recovery import Recovery
 from scheduler_svc.requests.request_control import RequestControl
 from scheduler_svc.requests.request_list import RequestList
+from scheduler_svc.requests.shard_rule import SeenPlan, ShardRule
 from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.workers import Workers
 from tests.patience import patient
@@ -82,6 +84,7 @@ class Site:
         delivery: Delivery = "durable",
         stream_interval_s: float = 0.0,
         make_link: Callable[[str], WorkerLink] = WorkerLink,
+        shards: SeenPlan | None = None,  # of which this is shard 0; None: there can be but one
     ) -> None:
         self.store = store
         self.journal = Journal(
@@ -111,9 +114,20 @@ class Site:
             **limits,  # type: ignore[arg-type]
         )
         self.recovery = Recovery(self.engine, self.readers, model_patience_s=model_patience_s)
-        self.control = RequestControl(self.engine, self.recovery, admission_limits, timeout_s=admission_timeout_s)
+        shard_rule = None if shards is None else ShardRule(0, shards, 0.0)
+        self.cached = None if shards is None else CacheSummary(0, self.engine.scheduler.workers)
+        self.control = RequestControl(
+            self.engine, self.recovery, admission_limits, timeout_s=admission_timeout_s, shard_rule=shard_rule
+        )
         self.admission = Admission(
-            self.engine, admission_limits, self.readers, self.recovery, self.control, timeout_s=admission_timeout_s
+            self.engine,
+            admission_limits,
+            self.readers,
+            self.recovery,
+            self.control,
+            timeout_s=admission_timeout_s,
+            cached=self.cached,
+            shard_rule=shard_rule,
         )
         self.keeper = PrefixKeeper(self.engine, self.admission.in_flight_admissions_still_fit, retry_s=pin_retry_s)
         self.prefixes = Prefixes(self.admission, self.keeper, pin_limits, is_enabled=prefix_cache)

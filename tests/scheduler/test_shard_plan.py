@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ShardsChangedError
-from quire.shards import ShardNumbers, places_of_id
+from quire.shards import ShardNumbers, places_of_id, shard_of_id
 from scheduler_svc.journal.shard_plan import MOST_SHARDS, FormerNumber, ShardPlan
 from scheduler_svc.leadership.settling import Settling
 from scheduler_svc.requests.shard_rule import ShardRule
@@ -216,6 +216,27 @@ def test_once_all_know_the_numbers_every_submission_is_accepted_or_found() -> No
         for _ in range(4 * len(IDS)):
             world.act("go on", 0)
         assert not world.submitting and world.num_accepted == len(IDS)
+
+
+def test_an_id_whose_request_was_found_under_a_former_number_is_new_in_its_present_shard_alone() -> None:
+    """Between the look and the submission the record may expire, and another client finds it nowhere."""
+    plan = ShardPlan.first(1).with_wanted(2).with_ready()
+    rules = [ShardRule(shard, Leader(plan), 0.0) for shard in range(2)]
+    assert {shard_of_id(each, 2) for each in IDS} == {0, 1}
+    for request_id in IDS:
+        own = shard_of_id(request_id, 2)
+        rules[own].check_new(request_id, plan.version)
+        with pytest.raises(ShardsChangedError):
+            rules[1 - own].check_new(request_id, plan.version)
+
+
+def test_a_removed_shard_takes_no_new_requests_also_of_clients_that_know_no_numbers() -> None:
+    plan = ShardPlan.first(3).with_wanted(2)
+    for shard in range(2):
+        ShardRule(shard, Leader(plan), 0.0).check_new("ours", 0)
+    with pytest.raises(ShardsChangedError, match="shard 2 takes no new requests; 2 of") as caught:
+        ShardRule(2, Leader(plan), 0.0).check_new("ours", 0)
+    assert caught.value.version == plan.version
 
 
 @given(
