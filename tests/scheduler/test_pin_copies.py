@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from itertools import pairwise
 from zlib import crc32
 
 import pytest
@@ -18,7 +19,7 @@ from scheduler_svc.requests.prefixes.pin_copies import MOST_PATIENCE_S, PATIENCE
 from scheduler_svc.requests.prefixes.prefix_pin import digest_of_pins
 from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.scheduler.journal_setup import until
-from tests.scheduler.pinning import PREFIX, beginning, cached_tokens, num_pinned_blocks, pin, pinned
+from tests.scheduler.pinning import PREFIX, beginning, cached_tokens, num_computed, num_pinned_blocks, pin, pinned
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, running_site
 from tests.scheduler.test_restated_replay import Writer, restatements_of
@@ -66,6 +67,17 @@ def test_the_pins_that_are_read_are_those_that_a_new_leader_would_find(
         write(writer.entry())
     found = asyncio.run(read_pins(Journal(entries).read_after))
     assert {(each.tenant, each.name): each for each in found} == {key: each.change for key, each in replay.pins.items()}
+
+
+async def test_reading_ends_although_the_journal_grows_as_fast_as_it_is_read() -> None:
+    entries: list[StoredEntry] = []
+
+    async def read_after(last: EntryId, limit: int) -> Sequence[StoredEntry]:
+        entries.append(stored(EntryId(1, len(entries) + 1), journal_pb2.JournalEntry(pins=[change("system")])))
+        assert len(entries) < 100, "it never ends"
+        return await Journal(entries).read_after(last, limit)
+
+    assert [each.name for each in await read_pins(read_after)] == ["system"]
 
 
 async def test_a_damaged_entry_is_told() -> None:
@@ -162,6 +174,30 @@ async def test_what_is_read_counts_only_if_it_is_what_the_leader_says(site: Site
         now_s += 0.25
     assert PATIENCE_S < now_s - began_s <= MOST_PATIENCE_S + 0.25
     assert (await pinned(site)).keys() == {"system"}
+
+
+async def test_each_attempt_in_vain_doubles_the_wait_for_the_next_until_the_pins_are_equal(site: Site) -> None:
+    first = First(change("system"))
+    first.error = StoreUnavailableError("gone")
+    copies = PinCopies(site.keeper, first.read)
+    for _ in range(2):
+        moments = [0.0]
+        for tick in range(2000):
+            num_reads, now_s = first.num_reads, tick / 4
+            await copies.update(first.digest, now_s)
+            moments += [now_s] * (first.num_reads - num_reads)
+        waits = [after - before for before, after in pairwise(moments)]
+        assert len(waits) > 8 and waits == [min(PATIENCE_S * 2**i, MOST_PATIENCE_S) for i in range(len(waits))]
+        await copies.update(lambda: site.keeper.digest, 500.0)
+
+
+async def test_a_copy_of_another_models_pin_waits_for_a_worker_of_that_model(site: Site) -> None:
+    worker = await site.add_worker()
+    first = First(change("system", fingerprint="counting-2"))
+    await mend(PinCopies(site.keeper, first.read), first)
+    assert await pinned(site) == {"system": []} and site.keeper.digest == first.digest()
+    await cached_tokens(site, beginning(PREFIX))
+    assert await pinned(site) == {"system": []} and num_computed(worker) == 41 + 3
 
 
 async def test_nothing_is_read_while_the_pins_are_equal_or_those_of_shard_0_are_not_known(site: Site) -> None:
