@@ -1,13 +1,11 @@
 """Tokens of several steps go out together where deliveries come too fast; first tokens and ends wait for nothing."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.live import settle_pace
-from scheduler_svc.requests.live.publisher import Publisher
 from scheduler_svc.requests.live.settle_pace import SettlePace
 from tests.patience import patient
 from tests.scheduler.sample_outputs import sampled, see
@@ -74,20 +72,6 @@ async def test_what_is_held_back_is_due_after_the_limit_and_somebody_is_woken_on
     pace.record_settled(ANY)  # ends the wait
     await asyncio.sleep(0.4)
     assert not woken.is_set()
-
-
-def test_settling_nothing_delivers_nothing_and_writes_nothing() -> None:
-    nothing: Any = None  # nobody is called
-    publisher = Publisher(
-        nothing,
-        nothing,
-        push_text=nothing,
-        on_durable=nothing,
-        on_closed=nothing,
-        delivery="durable",
-        distributions=nothing,
-    )
-    assert publisher.settle() == 0
 
 
 def chunk_sizes(messages: list[pb.GenerateResponse]) -> list[int]:

@@ -1,0 +1,107 @@
+"""Publisher by itself, on a journal that acknowledges when the test says so: what is released when, how it counts."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from common.running_histogram import RunningHistogram
+from scheduler_svc.requests.live.distributions import DistributionRecorder
+from scheduler_svc.requests.live.live_request import LiveRequest
+from scheduler_svc.requests.live.live_sample import LiveSample
+from scheduler_svc.requests.live.publisher import Delivery, Publisher
+from tests.scheduler.live_requests import drawing, live
+
+LONG_S = 1000  # so long that the time of the test itself does not count
+LONG_NS = LONG_S * 1_000_000_000
+
+
+class Desk:
+    """A publisher, and its entries that the journal has not acknowledged."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.seen = DistributionRecorder()
+        self.unacknowledged: list[Callable[[], None]] = []
+        journal: Any = self
+        self.publisher = Publisher(
+            journal,
+            journal,
+            push_text=lambda request, sample: sample.push_text(),
+            on_durable=lambda: None,
+            on_closed=lambda request: None,
+            delivery=delivery,
+            distributions=self.seen,
+        )
+
+    def append(self, *, on_durable: Callable[[], None], **entry: object) -> None:
+        self.unacknowledged.append(on_durable)
+
+    def settle(self, request: LiveRequest, tokens: dict[LiveSample, list[int]]) -> int:
+        for sample, token_ids in tokens.items():
+            sample.token_ids.extend(token_ids)
+        self.publisher.add_news(dict.fromkeys(tokens, request))
+        return self.publisher.settle()
+
+    def acknowledge(self) -> None:
+        self.unacknowledged.pop(0)()
+
+
+def number_of(histogram: RunningHistogram) -> int:
+    return sum(histogram.counts)
+
+
+def test_settling_nothing_delivers_nothing_and_writes_nothing() -> None:
+    desk = Desk("durable")
+    assert desk.publisher.settle() == 0 and not desk.unacknowledged
+
+
+@pytest.mark.parametrize("delivery", ["durable", "relaxed"])
+def test_tokens_are_released_by_the_acknowledgement_or_at_once_and_count_once(delivery: Delivery) -> None:
+    desk, request = Desk(delivery), live(drawing(2))
+    request.times.arrived_ns = time.monotonic_ns() - LONG_NS
+    first, second = request.samples
+    assert desk.settle(request, {first: [1, 2], second: [3]}) == 2
+    is_relaxed = delivery == "relaxed"
+    assert (request.times.first_token_ns is not None) is is_relaxed
+    assert [each.stream.num_released for each in request.samples] == ([2, 1] if is_relaxed else [0, 0])
+    desk.acknowledge()
+    assert [each.stream.num_released for each in request.samples] == [2, 1]
+    assert number_of(desk.seen.first_token_s) == 1 and number_of(desk.seen.token_s) == 0
+    assert LONG_S <= desk.seen.first_token_s.sum < 2 * LONG_S
+
+
+def test_a_later_acknowledgement_takes_back_nothing_that_was_shown_since() -> None:
+    desk, request = Desk("relaxed"), live()
+    (sample,) = request.samples
+    desk.settle(request, {sample: [1]})
+    desk.settle(request, {sample: [2, 3]})
+    desk.acknowledge()
+    assert sample.stream.num_released == 3 and sample.num_durable == 1
+
+
+def test_tokens_behind_the_first_ones_count_by_their_share_of_the_time_since_the_last() -> None:
+    desk, request = Desk("durable"), live()
+    (sample,) = request.samples
+    for token_ids in ([1], [2, 3, 4, 5], [6]):
+        desk.settle(request, {sample: token_ids})
+        if len(token_ids) > 1:
+            assert sample.released_ns is not None
+            sample.released_ns -= LONG_NS
+        desk.acknowledge()
+    assert number_of(desk.seen.first_token_s) == 1
+    assert number_of(desk.seen.token_s) == 5 and LONG_S <= desk.seen.token_s.sum < 2 * LONG_S
+    assert desk.seen.token_s.counts[-1] == 4  # each of them took a quarter, which is above the last bound
+
+
+def test_the_moment_of_the_first_token_stays() -> None:
+    desk, request = Desk("durable"), live()
+    (sample,) = request.samples
+    desk.settle(request, {sample: [1]})
+    desk.acknowledge()
+    assert request.times.first_token_ns is not None
+    request.times.first_token_ns -= LONG_NS
+    moment = request.times.first_token_ns
+    desk.settle(request, {sample: [2]})
+    desk.acknowledge()
+    assert request.times.first_token_ns == moment
