@@ -1,6 +1,7 @@
 """Records of requests: the annotation in them, through every change of leaders, and their deletion."""
 
-from collections.abc import AsyncIterator, Awaitable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -8,10 +9,11 @@ import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.store import Record, RecordLimits
 from tests.scheduler.journal_setup import until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
 from tests.scheduler.sample_outputs import record_of
-from tests.scheduler.serving_site import Site, counting
+from tests.scheduler.serving_site import Site, counting, running_site
 
 NOTE = b"\x00 any bytes \xff"
 LONG = 200
@@ -98,6 +100,37 @@ async def test_a_deleted_record_is_unknown_under_every_leader_and_its_id_stays_t
             assert await code_of(site.run(counting(10, 4, "r", annotation=NOTE))) is grpc.StatusCode.ALREADY_EXISTS
             assert (await look_up(site, "other")).state == pb.REQUEST_STATE_FINISHED
             await next_life(lives)
+
+
+class GatedRecords(MemoryStore):
+    """Store that has records no sooner than it may, and keeps whose they are and when their requests ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_put = asyncio.Event()
+        self.may_put.set()
+        self.put: list[tuple[str, str, int]] = []
+
+    async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
+        await self.may_put.wait()
+        self.put += [(each.request_id, each.tenant, each.ended_unix_ns) for each in records]
+        return await super().put_records(records, limits)
+
+
+async def test_a_deletion_is_durable_when_it_is_answered_and_the_record_is_no_younger_for_it() -> None:
+    store = GatedRecords()
+    async with running_site(store) as site:
+        await site.add_worker()
+        await site.run(counting(10, 4, "r", tenant="acme"))
+        await until(lambda: len(store.put) == 1)
+        store.may_put.clear()
+        deleting = asyncio.create_task(site.control.delete_record("r"))
+        await asyncio.sleep(0.01)
+        assert not deleting.done()
+        store.may_put.set()
+        await deleting
+        ended, deleted = store.put
+        assert ended == deleted and ended[:2] == ("r", "acme")
 
 
 async def test_only_requests_that_have_ended_have_a_record_to_delete() -> None:
