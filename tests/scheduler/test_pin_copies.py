@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from itertools import pairwise
+from math import inf, nextafter
 from zlib import crc32
 
 import pytest
@@ -94,7 +95,8 @@ def test_the_digest_is_of_content_in_any_order() -> None:
     assert digest_of_pins([one, two]) == digest_of_pins([two, one]) != digest_of_pins([one])
     assert digest_of_pins([]) == 0 != digest_of_pins([one])
     others = [change("a", PREFIX[1:]), change("a", fingerprint="m-2"), change("b")]
-    assert len({digest_of_pins([each]) for each in (one, *others)}) == 4
+    digests = {digest_of_pins([each]) for each in (one, *others)}
+    assert len(digests) == 4 and all(each < 1 << 64 for each in digests)  # as the wire has it
 
 
 class First:
@@ -238,6 +240,16 @@ async def test_a_pin_that_shard_0_still_computes_for_the_client_stays(site: Site
     await mend(PinCopies(site.keeper, first.read), first)
     assert first.num_reads and await pinned(site) == {"system": ["w1"]}
     await mend(PinCopies(site.keeper, first.read), first, later_s=PIN_TIMEOUT_S)
+    assert await pinned(site) == {}
+
+
+async def test_a_pin_counts_as_asked_for_since_the_very_moment_of_the_call(site: Site) -> None:
+    await site.add_worker()
+    await pin(site)
+    asked_s = next(iter(site.keeper)).asked_s
+    site.keeper.replace_pins([], asked_before_s=asked_s)
+    assert await pinned(site) == {"system": ["w1"]}
+    site.keeper.replace_pins([], asked_before_s=nextafter(asked_s, inf))
     assert await pinned(site) == {}
 
 
