@@ -36,10 +36,7 @@ def num_chars_of(chat: pb.ChatPrompt) -> int:
         for text in (message.role, message.content, message.name, message.tool_call_id, message.reasoning)
     )
     in_calls = (
-        len(call.id) + len(call.name) + len(call.arguments)
-        for message in chat.messages
-        if message.tool_calls
-        for call in message.tool_calls
+        len(call.id) + len(call.name) + len(call.arguments) for message in chat.messages for call in message.tool_calls
     )
     return sum(in_messages) + sum(in_calls) + len(chat.tools) + len(chat.template_kwargs)
 
