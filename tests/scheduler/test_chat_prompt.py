@@ -1,7 +1,10 @@
-"""Length of a chat before it is tokenised: each text in it counts, wherever it stands."""
+"""Chats before they are tokenised: each text in them counts, wherever it stands, and how the answer begins is clear."""
+
+import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.chat_prompt import num_chars_of
+from tests.scheduler.request_settling import refused, request_of, settled
 
 
 def text(exponent: int) -> str:
@@ -16,3 +19,16 @@ def test_every_text_of_a_chat_counts_once_by_its_characters() -> None:
     chat = pb.ChatPrompt(messages=[asking, answer], tools=text(12), template_kwargs=text(13))
     assert num_chars_of(chat) == 2**14 - 1
     assert num_chars_of(pb.ChatPrompt(messages=[answer])) == 2**9 + 2**10 + 2**11
+
+
+@pytest.mark.parametrize("opens_answer", [True, False, None])
+@pytest.mark.parametrize("continues", [True, False])
+def test_an_answer_is_either_begun_or_continued(opens_answer: bool | None, continues: bool) -> None:
+    messages = [pb.ChatMessage(role="user", content="a"), pb.ChatMessage(role="assistant", content="b")]
+    chat = pb.ChatPrompt(
+        messages=messages, add_generation_prompt=opens_answer, continue_final_message=continues or None
+    )
+    if opens_answer and continues:
+        assert list(refused(request_of(chat=chat))) == ["chat.continue_final_message"]
+    else:
+        assert settled(request_of(chat=chat))

@@ -96,6 +96,17 @@ async def test_a_worker_with_a_tokenizer_brings_it_to_those_without(site: Site) 
     assert (await model(site)).has_tokenizer
 
 
+@pytest.mark.parametrize(("template", "parsers"), [("{{ '<tool_call><think>' }}", ("hermes", "think")), ("", ("", ""))])
+async def test_a_model_says_by_its_template_how_its_answers_are_read(
+    site: Site, template: str, parsers: tuple[str, str]
+) -> None:
+    worker = speaking_worker()
+    worker.description.tokenizer.chat_template = template
+    await site.start_worker(worker)
+    said = await model(site)
+    assert (said.tool_parser, said.reasoning_parser) == parsers
+
+
 async def test_another_model_is_refused_with_both_fingerprints(site: Site) -> None:
     await site.add_worker("first")
     other = ScriptedWorker("other")

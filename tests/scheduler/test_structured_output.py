@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from common.bounds import MOST_CONSTRAINT_BYTES
 from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.prompt_checks import ModelLimits
@@ -98,6 +99,33 @@ def test_what_is_no_constraint_is_refused_by_its_field(output: pb.StructuredOutp
     violations = refused(request_of(structured_output=output))
     assert list(violations) == [field]
     assert words in violations[field]
+
+
+def test_texts_to_choose_from_may_have_as_many_bytes_together_as_any_constraint() -> None:
+    assert settled(
+        request_of(structured_output=Output(choice=pb.Choice(texts=["é" * (MOST_CONSTRAINT_BYTES // 4)] * 2)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "forces"),
+    [
+        ({}, True),
+        ({"sampling": pb.SamplingParams(n=3)}, True),
+        ({"sampling": pb.SamplingParams(best_of=1)}, True),
+        ({"sampling": pb.SamplingParams(n=3, best_of=3)}, True),
+        ({"sampling": pb.SamplingParams(best_of=2)}, False),
+        ({"sampling": pb.SamplingParams(n=3, best_of=4)}, False),
+        ({"beam": pb.BeamParams(beam_width=2)}, False),
+        ({"stopping": pb.StoppingParams(stop=["a"])}, False),
+        ({"output": pb.OutputParams(logprobs=0)}, False),
+        ({"output": pb.OutputParams(prompt_logprobs=0)}, True),
+    ],
+)
+def test_text_is_forced_where_no_token_must_come_by_itself(more: dict[str, object], forces: bool) -> None:
+    """A stop string may end the output within what is forced, and log-probabilities are those of sampled tokens."""
+    assert settled(request_of(structured_output=Output(regex="aaaa"), **more)).sampling.forces_text is forces
+    assert not settled(request_of(**more)).sampling.forces_text
 
 
 @pytest.mark.parametrize(
