@@ -4,13 +4,17 @@ import json
 from types import SimpleNamespace
 from typing import cast
 
+import grpc
 import pytest
 
 from quire.errors import InvalidRequestError
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.grammar_check import GrammarCheck
 from scheduler_svc.requests.params.prompt_checks import ModelLimits
 from scheduler_svc.requests.params.served_model import ServedModel
 from scheduler_svc.text.tokenizer import ModelTokenizer
+from tests.scheduler.mortal_sites import speaking_worker
+from tests.scheduler.serving_site import counting, running_site
 from tests.services import DEMO_MODEL
 
 GOOD = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
@@ -41,6 +45,18 @@ async def test_a_grammar_that_cannot_be_compiled_is_refused_by_the_name_of_its_f
     await check.check(GOOD, model)
     with pytest.raises(InvalidRequestError, match=r"structured_output.*cannot be used.*unknown name"):
         await check.check(BAD, model)
+
+
+async def test_a_request_whose_grammar_cannot_be_compiled_is_refused_before_any_worker_hears_of_it() -> None:
+    worker = speaking_worker()
+    worker.description.model.eos_token_ids[:] = [0]
+    async with running_site() as site:
+        await site.start_worker(worker)
+        constraint = pb.StructuredOutput(lark="start: nothing")
+        with pytest.raises(grpc.aio.AioRpcError, match=r"structured_output.*unknown name") as caught:
+            await site.run(counting(10, structured_output=constraint))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert not [step for step in worker.steps if step.rows]
 
 
 async def test_the_trial_is_that_of_the_model_that_is_served_now() -> None:

@@ -13,7 +13,7 @@ from scheduler_svc.journal.store import Record, RecordLimits
 from tests.scheduler.journal_setup import until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
 from tests.scheduler.sample_outputs import record_of
-from tests.scheduler.serving_site import Site, counting, running_site
+from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
 NOTE = b"\x00 any bytes \xff"
 LONG = 200
@@ -100,6 +100,17 @@ async def test_a_deleted_record_is_unknown_under_every_leader_and_its_id_stays_t
             assert await code_of(site.run(counting(10, 4, "r", annotation=NOTE))) is grpc.StatusCode.ALREADY_EXISTS
             assert (await look_up(site, "other")).state == pb.REQUEST_STATE_FINISHED
             await next_life(lives)
+
+
+async def test_a_request_that_has_ended_is_sent_again_and_read_though_no_worker_has_come() -> None:
+    async with lives_of() as lives:
+        await lives.site.run(counting(10, 4, "r"))
+        site = await next_life(lives, with_workers=False)
+        again = await site.run(counting(10, 4, "r"))
+        assert again[0].accepted.attached and tokens_in(again) == [11, 12, 13, 14]
+        assert await code_of(site.run(counting(20, 4, "r"))) is grpc.StatusCode.ALREADY_EXISTS
+        for unknown in ("other", ""):
+            assert await code_of(site.run(counting(10, 4, unknown))) is grpc.StatusCode.UNAVAILABLE
 
 
 class GatedRecords(MemoryStore):
