@@ -128,6 +128,7 @@ NONSENSE = [
     "token_ids: all 100000",
     "token_ids: one more",
     "invalid_samples: one more",
+    "forced: a million",
     "epoch = 18446744073709551615",
     "sealed ones",
 ]
