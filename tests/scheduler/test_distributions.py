@@ -1,4 +1,4 @@
-"""Counts of how requests ended, and distributions of steps."""
+"""Counts of how requests ended, and distributions of steps, requests and their lengths."""
 
 import pytest
 
@@ -6,6 +6,7 @@ from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.live.distributions import DistributionRecorder, EndCounter
 from tests.scheduler.live_requests import ARRIVED_NS, MAX_TOKENS, PROMPT, drawing, live
+from tests.scheduler.serving_site import counting, running_site
 
 LENGTH, STOP = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP
 
@@ -83,3 +84,20 @@ def test_moments_that_did_not_come_count_in_no_time_and_none_is_below_zero() -> 
     seen.record_end(request)
     assert counts(seen, TIMES) == [1, 0, 0, 0, 0, 0] and counts(seen, LENGTHS) == [1] * 6
     assert sums(seen, TIMES) == [0.0] * 6 and seen.longest_output_tokens.sum == 0
+
+
+async def test_every_request_that_was_served_counts_once_by_its_end() -> None:
+    stopping = counting(10, 40)
+    stopping.stopping.stop_token_ids.append(13)
+    async with running_site() as site:
+        worker = await site.add_worker()
+        for request in (counting(10), stopping, counting(20)):
+            await site.run(request)
+        worker.may_answer.clear()
+        await site.admission.submit(counting(10, request_id="r"), None)
+        await site.control.cancel("r")
+        worker.may_answer.set()
+        await site.idle()
+        assert vars(site.engine.ends) == {"stop": 1, "length": 2, "cancelled": 1, "expired": 0, "failed": 0}
+        assert counts(site.engine.distributions, ("total_s", "output_tokens")) == [4, 4]
+        assert site.engine.distributions.output_tokens.sum == 4 + 3 + 4
