@@ -96,14 +96,9 @@ class ClusterLink:
         if self._map.owner(self._slots[0]) is None:
             await self._learn()
         nodes = self._map.nodes_of(self._slots[0])
-        answers = await asyncio.gather(*(self._ask(node, commands) for node in nodes), return_exceptions=True)
+        answers = await asyncio.gather(*(self._answer_of(node, commands) for node in nodes))
         await self._close_unused()
-        found: dict[str, Answer] = {}
-        for node, answer in zip(nodes, answers, strict=True):
-            if isinstance(answer, BaseException) and not isinstance(answer, StoreUnavailableError):
-                raise answer
-            found[str(node)] = answer if isinstance(answer, StoreUnavailableError) else replies_or_refusal(answer)
-        return found
+        return {str(node): answer for node, answer in zip(nodes, answers, strict=True)}
 
     async def confirm_owner(self) -> None:
         """Return if most other nodes, and all that answer till then, say that the first slot is where we take it to be.
@@ -129,7 +124,6 @@ class ClusterLink:
         """Drops every connection; a later command connects again."""
         for link in self._links.values():
             await link.close()
-        self._links.clear()
 
     async def _call_owner(self, commands: Batch, then: Batch, answer_bytes: int) -> list[Any]:
         """Replies, refusals among them. Raises StoreUnavailableError."""
@@ -247,6 +241,13 @@ class ClusterLink:
         except StoreUnavailableError as error:
             self._map.record_failure(node)
             raise type(error)(f"{node}: {error.message}") from error
+
+    async def _answer_of(self, node: NodeAddress, commands: Batch) -> Answer:
+        """Replies of a node, or why it has none."""
+        try:
+            return replies_or_refusal(await self._ask(node, commands))
+        except StoreUnavailableError as error:
+            return error
 
     async def _close_unused(self) -> None:
         """Drop connections to nodes that have none of our slots, unless another call waits there."""

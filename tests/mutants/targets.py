@@ -70,6 +70,7 @@ TARGETS = (
         name="scheduler_svc/journal",
         sources=("scheduler_svc/journal/*.py",),
         tests=(
+            "tests/scheduler/test_cluster_link*.py",
             "tests/scheduler/test_cluster_store.py",
             "tests/scheduler/test_journal*.py",
             "tests/scheduler/test_record*.py",

@@ -124,7 +124,7 @@ def test_only_a_leader_that_was_ready_writes_news(entry: pb.JournalEntry, is_it:
     assert is_news(entry) is is_it
 
 
-@pytest.mark.parametrize("seq", [0, 4])
+@pytest.mark.parametrize("seq", [0, 1, 4])
 @pytest.mark.parametrize("says_all_again", [False, True])
 def test_a_leader_begins_again_where_it_says_so_or_goes_on_in_an_epoch(seq: int, says_all_again: bool) -> None:
     start = pb.JournalEntry(leader_start=pb.LeaderStart(says_all_again=says_all_again))
