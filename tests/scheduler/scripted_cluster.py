@@ -88,6 +88,8 @@ class ScriptedNode:
 
     def _reply(self, words: list[str], *, says_asking: bool) -> Any:
         if words[0] == "HELLO":
+            if self.refusals["HELLO"]:
+                return Refusal(self.refusals["HELLO"].pop(0))
             return {"proto": 3}
         if words[0] == "CLIENT":
             return b"OK"

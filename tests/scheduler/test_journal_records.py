@@ -129,11 +129,12 @@ async def test_what_waits_may_take_all_its_bytes_and_counts_a_replaced_record_no
 async def test_a_tenant_whose_records_take_less_now_gives_up_none_for_another() -> None:
     store = AwayStore()
     async with running_records(store, max_pending_bytes=100) as records:
-        records.put("a", bytes(90), tenant="one")
+        records.put("other", bytes(5), tenant="one")
+        records.put("a", bytes(85), tenant="one")
         records.put("a", bytes(10), tenant="one")
         for request_id in ("b", "c"):
-            records.put(request_id, bytes(50), tenant="two")
-        assert (await records.get("a"), await records.get("b"), await records.get("c")) == (bytes(10), None, bytes(50))
+            records.put(request_id, bytes(45), tenant="two")
+        assert (await records.get("a"), await records.get("b"), await records.get("c")) == (bytes(10), None, bytes(45))
         store.is_away = False
     assert not (records._pending_of or records._bytes_of)
 

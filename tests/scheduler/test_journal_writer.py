@@ -14,6 +14,7 @@ from scheduler_svc.journal.store import (
     JOURNAL_START,
     EntryId,
     FencedError,
+    JournalLostError,
     StaleEntryError,
     StoredEntry,
     StoreFlushedError,
@@ -32,6 +33,7 @@ class WatchedStore(MemoryStore):
         self.num_counts = 0
         self.loses_on_read = 0  # entries, with the next read, which fails
         self.urgent_reads: list[bool] = []
+        self.num_read = 0  # entries
 
     async def next_epoch(self) -> int:
         self.num_counts += 1
@@ -48,7 +50,9 @@ class WatchedStore(MemoryStore):
             self.loses_on_read = 0
             await lose_end(self, num_lost)
             raise StoreUnavailableError("replaced")
-        return await super().read_entries(first, limit)
+        found = await super().read_entries(first, limit)
+        self.num_read += len(found)
+        return found
 
     def _check(self) -> None:
         if self.is_away:
@@ -171,6 +175,7 @@ async def test_a_later_leader_is_seen_to_be_ready_however_much_it_restated_befor
     with pytest.raises(FencedError, match="newer scheduler took over"):
         await asyncio.wait_for(running, patient(10.0))
     assert store.urgent_reads == [True, True]  # as urgent as an entry
+    assert store.num_read == 9  # each once
 
 
 async def test_a_journal_is_begun_again_as_often_as_others_come_in_between() -> None:
@@ -232,3 +237,67 @@ async def test_the_time_of_a_write_is_a_moving_average_and_all_of_them_are_count
 
 def test_a_journal_that_is_not_open_has_no_epoch() -> None:
     assert Journal(MemoryStore(), leader_id="us").stats.epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("has_lost", "says_all_again", "error"),
+    [(False, False, FencedError), (True, True, FencedError), (True, False, JournalLostError)],
+)
+async def test_a_leader_that_was_never_ready_ends_if_a_later_one_knows_as_much(
+    has_lost: bool, says_all_again: bool, error: type[Exception]
+) -> None:
+    store = MemoryStore()
+    writer = JournalWriter(store, "us", late_s=1.0, unready_s=0.0)
+    await writer.take_epoch()
+    if has_lost:
+        store.clear()
+        await writer.begin_again()
+    await JournalWriter(store, "later", late_s=1.0).take_epoch(writer.epoch, says_all_again=says_all_again)
+    with pytest.raises(error):
+        await writer.write_ready()
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+async def test_a_lost_journal_is_left_to_a_leader_of_the_very_next_epoch_if_it_is_ready(is_ready: bool) -> None:
+    store = MemoryStore()
+    writer = JournalWriter(store, "us", late_s=1.0)
+    epoch = await writer.take_epoch()
+    await writer.write_ready()
+    store.clear()
+    restated = pb.JournalEntry(restatements=[pb.Restatement(admission=admission(1))])
+    ready = pb.JournalEntry(leader_ready=pb.LeaderReady())
+    for seq, entry in enumerate([pb.JournalEntry(leader_start=pb.LeaderStart()), ready if is_ready else restated]):
+        await store.append(EntryId(epoch + 1, seq), entry.SerializeToString(), create=True)
+    if is_ready:
+        with pytest.raises(FencedError, match="newer scheduler took over"):
+            await writer.begin_again()
+    else:
+        await writer.begin_again()
+        assert writer.epoch > epoch + 1
+
+
+async def test_a_lost_journal_is_begun_again_in_a_later_epoch_though_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, now_ns = MemoryStore(), time.time_ns()
+    writer = JournalWriter(store, "us", late_s=1.0)
+    epoch = await writer.take_epoch()
+    store.clear()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns - 3_600_000_000_000)
+    await writer.begin_again()
+    assert writer.epoch > epoch
+
+
+async def test_an_entry_is_one_command_again_once_the_store_has_answered() -> None:
+    store = WatchedStore()
+    writer = JournalWriter(store, "us", late_s=1.0)
+    await writer.take_epoch()
+    store.is_away = True
+    probing = asyncio.create_task(writer.probe())
+    await until(lambda: writer.health.is_degraded)
+    store.is_away = False
+    await probing
+    num_commands = writer.num_commands
+    await writer.write(b"")
+    await writer.write(b"")
+    assert writer.num_commands == num_commands + 2

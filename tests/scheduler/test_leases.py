@@ -267,6 +267,7 @@ async def test_a_lease_inside_the_process_ends_with_its_time_or_its_release() ->
     assert held is not None
     assert held.lease == lease
     assert 50_000 < held.left_ms <= 60_000
+    assert list(await leases.standbys(60_000)) == []
     assert await leases.hold(lease, 0) is None
     assert await leases.read() is None
     await leases.hold(lease, 60_000)

@@ -1,5 +1,7 @@
 """Accounts of records: whose record leaves when there is no room, and what is known of those that left."""
 
+import pickle
+
 from scheduler_svc.journal.record_ledger import RecordLedger
 from scheduler_svc.journal.store import RECORD_OVERHEAD, Record
 
@@ -74,3 +76,14 @@ def test_a_late_record_that_is_dropped_makes_the_latest_end_of_its_tenant_no_ear
     for number in (5, 6, 2):
         add(ledger, record(f"{number}", "one", number, 300), tenant_bytes=300)
     assert ledger.dropped_until == {"one": 5}
+
+
+def test_accounts_stay_small_and_right_where_a_record_is_put_again_for_ever() -> None:
+    ledger = RecordLedger()
+    for request_id, tenant, weight in (("a1", "small", 300), ("b1", "large", 900)):
+        add(ledger, record(request_id, tenant, 1, weight))
+    before = len(pickle.dumps(ledger))
+    for _ in range(2500):
+        add(ledger, record("a2", "small", 2, 300))
+    assert len(pickle.dumps(ledger)) < before + 20_000
+    assert add(ledger, record("a2", "small", 2, 300), all_bytes=1499) == ["b1"]

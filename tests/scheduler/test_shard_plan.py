@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from quire.errors import ShardsChangedError
 from quire.shards import ShardNumbers, places_of_id, shard_of_id
+from scheduler_svc.journal.redis_plan import RedisShardPlan
 from scheduler_svc.journal.shard_plan import MOST_SHARDS, FormerNumber, ShardPlan
+from scheduler_svc.journal.store import StoreConfigurationError
 from scheduler_svc.leadership.settling import Settling
 from scheduler_svc.requests.shard_rule import ShardRule
 
@@ -76,6 +78,14 @@ def test_a_shard_that_never_took_requests_is_forgotten_at_once() -> None:
 def test_another_text_is_no_plan(text: str) -> None:
     with pytest.raises(ValueError):
         ShardPlan.parse(text)
+
+
+def test_a_plan_that_cannot_be_read_is_named_with_its_key() -> None:
+    plans = RedisShardPlan("redis://localhost", deployment="ours")
+    assert plans.parse(None) is None
+    assert plans.parse(b"1 2 2 2") == ShardPlan.first(2)
+    with pytest.raises(StoreConfigurationError, match=r"at the key {quire:ours}:shards cannot be read"):
+        plans.parse(b"two")
 
 
 @given(st.integers(1, MOST), CHANGES, CHANGES)

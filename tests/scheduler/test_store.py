@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.memory_store import MemoryStore
-from scheduler_svc.journal.open_store import MEMORY_URL, open_leases, open_store, open_tail
+from scheduler_svc.journal.open_store import MEMORY_URL, open_leases, open_shard_leases, open_store, open_tail
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.store import (
     JOURNAL_START,
@@ -151,6 +151,14 @@ async def test_records_expire_in_memory(monkeypatch: pytest.MonkeyPatch) -> None
     assert await store.known_records(["r1", "r60"]) == {"r60"}
 
 
+async def test_expired_records_leave_memory_whatever_was_put_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now_ns = MemoryStore(), time.monotonic_ns()
+    for minute, request_id in ((0, "again"), (1, "once"), (30, "again"), (62, "late")):
+        monkeypatch.setattr(time, "monotonic_ns", lambda minute=minute: now_ns + minute * MINUTE_NS)
+        await put_records(store, {request_id: b"x"})
+    assert set(store._records) == {"again", "late"}
+
+
 async def put_by_clocks_apart(store: Store, monkeypatch: pytest.MonkeyPatch, hours: int) -> list[str]:
     """Records of two requests that ended by clocks hours apart, and one written by a clock that was set meanwhile."""
     now_ns, apart_ns = time.time_ns(), hours * 60 * MINUTE_NS
@@ -239,6 +247,8 @@ async def test_a_store_inside_the_process_has_leases_and_no_tail() -> None:
     assert await leases.read() is not None
     with pytest.raises(StoreConfigurationError, match="--store redis://host:port"):
         open_tail(MEMORY_URL, deployment="one")
+    with pytest.raises(StoreConfigurationError, match=r"several shards .* --store redis://host:port"):
+        open_shard_leases(MEMORY_URL, deployment="one", lease_ms=60_000)
 
 
 async def test_the_password_is_used_and_never_shown(valkey: ValkeyProcess) -> None:

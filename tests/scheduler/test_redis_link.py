@@ -1,0 +1,139 @@
+"""Link to one scripted server: whose reply is whose, what a refusal means, how long an answer is waited for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from scheduler_svc.journal.redis_link import RedisLink, pack
+from scheduler_svc.journal.store import StaleEntryError, StoreConfigurationError, StoreUnavailableError
+from tests.patience import patient
+from tests.scheduler.journal_setup import until
+from tests.scheduler.scripted_cluster import CUT, ScriptedNode, get, scripted_nodes
+
+PING = pack("PING")
+TENTH_BYTES = (8 << 20) // 10  # for which a call has a tenth of a second more
+
+
+@asynccontextmanager
+async def link_and_server(
+    *, repeatable: bool = False, timeout_s: float | None = None
+) -> AsyncIterator[tuple[RedisLink, ScriptedNode]]:
+    async with scripted_nodes(1) as (server,):
+        limit_s = patient(20.0) if timeout_s is None else timeout_s
+        link = RedisLink(f"redis://{server.address}", timeout_s=limit_s, repeatable=repeatable)
+        try:
+            yield link, server
+        finally:
+            await link.close()
+
+
+async def test_each_caller_gets_its_own_replies_in_order() -> None:
+    async with link_and_server() as (link, server):
+        calls = [link.call_many(get(f"{i}", f"{i}'"), then=[PING]) for i in range(9)]
+        assert await asyncio.gather(*calls) == [[b"a:%d" % i, b"a:%d'" % i, b"a:PING"] for i in range(9)]
+        assert await link.call(pack("GET", "x")) == b"a:x"
+        assert server.num_open == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "says"),
+    [
+        ("ERR The ID specified in XADD is equal or smaller than", StaleEntryError, "equal or smaller"),
+        ("MOVED 7 10.0.0.1:7000", StoreConfigurationError, r"write redis\+cluster:// instead of redis://"),
+        ("NOPERM no permission", StoreConfigurationError, "no permission"),
+        ("OOM command not allowed", StoreUnavailableError, "OutOfMemoryError: command not allowed"),
+    ],
+)
+async def test_a_refusal_is_raised_once_every_reply_was_read(refusal: str, kind: type[Exception], says: str) -> None:
+    async with link_and_server() as (link, server):
+        server.refusals["x"] = [refusal] * 3
+        with pytest.raises(kind, match=says) as refused:
+            await link.call_many(get("x", "y"))
+        assert type(refused.value) is kind
+        assert await link.call(pack("GET", "z")) == b"a:z"
+        if kind is not StaleEntryError:
+            refused_one, other, none = await link.call_each([get("y", "x"), get("y"), []])
+            assert (type(refused_one), other, none) == (kind, [b"a:y"], [])
+            assert {name: type(answer) for name, answer in (await link.call_nodes(get("x"))).items()} == {"": kind}
+        assert await link.call_nodes(get("y")) == {"": [b"a:y"]}
+
+
+async def test_a_server_that_refuses_us_is_not_asked_again() -> None:
+    async with link_and_server(repeatable=True) as (link, server):
+        server.refusals["HELLO"] = ["WRONGPASS invalid username-password pair"]
+        with pytest.raises(StoreConfigurationError, match="invalid username-password pair"):
+            await link.call(PING)
+        assert await link.call(PING) == b"a:PING"
+
+
+async def test_long_commands_and_answers_have_longer() -> None:
+    async with link_and_server(timeout_s=0.05) as (link, server):
+        server.may_answer.clear()
+        with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.05 s"):
+            await link.call(PING)
+        with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.25 s"):
+            await link.call(pack("GET", bytes(TENTH_BYTES)), answer_bytes=TENTH_BYTES)
+        with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.15 s"):
+            await link.call_many([PING], answer_bytes=TENTH_BYTES)
+
+
+async def test_a_late_reply_is_nobodys() -> None:
+    async with link_and_server() as (link, server):
+        await link.call(PING)
+        server.may_answer.clear()
+        impatient = asyncio.create_task(link.call(pack("GET", "x")))
+        waiting = asyncio.create_task(link.call(pack("GET", "y")))
+        await until(lambda: server.commands == ["PING", "GET x"])
+        assert link.is_busy
+        impatient.cancel()
+        await asyncio.wait([impatient])
+        assert link.is_busy  # with the one that waits
+        server.may_answer.set()
+        assert await waiting == b"a:y"
+        assert not link.is_busy
+
+
+@pytest.mark.parametrize(("repeatable", "num_cuts", "is_done"), [(False, 1, False), (True, 1, True), (True, 2, False)])
+async def test_a_command_whose_connection_is_cut_is_sent_once_more_at_most(
+    repeatable: bool, num_cuts: int, is_done: bool
+) -> None:
+    async with link_and_server(repeatable=repeatable) as (link, server):
+        server.refusals["x"] = [CUT] * num_cuts
+        if is_done:
+            assert await link.call(pack("GET", "x")) == b"a:x"
+        else:
+            with pytest.raises(StoreUnavailableError):
+                await link.call(pack("GET", "x"))
+        assert server.commands == ["GET x"] * (2 if repeatable else 1)
+        assert not link.is_busy
+        server.commands.clear()
+        assert await link.call(pack("GET", "y")) == b"a:y"
+        assert server.commands == ["GET y"]
+
+
+async def test_a_link_that_was_closed_connects_again() -> None:
+    async with link_and_server() as (link, server):
+        await link.call(PING)
+        await link.close()
+        await until(lambda: server.num_open == 0)
+        assert await link.call(PING) == b"a:PING"
+
+
+async def test_closing_does_not_wait_for_a_server_that_does_not_read() -> None:
+    async with link_and_server() as (link, server):
+        await link.call(PING)
+        server.may_answer.clear()
+        sending = asyncio.create_task(link.call_many([*get("x"), pack("GET", bytes(32 << 20))]))
+        await until(lambda: server.commands == ["PING", "GET x"])
+        async with asyncio.timeout(patient(10.0)):
+            await link.close()
+        sending.cancel()
+        await asyncio.wait([sending])
+
+
+async def test_one_server_owns_every_slot() -> None:
+    async with link_and_server() as (link, server):
+        await link.confirm_owner()
+        assert server.commands == []
