@@ -263,7 +263,7 @@ class JournalWriter:
             last = await self._last_id()
 
     async def _later_leader(self, before: int | None = None) -> LaterLeader | None:
-        """Leader that has begun an epoch later than ours, and earlier than `before`; None if none is seen."""
+        """Leader that has begun an epoch later than ours; None if none is seen, or none was ready before `before`."""
         found: LaterLeader | None = None
         follows_ours = False
         known_epoch = self.epoch if before is None else self._known_epoch
@@ -273,7 +273,7 @@ class JournalWriter:
             page = await self._until_answered(lambda at=at: self._store.read_entries(at, _PAGE, is_urgent=True))  # type: ignore[misc]
             for stored in page:
                 if before is not None and stored.entry_id.epoch >= before:
-                    return found
+                    return None
                 follows_ours |= stored.entry_id == self.last_id
                 self._latest_epoch = max(self._latest_epoch, stored.entry_id.epoch)
                 if stored.entry_id.epoch > known_epoch:

@@ -36,6 +36,7 @@ class ScriptedNode:
         self.says: SlotOwners | Refusal = {}
         self.own_id = name  # what it takes for its id
         self.refusals: dict[str, list[str]] = defaultdict(list)  # by key: of the next commands, in order
+        self.answers: dict[str, Any] = {}  # by the first word of the command, instead of name and key
         self.asked_first: set[str] = set()  # keys that it has only for who says ASKING
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -102,7 +103,7 @@ class ScriptedNode:
             return Refusal(self.refusals[key].pop(0))
         if key in self.asked_first and not says_asking:
             return Refusal(f"MOVED 1 {self.address}")  # for ever
-        return f"{self.name}:{key}".encode()
+        return self.answers.get(words[0], f"{self.name}:{key}".encode())
 
     def _slots(self) -> Any:
         if isinstance(self.says, Refusal):
@@ -168,6 +169,10 @@ def _encoded(reply: Any) -> bytes:
     """Reply in the form of the protocol."""
     if isinstance(reply, Refusal):
         return b"-%b\r\n" % str(reply).encode()
+    if reply is None:
+        return b"_\r\n"
+    if isinstance(reply, float):
+        return b",%d\r\n" % reply
     if isinstance(reply, int):
         return b":%d\r\n" % reply
     if isinstance(reply, bytes):

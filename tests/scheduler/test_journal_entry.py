@@ -7,8 +7,8 @@ import pytest
 
 from quire.v1 import inference_pb2
 from quire.v1 import journal_pb2 as pb
-from scheduler_svc.journal.journal_entry import PendingEntry, begins_again, is_news
-from scheduler_svc.journal.store import EntryId
+from scheduler_svc.journal.journal_entry import PendingEntry, begins_again, decode, is_news
+from scheduler_svc.journal.store import EntryId, JournalDamagedError, StoredEntry
 from tests.scheduler.journal_setup import admission
 
 ADMISSION = admission(1, prompt_tokens=100)
@@ -130,3 +130,9 @@ def test_a_leader_begins_again_where_it_says_so_or_goes_on_in_an_epoch(seq: int,
     start = pb.JournalEntry(leader_start=pb.LeaderStart(says_all_again=says_all_again))
     assert begins_again(EntryId(7, seq), start) is (says_all_again or seq > 0)
     assert not begins_again(EntryId(7, seq), RESTATED)
+
+
+@pytest.mark.parametrize(("payload", "checksum"), [(None, b"00000000"), (b"", None)])
+def test_an_entry_without_payload_or_checksum_is_damaged(payload: bytes | None, checksum: bytes | None) -> None:
+    with pytest.raises(JournalDamagedError, match="journal entry 7-4 has no payload or no checksum"):
+        decode(StoredEntry(EntryId(7, 4), payload, checksum))

@@ -112,7 +112,11 @@ def test_what_is_long_is_restated_in_several_entries() -> None:
         needed.keep_entry(key, EntryId(1, key), restating_pin((64 << 10) - 8))
     assert [keys for _, keys in needed.restate_all()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     for key in range(9):
+        needed.restate_by(key, restating_pin(8))
+    assert [keys for _, keys in needed.restate_all()] == [[*range(9)]]
+    for key in range(9):
         needed.restate_by(key, restating_pin((128 << 10) - 8))
+    assert [keys for _, keys in needed.restate_all()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     needed.record_written([], EntryId(2, 1))
     entry = pb.JournalEntry()
     assert needed.restate_due(entry) == [0, 1]

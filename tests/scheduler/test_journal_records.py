@@ -1,10 +1,12 @@
 """Request records: written behind everyone's back, readable from the first moment, patient with the store."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
+import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.journal.memory_store import MemoryStore
@@ -137,6 +139,24 @@ async def test_a_tenant_whose_records_take_less_now_gives_up_none_for_another() 
         assert (await records.get("a"), await records.get("b"), await records.get("c")) == (bytes(10), None, bytes(45))
         store.is_away = False
     assert not (records._pending_of or records._bytes_of)
+
+
+async def test_each_line_says_how_many_records_were_dropped_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    class DroppingStore(MemoryStore):
+        later_s = 0.0
+
+        async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
+            return 3
+
+    store, clock = DroppingStore(), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + store.later_s)
+    with capture_logs() as logs:
+        async with running_records(store) as records:
+            for store.later_s in (0.0, 10.0, 80.0):
+                records.put("a", b"x")
+                await until(lambda: records.num_pending == 0)
+    assert records.num_dropped == 9
+    assert [line["num_dropped"] for line in logs] == [3, 6]
 
 
 async def test_closing_writes_what_was_put_just_now() -> None:

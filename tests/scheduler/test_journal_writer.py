@@ -204,13 +204,20 @@ async def test_a_journal_is_begun_again_as_often_as_others_come_in_between() -> 
 async def test_the_time_without_the_store_ends_with_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    writer = JournalWriter(MemoryStore(), "us", late_s=1.0)
+    store = MemoryStore()
+    writer = JournalWriter(store, "us", late_s=1.0)
     await writer.take_epoch()
     for answer in (writer.write_ready, writer.probe, lambda: writer.write(b"")):
         now_s += 5.0
         assert writer.silent_s() == 5.0
         await answer()
         assert writer.silent_s() == 0.0
+    store.clear()
+    now_s += 5.0
+    await writer.begin_again()
+    assert writer.silent_s() == 5.0
+    await writer.write_ready()
+    assert writer.silent_s() == 0.0
 
 
 async def test_the_time_of_a_write_is_a_moving_average_and_all_of_them_are_counted(

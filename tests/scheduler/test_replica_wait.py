@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from scheduler_svc.journal.redis_link import Packed, RedisLink, pack
 from scheduler_svc.journal.replica_wait import LONGEST_LAG_S, ReplicaWait, num_replicas
@@ -54,8 +55,10 @@ class OneNode(RedisLink):
         super().__init__("redis://10.0.0.1", timeout_s=1.0, repeatable=False)
         self.there, self.with_it, self.leads = there, with_it, leads
         self.num_confirmed = 0
+        self.asked: list[Packed] = []  # not behind a write
 
     async def call(self, command: Packed, *, answer_bytes: int = 0) -> Any:
+        self.asked.append(command)
         return info([("online", 0)] * self.there) if command == INFO else self.with_it
 
     async def confirm_owner(self) -> None:
@@ -92,8 +95,10 @@ async def test_a_replica_that_is_back_must_have_the_write_that_was_sent_before_i
     with pytest.raises(StoreUnavailableError, match="0 of 1 replicas"):
         await write(wait, OneNode(there=1))  # it was frozen, and counts a replica that leads by now
     wait.learn(info([]))
-    await write(wait, OneNode(there=1, with_it=1))
+    back = OneNode(there=1, with_it=1)
+    await write(wait, back)
     assert wait.expected == 1 and not wait.is_unconfirmed
+    assert back.num_confirmed == 0  # the replica is one of its own
 
 
 async def test_after_a_write_that_is_in_doubt_the_node_of_the_next_is_looked_at() -> None:
@@ -104,3 +109,20 @@ async def test_after_a_write_that_is_in_doubt_the_node_of_the_next_is_looked_at(
     assert await write(wait, node) == [INFO]
     assert await write(wait, node) == []
     assert node.num_confirmed == 2
+
+
+async def test_replicas_that_have_not_answered_are_not_waited_for_again_if_there_are_no_more_than_were_known() -> None:
+    wait, node = ReplicaWait(1, 0.5), OneNode(there=1)
+    with pytest.raises(StoreUnavailableError, match="0 of 1 replicas"):
+        await write(wait, node)
+    assert node.asked == [INFO]
+
+
+@pytest.mark.parametrize("logs_changes", [True, False])
+def test_a_change_of_the_number_is_logged_once_if_it_is_to_be(logs_changes: bool) -> None:
+    wait = ReplicaWait(2, 0.5, logs_changes=logs_changes)
+    with capture_logs() as logs:
+        for there in (2, 1, 1, 3, 3):
+            wait.learn(info([("online", 0)] * there))
+    changes = [("warning", 1), ("info", 2)]
+    assert [(line["log_level"], line["replicas"]) for line in logs] == (changes if logs_changes else [])

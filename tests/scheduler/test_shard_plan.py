@@ -80,6 +80,13 @@ def test_another_text_is_no_plan(text: str) -> None:
         ShardPlan.parse(text)
 
 
+def test_a_text_of_a_plan_has_at_most_64_kib() -> None:
+    text = "1 1 1 1" + " 2:1" * 16381 + " 2:10"
+    assert len(text) == 64 << 10 and len(ShardPlan.parse(text).former) == 16382
+    with pytest.raises(ValueError, match="too long"):
+        ShardPlan.parse(text + "0")
+
+
 def test_a_plan_that_cannot_be_read_is_named_with_its_key() -> None:
     plans = RedisShardPlan("redis://localhost", deployment="ours")
     assert plans.parse(None) is None
