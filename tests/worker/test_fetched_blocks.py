@@ -66,7 +66,7 @@ class Site:
         owned = [fetch.places[index] for fetch in self.kept.values() for index in self.left(fetch)]
         owned += {place for pairs, _ in self.taken for place, _ in pairs}
         assert len(set(owned)) == len(owned)
-        assert self.fetched.num_free == NUM_PLACES - len(owned)
+        assert (self.fetched.max_blocks, self.fetched.num_free) == (NUM_PLACES, NUM_PLACES - len(owned))
         for fetch in self.kept.values():
             assert not self.ends[fetch]
             for index in self.left(fetch) & set(range(fetch.num_come)):

@@ -1,12 +1,14 @@
 """Blocks out of a pool and into it: read beside the steps, placed by them, and named by their form."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 
 from common.bounds import MOST_READ_BLOCKS
 from common.step import Step
+from tests.worker.device.simulated_streams import SimulatedStreams
 from tests.worker.runners import MAKE_RUNNERS, NUM_FETCHED_BLOCKS, SteppedRunner
 from tests.worker.steps import seat_state
 from tests.worker.tiny_models import write_tiny_model
@@ -15,7 +17,7 @@ from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.start.block_travel import block_format, num_fetched_blocks
 from worker_svc.steps.pool_reader import PoolReader
 from worker_svc.steps.step_limits import InvalidStepError, MissingBlocksError
-from worker_svc.steps.streams import DeviceStreams
+from worker_svc.steps.streams import DeviceEvent, DeviceStreams, SideStream
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -42,6 +44,24 @@ def test_a_reader_returns_the_bytes_of_blocks_in_the_order_asked_for(
         expected = b"".join(as_bytes(pool.blocks)[block].tobytes() for block in block_ids)
         assert bytes(reader.read(block_ids)) == expected
         assert len(expected) == len(block_ids) * pool.shape.bytes_per_block
+
+
+def test_a_reader_returns_when_the_device_has_copied() -> None:
+    streams, events = SimulatedStreams(Random(1)), list[DeviceEvent]()
+
+    class NotingStreams(DeviceStreams):
+        def event(self, *, timed: bool = False) -> DeviceEvent:
+            events.append(streams.event())
+            return events[-1]
+
+        def side_stream(self) -> SideStream:
+            return streams.side_stream()
+
+    reader = PoolReader(random_pool(torch.float32), 4, NotingStreams(CPU))
+    for block_ids in ([3], [8, 0]):
+        streams.both.do("side", lambda: None)  # what is queued there before
+        reader.read(block_ids)
+        assert all(event.is_reached() for event in events) and len(events) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.equality import assert_equal_greedy
 from tests.worker.runners import (
     BLOCK_SIZE,
     NUM_BLOCKS,
+    NUM_SEATS,
     MakeRunner,
     SteppedRunner,
     full_logits,
@@ -157,6 +159,25 @@ def test_one_row_feeds_the_first_token_of_several_samples(make_runner: MakeRunne
     assert outputs[0] != outputs[1]
 
 
+def test_a_row_may_draw_from_more_tokens_than_there_are_seats(make_runner: MakeRunner, decoder: Decoder) -> None:
+    top_k = 3 * NUM_SEATS
+    drawn: set[int] = set()
+    for step_id in range(1, 9):
+        samplings = [
+            SequenceSampling(seed=step_id, sample_index=index, temperature=50.0, top_k=top_k) for index in range(8)
+        ]
+        prompt = seat_state(0, PROMPTS[3], [10, 11], sampling=samplings[0])
+        others = [
+            seat_state(seat, [], [10, 11], sampling=samplings[seat], position=5, num_prompt_tokens=5)
+            for seat in range(1, 8)
+        ]
+        step = Step(epoch=1, step_id=step_id, snapshot=True, whole=[prompt, *others], rows=[0], num_tokens=[5])
+        drawn.update(
+            make_runner(decoder)[0].run(replace(step, samples=[*chain(*((0, seat) for seat in range(8)))])).token_ids
+        )
+    assert NUM_SEATS < len(drawn) <= top_k
+
+
 def test_children_of_a_prompt_copy_its_last_block_before_they_write(make_runner: MakeRunner, decoder: Decoder) -> None:
     """Three samples share the prompt's full blocks; their penalties see the prompt, which only the parent was sent."""
     prompt, num_tokens = PROMPTS[4], 8  # 9 tokens: 2 full blocks and one with one token
@@ -270,7 +291,9 @@ class NotingDecoder(HostDecoder):
 
 def test_a_pass_chooses_tokens_itself_if_all_its_rows_are_plain_greedy_samples(decoder: Decoder) -> None:
     model = NotingDecoder(decoder)
-    runner = SteppedRunner(CpuRunner(model, poisoned_pool(decoder), limits_for(decoder)))
+    cpu_runner = CpuRunner(model, poisoned_pool(decoder), limits_for(decoder))
+    assert cpu_runner.model is model
+    runner = SteppedRunner(cpu_runner)
     sampled = replace(GREEDY, temperature=1.0)
     seats = [seat_state(0, [5, 6, 7], [0, 3]), seat_state(1, [5, 6], [1]), seat_state(2, [8], [2], sampling=sampled)]
     steps: list[dict[str, Any]] = [
