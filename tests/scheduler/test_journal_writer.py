@@ -144,8 +144,9 @@ async def test_a_leader_that_begins_again_twice_takes_its_own_entries_for_no_oth
         for number in (1, 2, 3):
             journal.probe_soon()
             await until(lambda number=number: journal.stats.num_recreated == number and not journal.stats.degraded)  # type: ignore[misc]
+            await journal.admit(admission(1 + number))
             await lose_end(store, 1)
-        await journal.admit(admission(2))
+        await journal.admit(admission(5))
 
 
 async def test_a_leader_that_holds_nothing_ends_at_once_where_a_later_one_begins_in_an_emptied_store() -> None:
