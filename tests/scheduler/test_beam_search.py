@@ -48,6 +48,13 @@ def test_the_best_continuations_of_all_beams_live_on() -> None:
     assert advance(search, {5: -2.0, 6: -2.25}, {8: -0.25, 9: -1.75}) == [Survivor(1, 8, -1.25), Survivor(0, 5, -2.5)]
 
 
+@pytest.mark.parametrize(("beam_width", "num_eos", "num_candidates"), [(2, 0, 2), (2, 1, 3), (4, 2, 6)])
+def test_a_step_needs_a_candidate_for_each_beam_and_for_each_end_token(
+    beam_width: int, num_eos: int, num_candidates: int
+) -> None:
+    assert BeamSearch(params(beam_width, num_eos=num_eos)).num_candidates == num_candidates
+
+
 def test_one_parent_may_have_all_survivors() -> None:
     search = BeamSearch(params())
     advance(search, {5: -0.5, 6: -4.0})
@@ -102,6 +109,16 @@ def test_early_stopping_ends_the_search_when_beam_width_hypotheses_are_finished(
     # A negative length penalty of -1 multiplies by the length: every longer beam scores less, so all three stop.
     assert finish_two(early) == []
     assert [each.score for each in early.finish()] == [-6.0, -8.0]
+
+
+@pytest.mark.parametrize(("early_stopping", "num_survivors"), [(True, 0), (False, 2), ("never", 2)])
+def test_a_live_beam_that_would_beat_the_worst_finished_one_goes_on_unless_the_search_stops_early(
+    early_stopping: bool | Literal["never"], num_survivors: int
+) -> None:
+    search = BeamSearch(params(early_stopping=early_stopping))
+    advance(search, {5: -1.0, EOS: -4.0, 6: -5.0})
+    # Finished: -4.0 and -2.0 / 2. The best live beam has -2.5 / 2.
+    assert len(advance(search, {EOS: -1.0, 7: -1.5}, {8: -1.0})) == num_survivors
 
 
 def test_without_early_stopping_a_live_beam_is_judged_at_its_present_length() -> None:

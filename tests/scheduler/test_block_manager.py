@@ -195,6 +195,15 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.manager.unregister(block)
             del self.hash_of[block]
 
+    @rule(name=st.integers(0, 30))
+    def forget(self, name: int) -> None:
+        named = [block for block, block_hash in self.hash_of.items() if block_hash == bytes([name])]
+        assert self.manager.find(bytes([name])) == (named[0] if named else None)
+        self.manager.forget(bytes([name]))
+        for block in named:
+            del self.hash_of[block]
+        self.evictable = [block for block in self.evictable if block not in named]
+
     @rule(names=st.lists(st.integers(0, 30), max_size=4, unique=True))
     def look_up_and_share(self, names: list[int]) -> None:
         block_of = {block_hash: block for block, block_hash in self.hash_of.items()}
@@ -229,6 +238,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         manager.check(self.holders())
         assert manager.num_used_blocks == len(self.holders())
         assert manager.num_cached_blocks == len(self.evictable)
+        assert {block for block in range(manager.num_blocks) if manager.is_findable(block)} == self.hash_of.keys()
+        found = {name for name in range(31) if manager.is_cached(bytes([name]))}
+        assert found == {name for (name,) in self.hash_of.values()}
         total = manager.num_used_blocks + manager.num_cached_blocks + manager.num_free_blocks
         assert total == manager.num_blocks
 
