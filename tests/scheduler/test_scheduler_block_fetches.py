@@ -1,0 +1,225 @@
+"""Fetches one by one, without steps: who is asked for what, under which number, who holds it. Blocks hold 4 tokens."""
+
+from typing import Any
+
+import pytest
+
+from scheduler_svc.core.fetching import MAX_FETCH_ID, BlockFetches, Fetch
+from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.worker_state import WorkerState
+from tests.scheduler.worker_states import cache_prompt, launch_rows, make_group, make_new_group, make_worker, start
+
+PROMPT = [*range(1, 13)]  # 3 blocks, of which a group with one token more finds all
+
+
+class Site:
+    """Workers that store blocks alike, with options of each, and a queue; `a` has the prompt cached."""
+
+    def __init__(self, **workers: dict[str, Any]) -> None:
+        self.queue = WaitingQueue()
+        self.workers = {
+            worker_id: make_worker(worker_id, **{"block_format": "f", "max_fetched_blocks": 99, **options})
+            for worker_id, options in workers.items()
+        }
+        self.fetches = BlockFetches("always", self.queue, self.workers)
+        self._num_groups = 0
+        cache_prompt(self.workers["a"], PROMPT)
+
+    def push(self, prompt: list[int] | None = None) -> SequenceGroup:
+        self._num_groups += 1
+        group = make_new_group([*(prompt or PROMPT), 99], arrival=self._num_groups)
+        self.queue.push(group)
+        return group
+
+    def begin(self, group: SequenceGroup, destination: str = "b") -> Fetch | None:
+        """Fetch for a group; None: it may be started."""
+        if not self.fetches.begin(self.workers[destination], group):
+            return None
+        (fetch,) = self.fetches.take_started()
+        return fetch
+
+    def end(self, fetch: Fetch) -> int:
+        num_to_place = self.fetches.end(fetch, len(fetch.blocks))
+        self.fetches.check()
+        return num_to_place
+
+
+@pytest.mark.parametrize(
+    ("destination", "is_draining", "is_fetched"),
+    [("b", False, True), ("b", True, False), ("gone", False, False), (None, False, False)],
+)
+def test_a_group_that_was_stopped_for_a_worker_is_fetched_there_if_that_still_serves(
+    destination: str | None, is_draining: bool, is_fetched: bool
+) -> None:
+    site = Site(a={}, c={}, b={})
+    site.workers["b"].is_draining = is_draining
+    group = site.push()
+    group.destination = destination
+    site.fetches.begin_move(group)
+    started = [(fetch.destination.worker_id, fetch.source.worker_id) for fetch in site.fetches.take_started()]
+    assert started == [("b", "a")] * is_fetched and group.destination is None
+    assert group.state is (GroupState.FETCHING if is_fetched else GroupState.WAITING)
+    assert site.fetches.take_started() == []
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 4])
+def test_the_first_blocks_are_fetched_that_the_destination_has_room_for(room: int) -> None:
+    site = Site(a={}, b={"max_fetched_blocks": room})
+    first, second = site.push(), site.push()
+    fetch = site.begin(first)
+    assert fetch is not None
+    assert fetch.hashes == first.sequences[0].block_hashes[: min(room, 3)]
+    rest = site.begin(second)
+    assert (rest is None) == (room <= 3) and (rest is None or len(rest.blocks) == 1)
+    site.fetches.check()
+
+
+def test_fetches_are_numbered_from_one_to_the_largest_number_and_then_anew() -> None:
+    site = Site(a={}, b={})
+    groups = [site.push() for _ in range(5)]
+    numbers = []
+    for index, group in enumerate(groups):
+        if index == 2:
+            site.fetches._last_id = MAX_FETCH_ID - 1
+        fetch = site.begin(group)
+        assert fetch is not None and group.fetch_id == fetch.fetch_id
+        numbers.append(fetch.fetch_id)
+        site.fetches.end(fetch, 0)
+    assert numbers == [1, 2, MAX_FETCH_ID, 1, 2]
+
+
+def test_a_group_is_fetched_for_once_until_it_starts() -> None:
+    site = Site(a={}, b={}, c={})
+    group = site.push()
+    fetch = site.begin(group)
+    assert fetch is not None
+    site.fetches.end(fetch, 0)
+    assert group.state is GroupState.WAITING
+    assert site.begin(group) is None and site.begin(group, "c") is None
+
+
+def test_the_worker_that_has_most_beyond_what_is_there_is_the_source() -> None:
+    site = Site(a={}, few={}, other={"block_format": "g"}, most={}, as_many={}, b={})
+    for worker_id, num_blocks in (("few", 4), ("other", 6), ("most", 5), ("as_many", 5), ("b", 2)):
+        cache_prompt(site.workers[worker_id], [*range(1, 4 * num_blocks + 1)])
+    group = site.push([*range(1, 25)])
+    fetch = site.begin(group)
+    assert fetch is not None and fetch.source is site.workers["most"]
+    assert fetch.hashes == group.sequences[0].block_hashes[2:5]
+    assert fetch.blocks == [site.workers["most"].blocks.find(each) for each in fetch.hashes]
+
+
+def test_blocks_from_a_step_in_flight_on_are_left_out() -> None:
+    site = Site(a={}, b={})
+    source = site.workers["a"]
+    running = start(source, make_group([*PROMPT, *range(13, 22)], arrival=50))
+    launch_rows(source, running)  # from the fourth block on
+    group = site.push([*PROMPT, *range(13, 21)])
+    fetch = site.begin(group)
+    assert fetch is not None and len(source.find_prefix(group.sequences[0])) == 5
+    assert fetch.hashes == group.sequences[0].block_hashes[:3]
+
+
+def test_source_and_destination_hold_what_is_on_its_way_and_then_what_has_come() -> None:
+    site = Site(a={}, b={})
+    source, destination = site.workers["a"], site.workers["b"]
+    group = site.push()
+    fetch = site.begin(group)
+    assert fetch is not None
+    assert source.blocks.num_used_blocks == 3 and list(source.read_by_fetches) == [fetch.fetch_id]
+    assert (destination.num_coming_fetched, destination.num_fetches) == (3, 1)
+    states = [group.state]
+    assert site.end(fetch) == 3
+    assert [*states, group.state] == [GroupState.FETCHING, GroupState.WAITING]
+    assert source.blocks.num_used_blocks == 0 and not source.read_by_fetches
+    assert destination.num_coming_fetched == 0 and not destination.placed_by_fetches
+    assert group.num_fetched_blocks == 3
+    assert destination.find_prefix(group.sequences[0]) == list(destination.unsent_placed)
+    with pytest.raises(KeyError):
+        site.fetches.end(fetch, 3)
+
+
+def placing(site: Site, group: SequenceGroup) -> Fetch:
+    """Fetch for a group what the destination, which has a row, places block by block; one is placed."""
+    destination = site.workers["b"]
+    destination.max_placed_blocks = 1
+    row = start(destination, make_group([70], arrival=70))
+    launch_rows(destination, row)
+    fetch = site.begin(group)
+    assert fetch is not None
+    assert site.end(fetch) == 3
+    assert group.state is GroupState.FETCHING and len(destination.unsent_placed) == 1
+    assert destination.num_coming_fetched == 3 and len(destination.placed_by_fetches[fetch.fetch_id]) == 1
+    return fetch
+
+
+def test_what_is_placed_of_a_fetch_is_held_until_the_group_leaves_and_no_longer() -> None:
+    site = Site(a={}, b={})
+    groups = site.push(), site.push()
+    destination = site.workers["b"]
+    fetch = placing(site, groups[0])
+    site.fetches.leave(groups[1])
+    groups[1].fetch_id = fetch.fetch_id  # of numbers that began anew
+    site.fetches.leave(groups[1])
+    assert list(destination.placed_by_fetches) == [fetch.fetch_id] and site.fetches.is_needed(fetch)
+    site.fetches.leave(groups[0])
+    assert not destination.placed_by_fetches and destination.num_coming_fetched == 0
+    assert groups[0].state is GroupState.WAITING
+    site.fetches.leave(groups[0])  # again is harmless
+    site.fetches.check()
+
+
+@pytest.mark.parametrize("event", ["undo", "drop"])
+def test_what_no_plan_has_placed_is_forgotten(event: str) -> None:
+    site = Site(a={}, b={})
+    group = site.push()
+    destination = site.workers["b"]
+    fetch = placing(site, group)
+    if event == "undo":
+        site.fetches.undo_placing(destination)
+    else:
+        site.fetches.drop(fetch)
+    assert not destination.unsent_placed and not destination.placed_by_fetches
+    assert destination.find_prefix(group.sequences[0]) == [] and group.state is GroupState.WAITING
+    assert not site.fetches.is_needed(fetch)
+    site.fetches.drop(fetch)  # again is harmless
+    site.fetches.check()
+
+
+def test_what_is_placed_elsewhere_stays_when_a_worker_loses_what_had_come() -> None:
+    site = Site(a={}, b={}, c={})
+    here, there = site.push(), site.push()
+    kept = placing(site, here)
+    other = site.begin(there, "c")
+    assert other is not None
+    assert site.fetches.end(other, 3) == 3
+    site.fetches.undo_placing(site.workers["c"])
+    assert not site.workers["c"].unsent_placed and not site.fetches.is_needed(other)
+    assert site.workers["b"].unsent_placed and site.fetches.is_needed(kept) and here.state is GroupState.FETCHING
+
+
+def test_a_fetch_to_a_worker_that_is_gone_is_needed_no_more() -> None:
+    site = Site(a={}, b={})
+    fetch = placing(site, site.push())
+    site.workers["b"] = make_worker("b")
+    assert not site.fetches.is_needed(fetch)
+
+
+def gone(site: Site, worker_id: str) -> WorkerState:
+    """Replace a worker by another process of the same name."""
+    worker = site.workers[worker_id]
+    site.workers[worker_id] = worker.empty_copy()
+    return worker
+
+
+def test_nothing_is_placed_of_a_fetch_whose_source_is_gone() -> None:
+    site = Site(a={}, b={})
+    group = site.push()
+    fetch = site.begin(group)
+    assert fetch is not None
+    before = gone(site, "a")
+    assert site.end(fetch) == 0
+    assert before.read_by_fetches and group.state is GroupState.WAITING and not site.workers["b"].unsent_placed
+    assert site.workers["b"].num_coming_fetched == 0
