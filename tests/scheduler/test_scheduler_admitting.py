@@ -1,5 +1,7 @@
 """Starts of groups from the queue: how many, of whom, and who is passed over. Blocks hold 4 tokens."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from scheduler_svc.core.admitting import GroupStarter, is_too_late
@@ -8,10 +10,12 @@ from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.sequence import Cohort, SequenceGroup
+from scheduler_svc.core.swapping import insert_swapped, swap_out
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 from tests.scheduler.worker_states import (
     cache_prompt,
+    execute,
     launch_rows,
     make_group,
     make_new_group,
@@ -24,18 +28,21 @@ NOW_S = 100.0
 
 
 class Site:
-    """A queue, and a worker that starts groups from it."""
+    """A queue, a worker that starts groups from it, and others."""
 
-    def __init__(self, worker: WorkerState) -> None:
+    def __init__(self, worker: WorkerState, *others: WorkerState) -> None:
         self.queue = WaitingQueue()
         self.worker = worker
-        fetches = BlockFetches("always", self.queue, {worker.worker_id: worker})
+        self.workers = [worker, *others]
+        fetches = BlockFetches("always", self.queue, {each.worker_id: each for each in self.workers})
         self._starter = GroupStarter(self.queue, WorkerLimits(max_num_seqs=16, pipeline_depth=2), fetches)
         self._num_groups = 0
 
-    def push(self, prompt: list[int], *outputs: list[int], cohort: Cohort | None = None) -> SequenceGroup:
+    def push(
+        self, prompt: list[int], *outputs: list[int], cohort: Cohort | None = None, priority: int = 0
+    ) -> SequenceGroup:
         self._num_groups += 1
-        group = make_new_group(prompt, *outputs, arrival=self._num_groups, max_tokens=4)
+        group = make_new_group(prompt, *outputs, arrival=self._num_groups, max_tokens=4, priority=priority)
         self.queue.push(group)
         if cohort is not None:
             group.cohort = cohort
@@ -43,14 +50,27 @@ class Site:
             self.queue.quarantine(group)
         return group
 
-    def start_groups(self, budget: int = 64) -> PlannedStep:
+    def swapped_out(self, *outputs: list[int]) -> SequenceGroup:
+        """A group of six tokens, and its outputs, that the worker has swapped out."""
+        self._num_groups += 1
+        group = start(self.worker, make_group([1] * 6, *outputs, arrival=self._num_groups))
+        launch_rows(self.worker, group)
+        execute(self.worker)
+        swap_out(self.worker, group, self.worker.next_step_id)
+        group.move_to(GroupState.SWAPPED)
+        insert_swapped(self.worker, group)
+        return group
+
+    def start_groups(self, budget: int = 64, preempted: Iterable[SequenceGroup] = ()) -> PlannedStep:
+        """Start groups in a step that has preempted some."""
         step = new_step(self.worker)
-        self._starter.start_groups(self.worker, [self.worker], step, budget, NOW_S)
+        step.preempted += preempted
+        self._starter.start_groups(self.worker, self.workers, step, budget, NOW_S)
         return step
 
     def start_suspects(self, budget: int = 64) -> PlannedStep:
         step = new_step(self.worker)
-        self._starter.start_suspects(self.worker, [self.worker], step, budget)
+        self._starter.start_suspects(self.worker, self.workers, step, budget)
         return step
 
 
@@ -99,6 +119,52 @@ def test_nobody_is_passed_over_while_none_could_start(lack: str) -> None:
     site.worker.parked.clear()
     site.start_groups()
     assert [group.state] == [GroupState.DEFERRED]
+
+
+def swapping_site() -> Site:
+    return Site(make_worker(num_host_blocks=8, preemption="swap"))
+
+
+@pytest.mark.parametrize(("priority", "is_first"), [(None, True), (-1, False), (0, True), (1, True)])
+def test_who_is_swapped_out_is_restored_before_the_head_unless_that_is_of_a_better_class(
+    priority: int | None, is_first: bool
+) -> None:
+    """`priority`: of the head; None: nobody waits."""
+    site = swapping_site()
+    swapped = site.swapped_out([], [])
+    groups = [swapped] if priority is None else [swapped, site.push([9] * 3, priority=priority)]
+    step = site.start_groups()
+    started = list(dict.fromkeys(sequence.group for sequence in step.plan.sequences))
+    assert started == (groups if is_first else groups[::-1]) and len(step.plan.sequences) == len(groups) + 1
+    assert not site.worker.swapped and len(step.plan.swap_in) == 2 * 2
+
+
+@pytest.mark.parametrize("lack", ["seat", "block"])
+def test_nobody_starts_before_who_is_swapped_out_has_room(lack: str) -> None:
+    site = swapping_site()
+    swapped, head = site.swapped_out([], []), site.push([9] * 3)
+    seats, blocks = site.worker.free_seats, site.worker.blocks
+    taken = blocks.allocate(blocks.num_available_blocks - 2 if lack == "block" else 0)
+    site.worker.free_seats = seats[:1] if lack == "seat" else seats
+    assert not site.start_groups().plan.sequences
+    assert running(swapped, head) == [False, False] and site.worker.swapped == [swapped]
+    site.worker.free_seats = seats
+    blocks.free(taken)
+    site.start_groups()
+    assert running(swapped, head) == [True, True]
+
+
+@pytest.mark.parametrize("has_preempted", [False, True])
+def test_a_group_is_left_to_a_worker_that_has_its_prefix_unless_this_one_has_preempted_itself_idle(
+    has_preempted: bool,
+) -> None:
+    site = Site(make_worker("a"), make_worker("b"))
+    cache_prompt(site.workers[1], [1] * 8)
+    preempted = start(site.worker, make_group([7], arrival=7))
+    site.worker.preempt(preempted)
+    group = site.push([1] * 9)
+    site.start_groups(preempted=[preempted] * has_preempted)
+    assert running(group) == [has_preempted] and group.num_times_left == (0 if has_preempted else 1)
 
 
 def test_a_suspect_gets_room_from_the_last_outsiders_and_no_more_than_it_needs() -> None:
