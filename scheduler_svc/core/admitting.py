@@ -135,8 +135,6 @@ def is_too_late(group: SequenceGroup, workers: Sequence[WorkerState], now_s: flo
     rate = max(rates, default=None)
     if not _is_hopeless(group, group.num_distinct_tokens, now_s, rate):
         return False
-    if now_s > group.deadline_s:
-        return True
     num_cached = max((len(w.find_prefix(group.live[0])) * w.block_size for w in workers), default=0)
     return _is_hopeless(group, group.num_distinct_tokens - num_cached, now_s, rate)
 
