@@ -21,7 +21,7 @@ def num_forceable(worker: WorkerState, plan: StepPlan, sample: int) -> int:
     row, sequence = plan.sampled_rows[sample], plan.sampled_sequences[sample]
     if plan.num_tokens[row] > 1 or plan.sequences[row] is not sequence:
         return 0
-    if not _runs_since(worker, sequence, plan):
+    if not _has_stayed(sequence):
         return max(0, worker.block_size - 1 - plan.num_spare_positions)
     num_filled = plan.positions[row] + 1 + plan.num_spare_positions
     return len(sequence.block_table) * worker.block_size - num_filled
@@ -39,7 +39,7 @@ def append_forced(worker: WorkerState, plan: StepPlan, sample: int, token_ids: S
         if sequence.has_ended:
             return appended
     plan.num_tokens[plan.sampled_rows[sample]] += len(token_ids)
-    if _runs_since(worker, sequence, plan):
+    if _has_stayed(sequence):
         sequence.num_computed_tokens += len(token_ids)
         for later in worker.in_flight:
             if later.plan is not plan and sequence in later.plan.sequences:
@@ -47,7 +47,6 @@ def append_forced(worker: WorkerState, plan: StepPlan, sample: int, token_ids: S
     return appended
 
 
-def _runs_since(worker: WorkerState, sequence: Sequence, plan: StepPlan) -> bool:
-    """True if the sequence runs on the worker since before the plan: what that computed is in its blocks."""
-    is_here = sequence.status is SequenceStatus.RUNNING and sequence.worker_id == worker.worker_id
-    return is_here and 0 < sequence.first_step_id <= plan.step_id
+def _has_stayed(sequence: Sequence) -> bool:
+    """True if the sequence of a sample in flight was not stopped: it does not start again before the token is known."""
+    return sequence.status is SequenceStatus.RUNNING

@@ -197,9 +197,10 @@ def test_others_are_not(forced: list[int], sampling: SequenceSampling, reason: s
         check(cluster, plan, forced, sampling)
 
 
-def test_none_is_forced_while_a_prompt_of_several_tokens_is_computed() -> None:
+@pytest.mark.parametrize("length", [2, 4])
+def test_none_is_forced_while_a_prompt_of_several_tokens_is_computed(length: int) -> None:
     cluster = cluster_of(2, 16, most_forced=0)
-    cluster.add([1, 2, 3, 4], 9)
+    cluster.add([1, 2, 3, 4][:length], 9)
     plan = cluster.start()
     assert plan is not None
     with pytest.raises(ImpossibleAnswerError, match="1 forced tokens of sample 0, where 0 have room"):
@@ -211,6 +212,13 @@ def test_of_a_sequence_that_has_ended_any_are_believed_since_none_is_taken() -> 
     cluster.scheduler.finish(sequence)
     check(cluster, plan, [1] * 50)
     assert cluster.scheduler.apply("w", plan.step_id, [1], {0: [1] * 50}) == []
+
+
+def test_of_a_sequence_that_was_preempted_none_is_believed_where_a_block_holds_one_token() -> None:
+    cluster, plan, sequence = decoding(block_size=1)
+    cluster.scheduler.pause(sequence.group, keep_on_host=False)
+    with pytest.raises(ImpossibleAnswerError, match="1 forced tokens of sample 0, where 0 have room"):
+        check(cluster, plan, [1])
 
 
 def test_of_a_sequence_that_was_preempted_no_more_are_taken_than_it_may_have() -> None:

@@ -7,13 +7,13 @@ import pytest
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.placement import WorkerLimits
-from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.sequence import Cohort, SequenceGroup, SequenceStatus
 from scheduler_svc.core.swapping import swap_out
 from tests.scheduler.worker_states import execute, launch_rows, make_group, make_new_group, make_worker, start
 
 
 def make_places(*worker_ids: str, **options: Any) -> GroupPlaces:
-    places = GroupPlaces("fcfs", WorkerLimits(max_num_seqs=16, pipeline_depth=2))
+    places = GroupPlaces("fcfs", WorkerLimits(max_num_seqs=16, pipeline_depth=2), "always")
     for worker_id in worker_ids:
         places.workers[worker_id] = make_worker(worker_id, **options)
     return places
@@ -141,3 +141,44 @@ def test_groups_leave_a_draining_worker_for_one_that_could_hold_them() -> None:
     assert states == [GroupState.WAITING, GroupState.RUNNING, GroupState.WAITING]
     assert running.num_preemptions == 1 and worker.swapped == []
     places.check()
+
+
+def fetching_places() -> GroupPlaces:
+    """Two workers between which blocks pass."""
+    return make_places("a", "b", block_format="f", max_fetched_blocks=9, max_placed_blocks=1)
+
+
+@pytest.mark.parametrize(
+    ("destination", "is_suspect", "state"),
+    [
+        ("b", False, GroupState.FETCHING),
+        ("b", True, GroupState.QUARANTINED),
+        (None, False, GroupState.WAITING),
+        (None, True, GroupState.QUARANTINED),
+    ],
+)
+def test_a_group_that_was_stopped_for_a_worker_is_fetched_there_unless_it_is_suspected(
+    destination: str | None, is_suspect: bool, state: GroupState
+) -> None:
+    places = fetching_places()
+    group = preempted(places)
+    group.destination = destination
+    group.cohort = Cohort({group: None}) if is_suspect else None
+    places.place_preempted(group)
+    assert group.state is state
+    started = [fetch.destination.worker_id for fetch in places.fetches.take_started()]
+    assert started == (["b"] if state is GroupState.FETCHING else [])
+
+
+def test_nothing_is_held_any_more_for_a_group_that_is_taken_out() -> None:
+    """A step of the destination, which has a row, places one of the two blocks that have come."""
+    places = fetching_places()
+    worker = places.workers["b"]
+    launch_rows(worker, start(worker, make_group([9], arrival=9)))
+    group = preempted(places)
+    group.destination = "b"
+    places.place_preempted(group)
+    (fetch,) = places.fetches.take_started()
+    assert places.fetches.end(fetch, 2) == 2 and list(worker.placed_by_fetches) == [fetch.fetch_id]
+    places.take_out(group)
+    assert not worker.placed_by_fetches and worker.num_coming_fetched == 0
