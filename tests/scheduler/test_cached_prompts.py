@@ -118,6 +118,33 @@ def test_of_more_prompts_than_are_remembered_those_used_last_are(monkeypatch: py
     assert set(cluster.cached.hashes()) == set().union(*(hashes(prompt) for prompt in prompts[2:]))
 
 
+def test_what_is_cached_no_more_takes_no_room_of_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_prompts, "_MOST_KNOWN", 2)
+    cluster = CachingCluster(num_workers=2)
+    prompts = [[number, 2, 3, 4, 5] for number in range(1, 4)]
+    workers = cluster.scheduler.workers
+    for prompt, drained in ((prompts[0], "w1"), (prompts[1], "w0")):
+        workers.drain_worker(drained)
+        cluster.run(prompt)
+        workers.undo_drain(drained)
+    cluster.remove_worker("w1")
+    assert set(cluster.cached.hashes()) == hashes(prompts[0])
+    cluster.run(prompts[2])
+    assert set(cluster.cached.hashes()) == hashes(prompts[0]) | hashes(prompts[2])
+
+
+@pytest.mark.parametrize("num_coming", [3, 4, 5])
+def test_what_is_coming_goes_before_what_is_cached(num_coming: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_prompts, "MOST_HASHES", 4)
+    cluster = CachingCluster()
+    cached, coming = [9] * 9, [*range(1, 4 * num_coming + 1), 7]
+    cluster.run(cached)
+    cluster.admit(coming)
+    known = cluster.cached.hashes()
+    first = {each.hash for each in beginnings(coming)[:4]}
+    assert len(known) == 4 and set(known) >= first and set(known) <= first | hashes(cached)
+
+
 def test_a_summary_has_what_a_client_computes_of_its_prompt() -> None:
     cluster = Cluster(SchedulerConfig(max_num_batched_tokens=4096, watermark=0.0))
     cluster.add_worker(num_blocks=400)
