@@ -7,7 +7,14 @@ from math import ceil, log2
 
 import pytest
 
-from scheduler_svc.core.isolation import LATELY_S, MAX_EXCUSED_LOSSES, MAX_FAILED_STEPS, MAX_LOSSES, Isolation
+from scheduler_svc.core.isolation import (
+    LATELY_S,
+    MAX_EXCUSED_LOSSES,
+    MAX_FAILED_STEPS,
+    MAX_LOSSES,
+    MAX_WORKERS_TRIED,
+    Isolation,
+)
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -267,6 +274,31 @@ def test_a_member_that_had_no_part_in_the_first_loss_may_have_caused_the_second_
     for sequence, num_tokens in zip(group.sequences, (2, num_computed), strict=True):
         step = new_step(worker)
         step.plan.sequences, step.plan.positions, step.plan.num_tokens = [sequence], [0], [num_tokens]
+        worker.in_flight.clear()
+        launch(worker, step)
+        assert isolation.record_worker_loss(worker, 0.0) == []
+    assert (group.cohort is not None) is is_suspect
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_suspect"),
+    [
+        (range(1), range(1), True),
+        (range(1, 2), range(1), False),
+        (range(2, 4), range(2), False),
+        (range(2, 4), range(1, 3), True),
+        (range(2, 4), range(4), True),
+    ],
+)
+def test_who_computed_the_first_position_of_the_row_that_was_lost_may_have_caused_the_next_loss(
+    first: range, second: range, is_suspect: bool
+) -> None:
+    isolation = Isolation(WaitingQueue(), WorkerLimits(max_num_seqs=16, pipeline_depth=2))
+    worker = make_worker()
+    group = start(worker, make_group([1] * 9))
+    for row in (first, second):
+        step = new_step(worker)
+        step.plan.sequences, step.plan.positions, step.plan.num_tokens = group.sequences, [row.start], [len(row)]
         worker.in_flight.clear()
         launch(worker, step)
         assert isolation.record_worker_loss(worker, 0.0) == []
@@ -589,6 +621,18 @@ def test_who_fails_steps_on_two_workers_is_guilty_and_so_is_who_fits_only_one() 
     site.poison[wide] = 5
     site.run(kills=False)
     site.assert_only_the_poisoned_failed()
+
+
+@pytest.mark.parametrize(("num_workers", "num_failures"), [(1, 3), (2, 3), (3, 3), (4, 4), (5, 4), (6, 4)])
+def test_who_fails_steps_is_tried_on_each_worker_but_on_no_more_than_four(num_workers: int, num_failures: int) -> None:
+    site = SickCluster(*"abcdef"[:num_workers], num_blocks=20)
+    group = site.cluster.add([1] * 20, 10).group
+    site.poison = {group: 5}
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+    assert site.num_incidents == num_failures
+    num_tried = sum(num_steps > 0 for num_steps in site.num_steps.values())
+    assert num_tried == min(num_workers, MAX_WORKERS_TRIED)
 
 
 def test_a_suspect_that_is_paused_is_one_again_when_it_goes_on() -> None:
