@@ -182,3 +182,13 @@ def test_nothing_is_held_any_more_for_a_group_that_is_taken_out() -> None:
     assert places.fetches.end(fetch, 2) == 2 and list(worker.placed_by_fetches) == [fetch.fetch_id]
     places.take_out(group)
     assert not worker.placed_by_fetches and worker.num_coming_fetched == 0
+
+
+def test_a_group_that_is_counted_as_it_was_is_noticed() -> None:
+    places = make_places("a")
+    group = make_new_group([1] * 3)
+    places.waiting.push(group)
+    places.check()
+    group.sequences[0].token_ids.append(2)
+    with pytest.raises(AssertionError, match="counted as it was"):
+        places.check()

@@ -305,6 +305,16 @@ def test_who_computed_the_first_position_of_the_row_that_was_lost_may_have_cause
     assert (group.cohort is not None) is is_suspect
 
 
+def test_a_suspect_that_does_not_know_its_cohort_is_noticed() -> None:
+    site = SickCluster("a", depth=1)
+    group = site.cluster.add([1, 2, 3], 4).group
+    fail_step(site, "a")
+    site.cluster.scheduler._isolation.check()
+    group.cohort = None
+    with pytest.raises(AssertionError):
+        site.cluster.scheduler._isolation.check()
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("effect", ["any row", "long row", "late row", "first member", "last member"])
 @pytest.mark.parametrize("num_sequences", [1, 3])
