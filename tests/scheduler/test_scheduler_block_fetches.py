@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_svc.core.fetch_costs import FetchMode
 from scheduler_svc.core.fetching import MAX_FETCH_ID, BlockFetches, Fetch
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.sequence import SequenceGroup
@@ -17,13 +18,13 @@ PROMPT = [*range(1, 13)]  # 3 blocks, of which a group with one token more finds
 class Site:
     """Workers that store blocks alike, with options of each, and a queue; `a` has the prompt cached."""
 
-    def __init__(self, **workers: dict[str, Any]) -> None:
+    def __init__(self, mode: FetchMode = "always", **workers: dict[str, Any]) -> None:
         self.queue = WaitingQueue()
         self.workers = {
             worker_id: make_worker(worker_id, **{"block_format": "f", "max_fetched_blocks": 99, **options})
             for worker_id, options in workers.items()
         }
-        self.fetches = BlockFetches("always", self.queue, self.workers)
+        self.fetches = BlockFetches(mode, self.queue, self.workers)
         self._num_groups = 0
         cache_prompt(self.workers["a"], PROMPT)
 
@@ -98,6 +99,13 @@ def test_a_group_is_fetched_for_once_until_it_starts() -> None:
     site.fetches.end(fetch, 0)
     assert group.state is GroupState.WAITING
     assert site.begin(group) is None and site.begin(group, "c") is None
+
+
+@pytest.mark.parametrize(("roles", "is_fetched"), [("mixed decode", True), ("decode mixed", False)])
+def test_a_worker_that_is_there_to_decode_fetches_whatever_it_costs(roles: str, is_fetched: bool) -> None:
+    source, destination = roles.split()
+    site = Site("never", a={"role": source}, b={"role": destination})
+    assert (site.begin(site.push()) is not None) is is_fetched
 
 
 def test_the_worker_that_has_most_beyond_what_is_there_is_the_source() -> None:
