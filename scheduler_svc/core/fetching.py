@@ -77,8 +77,9 @@ class BlockFetches:
         prefill_tokens_per_s = costs.prefill_tokens_per_s if costs is not None else None
         num_tokens = num_blocks * destination.block_size
         speed = destination.costs.fetch_blocks_per_s if destination.costs is not None else None
-        step_s = costs.decode_step_s or 0.0 if costs is not None else 0.0
-        placing_s = step_s * (num_placing_steps(destination, num_blocks) - 1)  # the group starts with the last step
+        step_s = costs.decode_step_s if costs is not None else None
+        num_steps_before = num_placing_steps(destination, num_blocks) - 1  # the group starts with the last
+        placing_s = (step_s or 0.0) * num_steps_before
         return prefers_fetch(
             self._mode, prefill_tokens_per_s, speed, destination.num_fetches, num_blocks, num_tokens, placing_s
         )

@@ -7,6 +7,7 @@ import pytest
 from scheduler_svc.core.fetch_costs import FetchMode
 from scheduler_svc.core.fetching import MAX_FETCH_ID, BlockFetches, Fetch
 from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
@@ -106,6 +107,20 @@ def test_a_worker_that_is_there_to_decode_fetches_whatever_it_costs(roles: str, 
     source, destination = roles.split()
     site = Site("never", a={"role": source}, b={"role": destination})
     assert (site.begin(site.push()) is not None) is is_fetched
+
+
+@pytest.mark.parametrize(("decode_step_s", "pays"), [(None, True), (0.01, True), (0.03, False)])
+def test_steps_of_rows_that_run_at_the_destination_count_once_their_time_is_known(
+    decode_step_s: float | None, pays: bool
+) -> None:
+    """10 blocks at 50 a second are 0.2 s, 40 tokens at 100 a second 0.4 s; the group starts with the tenth step."""
+    site = Site("auto", a={}, b={"max_placed_blocks": 1})
+    source, destination = site.workers["a"], site.workers["b"]
+    launch_rows(destination, start(destination, make_group([70], arrival=70)))
+    destination.costs = PreemptionCosts(
+        prefill_tokens_per_s=100.0, fetch_blocks_per_s=50.0, decode_step_s=decode_step_s
+    )
+    assert site.fetches.pays(destination, source, 10) is pays
 
 
 def test_the_worker_that_has_most_beyond_what_is_there_is_the_source() -> None:
