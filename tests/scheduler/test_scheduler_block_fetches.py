@@ -178,6 +178,34 @@ def placing(site: Site, group: SequenceGroup) -> Fetch:
     return fetch
 
 
+@pytest.mark.parametrize(
+    ("num_computed", "max_placed", "has_room", "num_to_place"),
+    [
+        (0, None, True, 3),
+        (8, None, True, 3),
+        (12, None, True, 0),
+        (0, None, False, 0),
+        (0, 1, True, 3),
+        (4, 1, True, 3),
+    ],
+)
+def test_the_destination_is_to_place_all_of_a_fetch_or_none(
+    num_computed: int, max_placed: int | None, has_room: bool, num_to_place: int
+) -> None:
+    """`num_computed`: tokens that it has computed meanwhile. It runs a row, so that `max_placed` counts."""
+    site = Site(a={}, b={"max_placed_blocks": max_placed})
+    destination = site.workers["b"]
+    fetch = site.begin(site.push())
+    assert fetch is not None
+    if num_computed:
+        cache_prompt(destination, PROMPT[:num_computed])
+    launch_rows(destination, start(destination, make_group([70], arrival=70)))
+    taken = destination.blocks.allocate(0 if has_room else destination.blocks.num_available_blocks)
+    assert site.end(fetch) == num_to_place
+    assert site.fetches.is_needed(fetch) == bool(num_to_place)
+    destination.blocks.free(taken)
+
+
 def test_what_is_placed_of_a_fetch_is_held_until_the_group_leaves_and_no_longer() -> None:
     site = Site(a={}, b={})
     groups = site.push(), site.push()
