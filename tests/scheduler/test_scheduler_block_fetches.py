@@ -10,8 +10,15 @@ from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from scheduler_svc.core.worker_state import WorkerState
-from tests.scheduler.worker_states import cache_prompt, launch_rows, make_group, make_new_group, make_worker, start
+from tests.scheduler.worker_states import (
+    cache_prompt,
+    execute,
+    launch_rows,
+    make_group,
+    make_new_group,
+    make_worker,
+    start,
+)
 
 PROMPT = [*range(1, 13)]  # 3 blocks, of which a group with one token more finds all
 
@@ -42,6 +49,11 @@ class Site:
         (fetch,) = self.fetches.take_started()
         return fetch
 
+    def fetch(self, group: SequenceGroup, destination: str = "b") -> Fetch:
+        fetch = self.begin(group, destination)
+        assert fetch is not None
+        return fetch
+
     def end(self, fetch: Fetch) -> int:
         num_to_place = self.fetches.end(fetch, len(fetch.blocks))
         self.fetches.check()
@@ -70,8 +82,7 @@ def test_a_group_that_was_stopped_for_a_worker_is_fetched_there_if_that_still_se
 def test_the_first_blocks_are_fetched_that_the_destination_has_room_for(room: int) -> None:
     site = Site(a={}, b={"max_fetched_blocks": room})
     first, second = site.push(), site.push()
-    fetch = site.begin(first)
-    assert fetch is not None
+    fetch = site.fetch(first)
     assert fetch.hashes == first.sequences[0].block_hashes[: min(room, 3)]
     rest = site.begin(second)
     assert (rest is None) == (room <= 3) and (rest is None or len(rest.blocks) == 1)
@@ -85,8 +96,8 @@ def test_fetches_are_numbered_from_one_to_the_largest_number_and_then_anew() -> 
     for index, group in enumerate(groups):
         if index == 2:
             site.fetches._last_id = MAX_FETCH_ID - 1
-        fetch = site.begin(group)
-        assert fetch is not None and group.fetch_id == fetch.fetch_id
+        fetch = site.fetch(group)
+        assert group.fetch_id == fetch.fetch_id
         numbers.append(fetch.fetch_id)
         site.fetches.end(fetch, 0)
     assert numbers == [1, 2, MAX_FETCH_ID, 1, 2]
@@ -94,9 +105,7 @@ def test_fetches_are_numbered_from_one_to_the_largest_number_and_then_anew() -> 
 
 def test_a_group_is_fetched_for_once_until_it_starts() -> None:
     site = Site(a={}, b={}, c={})
-    group = site.push()
-    fetch = site.begin(group)
-    assert fetch is not None
+    fetch = site.fetch(group := site.push())
     site.fetches.end(fetch, 0)
     assert group.state is GroupState.WAITING
     assert site.begin(group) is None and site.begin(group, "c") is None
@@ -128,10 +137,40 @@ def test_the_worker_that_has_most_beyond_what_is_there_is_the_source() -> None:
     for worker_id, num_blocks in (("few", 4), ("other", 6), ("most", 5), ("as_many", 5), ("b", 2)):
         cache_prompt(site.workers[worker_id], [*range(1, 4 * num_blocks + 1)])
     group = site.push([*range(1, 25)])
-    fetch = site.begin(group)
-    assert fetch is not None and fetch.source is site.workers["most"]
+    fetch = site.fetch(group)
+    assert fetch.source is site.workers["most"]
     assert fetch.hashes == group.sequences[0].block_hashes[2:5]
     assert fetch.blocks == [site.workers["most"].blocks.find(each) for each in fetch.hashes]
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1, 2])
+def test_one_block_is_enough_for_a_fetch(num_blocks: int) -> None:
+    fetch = (site := Site(a={}, b={})).begin(site.push([*PROMPT[: 4 * num_blocks], 50]))
+    assert (0 if fetch is None else len(fetch.blocks)) == num_blocks
+
+
+@pytest.mark.parametrize(
+    ("is_at_source", "is_here", "num_blocks"), [(True, False, 4), (False, False, 3), (True, True, 3), (False, True, 3)]
+)
+def test_a_tail_is_fetched_with_the_blocks_before_it_unless_it_is_here(
+    is_at_source: bool, is_here: bool, num_blocks: int
+) -> None:
+    site = Site(a={}, b={})
+    source, destination = site.workers["a"], site.workers["b"]
+    group = start(source, make_group([*PROMPT, 13, 14], arrival=60))
+    launch_rows(source, group)
+    execute(source)
+    source.set_aside(group)
+    site.queue.push(group)
+    (sequence,) = group.sequences
+    assert sequence.tail is not None
+    if not is_at_source:
+        source.blocks.forget(sequence.tail.block_hash)
+    if is_here:
+        (block,) = destination.blocks.allocate(1)
+        destination.blocks.register(block, sequence.tail.block_hash)
+    fetch = site.fetch(group)
+    assert fetch.hashes == [*sequence.block_hashes[:3], sequence.tail.block_hash][:num_blocks]
 
 
 def test_blocks_from_a_step_in_flight_on_are_left_out() -> None:
@@ -140,17 +179,15 @@ def test_blocks_from_a_step_in_flight_on_are_left_out() -> None:
     running = start(source, make_group([*PROMPT, *range(13, 22)], arrival=50))
     launch_rows(source, running)  # from the fourth block on
     group = site.push([*PROMPT, *range(13, 21)])
-    fetch = site.begin(group)
-    assert fetch is not None and len(source.find_prefix(group.sequences[0])) == 5
+    fetch = site.fetch(group)
+    assert len(source.find_prefix(group.sequences[0])) == 5
     assert fetch.hashes == group.sequences[0].block_hashes[:3]
 
 
 def test_source_and_destination_hold_what_is_on_its_way_and_then_what_has_come() -> None:
     site = Site(a={}, b={})
     source, destination = site.workers["a"], site.workers["b"]
-    group = site.push()
-    fetch = site.begin(group)
-    assert fetch is not None
+    fetch = site.fetch(group := site.push())
     assert source.blocks.num_used_blocks == 3 and list(source.read_by_fetches) == [fetch.fetch_id]
     assert (destination.num_coming_fetched, destination.num_fetches) == (3, 1)
     states = [group.state]
@@ -170,8 +207,7 @@ def placing(site: Site, group: SequenceGroup) -> Fetch:
     destination.max_placed_blocks = 1
     row = start(destination, make_group([70], arrival=70))
     launch_rows(destination, row)
-    fetch = site.begin(group)
-    assert fetch is not None
+    fetch = site.fetch(group)
     assert site.end(fetch) == 3
     assert group.state is GroupState.FETCHING and len(destination.unsent_placed) == 1
     assert destination.num_coming_fetched == 3 and len(destination.placed_by_fetches[fetch.fetch_id]) == 1
@@ -195,8 +231,7 @@ def test_the_destination_is_to_place_all_of_a_fetch_or_none(
     """`num_computed`: tokens that it has computed meanwhile. It runs a row, so that `max_placed` counts."""
     site = Site(a={}, b={"max_placed_blocks": max_placed})
     destination = site.workers["b"]
-    fetch = site.begin(site.push())
-    assert fetch is not None
+    fetch = site.fetch(site.push())
     if num_computed:
         cache_prompt(destination, PROMPT[:num_computed])
     launch_rows(destination, start(destination, make_group([70], arrival=70)))
@@ -225,9 +260,8 @@ def test_what_is_placed_of_a_fetch_is_held_until_the_group_leaves_and_no_longer(
 @pytest.mark.parametrize("event", ["undo", "drop"])
 def test_what_no_plan_has_placed_is_forgotten(event: str) -> None:
     site = Site(a={}, b={})
-    group = site.push()
     destination = site.workers["b"]
-    fetch = placing(site, group)
+    fetch = placing(site, group := site.push())
     if event == "undo":
         site.fetches.undo_placing(destination)
     else:
@@ -243,8 +277,7 @@ def test_what_is_placed_elsewhere_stays_when_a_worker_loses_what_had_come() -> N
     site = Site(a={}, b={}, c={})
     here, there = site.push(), site.push()
     kept = placing(site, here)
-    other = site.begin(there, "c")
-    assert other is not None
+    other = site.fetch(there, "c")
     assert site.fetches.end(other, 3) == 3
     site.fetches.undo_placing(site.workers["c"])
     assert not site.workers["c"].unsent_placed and not site.fetches.is_needed(other)
@@ -252,25 +285,15 @@ def test_what_is_placed_elsewhere_stays_when_a_worker_loses_what_had_come() -> N
 
 
 def test_a_fetch_to_a_worker_that_is_gone_is_needed_no_more() -> None:
-    site = Site(a={}, b={})
-    fetch = placing(site, site.push())
+    fetch = placing(site := Site(a={}, b={}), site.push())
     site.workers["b"] = make_worker("b")
     assert not site.fetches.is_needed(fetch)
 
 
-def gone(site: Site, worker_id: str) -> WorkerState:
-    """Replace a worker by another process of the same name."""
-    worker = site.workers[worker_id]
-    site.workers[worker_id] = worker.empty_copy()
-    return worker
-
-
 def test_nothing_is_placed_of_a_fetch_whose_source_is_gone() -> None:
     site = Site(a={}, b={})
-    group = site.push()
-    fetch = site.begin(group)
-    assert fetch is not None
-    before = gone(site, "a")
+    fetch = site.fetch(group := site.push())
+    before, site.workers["a"] = site.workers["a"], make_worker("a")
     assert site.end(fetch) == 0
     assert before.read_by_fetches and group.state is GroupState.WAITING and not site.workers["b"].unsent_placed
     assert site.workers["b"].num_coming_fetched == 0
