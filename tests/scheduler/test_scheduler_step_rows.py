@@ -64,3 +64,15 @@ def test_a_preemption_is_forced_once_for_each_step() -> None:
     launch(worker, step)
     force_preemption(worker, new_step(worker))
     assert [group.sequences[0].status for group in groups[1:]] == [SequenceStatus.PREEMPTED] * 2
+
+
+def test_what_was_placed_for_groups_that_wait_gives_way_before_a_group_that_runs() -> None:
+    worker = make_worker(num_blocks=4)
+    group = start(worker, make_group([1] * 4))
+    launch_rows(worker, group)
+    execute(worker)
+    worker.placed_by_fetches = {5: worker.blocks.allocate(2), 6: [], 7: worker.blocks.allocate(1)}
+    step = new_step(worker)
+    assert add_row(worker, step, group.sequences[0], 8) == 1 and step.preempted == []
+    assert worker.placed_by_fetches == {5: [], 6: [], 7: []} and worker.blocks.num_available_blocks == 2
+    assert not worker.free_placed()

@@ -3,6 +3,8 @@
 import pytest
 
 from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.memory_use import work_of
+from scheduler_svc.core.scheduler_stats import TotalCounters
 from scheduler_svc.core.sequence import SequenceStatus
 from tests.scheduler.worker_states import execute, launch, launch_rows, make_group, make_worker, new_step, start
 
@@ -189,3 +191,7 @@ def test_a_group_is_taken_out_of_the_list_that_its_state_names() -> None:
     assert worker.swapped == [*groups[:2], groups[3]]
     for group in groups[:2]:
         worker.take_out(group)  # no-op
+
+
+def test_of_a_worker_that_has_just_come_nothing_is_counted() -> None:
+    assert work_of(make_worker()) == TotalCounters()

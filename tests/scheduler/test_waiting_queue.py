@@ -263,3 +263,15 @@ def test_runs_of_ranks_stay_short_and_few() -> None:
     for number in (40, 50, 60):
         ranks.remove((float(number),))
     assert runs_of(ranks) == [[20], [70, 80]]
+
+
+@pytest.mark.parametrize(("policy", "num_ahead"), [("edf", [0, 1, 1, 2, 3]), ("fcfs", [3, 3, 3, 3, 3])])
+def test_a_newcomer_is_behind_deadlines_no_later_than_its_own_where_these_order(
+    policy: OrderPolicy, num_ahead: list[int]
+) -> None:
+    queue = WaitingQueue(policy)
+    for arrival, deadline_s in enumerate((5.0, 3.0, None)):
+        group = make_new_group([1], arrival=arrival, deadline_s=deadline_s)
+        group.order = running_rank(policy, group)
+        queue.push(group)
+    assert [queue.num_ahead(0, deadline_s) for deadline_s in (1.0, 3.0, 4.0, 5.0, None)] == num_ahead
