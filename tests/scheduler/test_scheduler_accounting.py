@@ -127,6 +127,8 @@ def test_a_swapped_group_holds_host_blocks_and_counts_what_was_done_for_it() -> 
     group = cluster.add_group(PROMPT, 3, 8)
     while group.swap_step is None:
         cluster.step()
+    counts = cluster.scheduler.stats()
+    assert (counts.num_waiting, counts.num_waiting_groups, counts.num_swapped_groups) == (3, 1, 1)
     stats = cluster.stats()
     held = group_blocks(group)
     assert (held.num_blocks, held.num_shared, held.num_saved) == (0, 0, 0)

@@ -7,8 +7,10 @@ import pytest
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.placement import WorkerLimits
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Cohort, SequenceGroup, SequenceStatus
 from scheduler_svc.core.swapping import swap_out
+from tests.scheduler.core_cluster import Cluster
 from tests.scheduler.worker_states import execute, launch_rows, make_group, make_new_group, make_worker, start
 
 
@@ -192,3 +194,27 @@ def test_a_group_that_is_counted_as_it_was_is_noticed() -> None:
     group.sequences[0].token_ids.append(2)
     with pytest.raises(AssertionError, match="counted as it was"):
         places.check()
+
+
+def test_a_paused_group_leaves_its_worker_when_the_member_with_a_token_in_flight_ends() -> None:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=1, pipeline_depth=1, watermark=0.0))
+    cluster.add_worker(num_blocks=40)
+    group = cluster.add_group([1], 2, 9)
+    cluster.step()
+    cluster.start()  # a row of the first member alone
+    cluster.scheduler.pause(group, keep_on_host=False)
+    assert [sequence.num_pending_tokens for sequence in group.sequences] == [1, 0] and group.worker_id == "w"
+    cluster.scheduler.finish(group.sequences[0])
+    assert group.is_paused and group.worker_id is None
+    cluster.scheduler.check()
+
+
+def test_a_group_that_is_paused_has_not_waited_so_far() -> None:
+    cluster = Cluster(SchedulerConfig(max_num_seqs=1, pipeline_depth=1, watermark=0.0))
+    cluster.add_worker(num_blocks=40)
+    _, waits = (cluster.add_group([number], 1, 9) for number in (1, 2))
+    cluster.now_s = 5.0
+    cluster.step()
+    assert waits.waits_since_s == 5.0
+    cluster.scheduler.pause(waits, keep_on_host=False)
+    assert waits.waits_since_s is None

@@ -163,3 +163,17 @@ def test_swapped_groups_are_listed_by_their_order() -> None:
     worker = make_swapping()
     groups = {arrival: swapped(worker, computed(worker, [], arrival=arrival)) for arrival in (2, 3, 1)}
     assert worker.swapped == [groups[1], groups[2], groups[3]]
+
+
+def test_blocks_that_came_back_are_put_into_the_cache_again() -> None:
+    worker = make_swapping()
+    group = computed(worker, [], prompt=8)
+    (sequence,) = group.sequences
+    swapped(worker, group)
+    for block_hash in sequence.block_hashes:
+        worker.blocks.forget(block_hash)  # as if others had needed the blocks meanwhile
+    swap_in(worker, group, new_step(worker))
+    launch_rows(worker, group)
+    execute(worker)
+    worker.stop_sequence(sequence)
+    assert len(sequence.block_hashes) == 2 and all(map(worker.blocks.is_cached, sequence.block_hashes))

@@ -3,11 +3,13 @@
 import pytest
 
 from scheduler_svc.core.group_state import GroupState
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.scheduler_config import SchedulerConfig
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_rows import swap_or_preempt
 from scheduler_svc.core.swapping import insert_swapped
 from scheduler_svc.core.undoing import undo_steps
 from scheduler_svc.core.worker_state import WorkerState
+from tests.scheduler.core_cluster import Cluster
 from tests.scheduler.worker_states import (
     cache_prompt,
     execute,
@@ -140,3 +142,22 @@ def test_what_an_undone_step_held_is_free_and_its_candidates_are_not_awaited() -
     assert (worker.blocks.num_used_blocks, beams.num_pending_tokens) == (4, 1)
     assert undo_steps(worker) == [beams]
     assert worker.blocks.num_used_blocks == beams.num_pending_tokens == 0
+
+
+def test_after_a_rollback_only_those_that_never_ran_may_come_too_late() -> None:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=8, pipeline_depth=1, watermark=0.0))
+    cluster.add_worker(num_blocks=40)
+    with_output, without = (cluster.add([number] * 6, 9, deadline_s=5.0) for number in (1, 2))
+    cluster.step()  # 6 tokens of the first prompt, 2 of the second
+    for sequence in (with_output, without):
+        cluster.scheduler.pause(sequence.group, keep_on_host=False)
+        cluster.scheduler.resume(sequence.group)
+    fresh = cluster.add([3] * 6, 9, deadline_s=5.0)
+    plan = cluster.start()
+    assert plan is not None and plan.whole == [with_output, without, fresh]
+    cluster.refuse_steps()
+    statuses = [sequence.status for sequence in (with_output, without, fresh)]
+    assert statuses == [SequenceStatus.PREEMPTED, SequenceStatus.PREEMPTED, SequenceStatus.WAITING]
+    assert cluster.scheduler.expired_groups(9.0) == [fresh.group]
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()

@@ -39,6 +39,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.num_groups = 0
         self.in_order: list[SequenceGroup] = []
         self.deferred: list[SequenceGroup] = []
+        self.fetching: list[SequenceGroup] = []
         self.quarantined: list[SequenceGroup] = []
         self.elsewhere: list[SequenceGroup] = []  # running, say
 
@@ -96,10 +97,25 @@ class QueueMachine(RuleBasedStateMachine):
         self.in_order += self.deferred
         self.deferred = []
 
-    @precondition(lambda self: self.in_order or self.deferred)
+    @precondition(lambda self: self.in_order)
+    @rule(rng=st.randoms(use_true_random=False))
+    def hold(self, rng: Random) -> None:
+        group = self.remove_one(rng, self.in_order)
+        self.queue.hold(group)
+        self.fetching.append(group)
+
+    @precondition(lambda self: self.fetching)
+    @rule(rng=st.randoms(use_true_random=False))
+    def release(self, rng: Random) -> None:
+        group = self.remove_one(rng, self.fetching)
+        for _ in range(2):
+            self.queue.release(group)
+        self.in_order.append(group)
+
+    @precondition(lambda self: self.in_order or self.deferred or self.fetching)
     @rule(rng=st.randoms(use_true_random=False))
     def quarantine(self, rng: Random) -> None:
-        group = self.remove_one(rng, self.in_order, self.deferred)
+        group = self.remove_one(rng, self.in_order, self.deferred, self.fetching)
         group.cohort = Cohort({group: None})
         self.queue.quarantine(group)
         self.quarantined.append(group)
@@ -117,10 +133,10 @@ class QueueMachine(RuleBasedStateMachine):
             self.queue.release_from_quarantine(group)
             self.in_order.append(group)
 
-    @precondition(lambda self: self.in_order or self.deferred or self.quarantined)
+    @precondition(lambda self: self.in_order or self.deferred or self.fetching or self.quarantined)
     @rule(rng=st.randoms(use_true_random=False))
     def discard(self, rng: Random) -> None:
-        group = self.remove_one(rng, self.in_order, self.deferred, self.quarantined)
+        group = self.remove_one(rng, self.in_order, self.deferred, self.fetching, self.quarantined)
         self.queue.discard(group)
         group.move_to(GroupState.PAUSED)
         group.move_to(GroupState.PARKED)  # resumed, and its tokens are still to come
