@@ -153,3 +153,13 @@ def test_blocks_that_decoding_filled_are_in_the_cache_before_the_next_plan() -> 
     assert site.worker.uncached == [sequence] and sequence.num_computed_tokens == 5
     site.plan()
     assert site.worker.uncached == [] and site.worker.blocks.is_findable(sequence.block_table[0])
+
+
+def test_a_snapshot_has_the_blocks_that_its_own_rows_append_in_its_tables_alone() -> None:
+    site = Site(pipeline_depth=1)
+    (sequence,) = site.push(4).sequences
+    site.plan()
+    execute(site.worker)
+    site.worker.needs_snapshot = True
+    plan = site.plan()
+    assert plan.whole == [sequence] and len(sequence.block_table) == 2 and plan.append_pairs == []

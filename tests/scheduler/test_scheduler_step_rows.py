@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.step_rows import add_row, force_preemption
+from scheduler_svc.core.step_rows import add_row, add_running_rows, force_preemption
 from tests.scheduler.worker_states import execute, launch, launch_rows, make_group, make_worker, new_step, start
 
 
@@ -76,3 +76,20 @@ def test_what_was_placed_for_groups_that_wait_gives_way_before_a_group_that_runs
     assert add_row(worker, step, group.sequences[0], 8) == 1 and step.preempted == []
     assert worker.placed_by_fetches == {5: [], 6: [], 7: []} and worker.blocks.num_available_blocks == 2
     assert not worker.free_placed()
+
+
+def test_a_sequence_that_decodes_holds_what_it_has_until_its_last_step_is_done() -> None:
+    worker = make_worker()
+    group = start(worker, make_group([1] * 3))
+    launch_rows(worker, group)
+    execute(worker)
+    assert group.sequences[0].is_decoding
+    for _ in range(2):
+        add_running_rows(worker, step := new_step(worker), 64, has_suspects=False)
+        launch(worker, step)
+    worker.stop_sequence(group.sequences[0])
+    num_used = []
+    while worker.in_flight:
+        num_used.append((worker.blocks.num_used_blocks, len(worker.free_seats)))
+        worker.complete_step()
+    assert num_used == [(2, 15), (2, 15)] and (worker.blocks.num_used_blocks, len(worker.free_seats)) == (0, 16)
