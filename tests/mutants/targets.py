@@ -52,6 +52,7 @@ TARGETS = (
             "tests/scheduler/test_block_manager.py",
             "tests/scheduler/test_beam_search*.py",
             "tests/scheduler/test_sequence.py",
+            "tests/scheduler/test_tails.py",
             "tests/scheduler/test_forced_tokens.py",
             "tests/scheduler/test_group_state.py",
             "tests/scheduler/test_recovery_parts.py",

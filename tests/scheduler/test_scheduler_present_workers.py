@@ -197,3 +197,42 @@ def test_a_group_that_was_paused_on_a_worker_that_is_gone_goes_on_at_another(kee
     cluster.scheduler.resume(paused.group)
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
+
+
+def test_a_pin_is_refused_for_the_largest_of_the_groups_that_were_admitted() -> None:
+    cluster = make_cluster(w={"num_blocks": 10})
+    first = cluster.add([*range(1, 9), 20], 5)
+    cluster.run_until_idle()
+    for max_tokens in (4, 28, 4):  # 3, 9 and 3 blocks
+        cluster.add([3] * 8, max_tokens)
+    with pytest.raises(PinRefusedError, match="may need 9"):
+        cluster.scheduler.workers.pin_blocks("w", "prefix", first.block_hashes[:2])
+    cluster.run_until_idle()
+
+
+def test_a_block_is_cached_as_long_as_any_worker_has_it() -> None:
+    cluster = make_cluster(a={"num_blocks": 10})
+    first = cluster.add([*range(1, 9), 20], 5)
+    cluster.run_until_idle()
+    cluster.add_worker("b", num_blocks=10)
+    workers = cluster.scheduler.workers
+    assert [workers.is_cached(each) for each in (*first.block_hashes[:2], b"unknown")] == [True, True, False]
+    cluster.remove_worker("a")
+    assert not workers.is_cached(first.block_hashes[0])
+
+
+def test_the_sequences_on_a_worker_are_those_that_run_and_those_that_wait_there() -> None:
+    cluster = Cluster(SchedulerConfig(pipeline_depth=2, watermark=0.0, preemption="swap"))
+    cluster.add_worker("a", num_blocks=40, num_host_blocks=40)
+    groups = [cluster.add_group([number] * 5, number, 9) for number in (1, 2, 4)]
+    cluster.step("a")
+    assert cluster.scheduler.workers.num_sequences_on("a") == 7
+    cluster.start("a")
+    for group in groups[1:]:
+        cluster.scheduler.pause(group, keep_on_host=group is groups[1])
+        cluster.scheduler.resume(group)
+    assert cluster.scheduler.workers.num_sequences_on("a") == 7, "their tokens are in flight"
+    cluster.complete("a")
+    assert cluster.scheduler.workers.num_sequences_on("a") == 3, "of the last group nothing is there any more"
+    cluster.run_until_idle()
+    assert cluster.scheduler.workers.num_sequences_on("a") == 0
