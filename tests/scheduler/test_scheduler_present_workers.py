@@ -236,3 +236,16 @@ def test_the_sequences_on_a_worker_are_those_that_run_and_those_that_wait_there(
     assert cluster.scheduler.workers.num_sequences_on("a") == 3, "of the last group nothing is there any more"
     cluster.run_until_idle()
     assert cluster.scheduler.workers.num_sequences_on("a") == 0
+
+
+def test_a_group_that_waits_for_its_last_token_has_a_claim_to_its_seat() -> None:
+    cluster = make_cluster(a={"num_blocks": 20, "num_seats": 4})
+    group = cluster.add_group([1, 2, 3], 1, 9)
+    cluster.start("a")
+    cluster.scheduler.pause(group, keep_on_host=False)
+    assert cluster.scheduler.workers.seat_use() == [SeatUse("a", 3, [])], "its seat is free after the step"
+    cluster.scheduler.resume(group)
+    assert cluster.scheduler.workers.seat_use() == [SeatUse("a", 2, [])]
+    cluster.complete("a")
+    assert cluster.scheduler.workers.seat_use() == [SeatUse("a", 4, [])]
+    cluster.run_until_idle()

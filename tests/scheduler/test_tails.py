@@ -7,6 +7,7 @@ from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup, Tail
 from scheduler_svc.core.starting import plan_start, start_group
+from scheduler_svc.core.tails import cache_tail
 from scheduler_svc.core.worker_state import WorkerState
 from tests.scheduler.core_cluster import Cluster
 from tests.scheduler.worker_states import cache_prompt, execute, launch_rows, make_group, make_worker, new_step, start
@@ -180,3 +181,26 @@ def test_a_group_whose_answer_is_not_believed_does_not_start_from_its_tail_again
     cluster.scheduler.record_failed_step([plan], suspects=[sequence.group], is_disbelieved=True)
     again = cluster.start("w")
     assert again is not None and not again.copies and again.positions == [0]
+
+
+def test_a_tail_that_would_save_no_token_is_not_copied() -> None:
+    worker = make_worker()
+    group = start(worker, make_group(PROMPT[:9]))
+    launch_rows(worker, group)
+    execute(worker)
+    worker.set_aside(group)
+    assert tail_of(worker, group) is not None
+    group.sequences[0].token_ids.pop()  # as of a beam whose candidates were lost: its ninth token is to be computed
+    assert tail_of(worker, group) is None
+
+
+def test_a_member_without_a_row_takes_the_name_of_a_tail_that_another_member_makes_findable() -> None:
+    worker = make_worker()
+    group = start(worker, make_group(PROMPT, [], []))
+    launch_rows(worker, group)
+    execute(worker)
+    first, second = group.sequences
+    second.last_step, second.block_hashes = 0, []  # as of a beam that was forked from the other
+    assert cache_tail(worker.blocks, second, 4) is None and not worker.blocks.is_findable(first.block_table[2])
+    assert cache_tail(worker.blocks, first, 4) == first.block_table[2]
+    assert first.tail == second.tail and first.block_hashes == second.block_hashes
