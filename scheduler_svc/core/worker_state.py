@@ -162,9 +162,10 @@ class WorkerState:
         return self.blocks.lookup(islice(hashes, num_blocks))
 
     def find_tail(self, sequence: Sequence, num_prefix_blocks: int) -> int | None:
-        """Return the cached tail that continues so many blocks of `find_prefix`; None if there is none."""
-        if not (self.enable_prefix_cache and sequence.use_prefix_cache):
-            return None
+        """Return the cached tail that continues so many blocks of `find_prefix`; None if there is none.
+
+        Without a prefix cache, or for a sequence that is not looked up, no tail has a name: see `stop_sequence`.
+        """
         return find_tail(self.blocks, sequence, num_prefix_blocks, self.block_size)
 
     def stop_sequence(self, sequence: Sequence, *, keeps_tail: bool = False) -> None:

@@ -8,6 +8,7 @@ from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceStatus
 from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.core_executor import unconstrained_output
 
 SHARED = [11, 12, 13, 14, 15, 16, 17, 18]  # two blocks
 
@@ -184,6 +185,15 @@ def test_preempted_work_is_not_dropped_for_its_deadline() -> None:
     cluster.step()
     assert sequences[2].status is SequenceStatus.PREEMPTED
     assert cluster.scheduler.expired_groups(100.0) == []
+
+
+def test_work_that_had_output_before_a_restart_is_not_dropped_for_its_deadline() -> None:
+    cluster = make_cluster()
+    group = cluster.new_group([1, 2, 3, 4], 1, 8, deadline_s=1.0)
+    group.sequences[0].token_ids += unconstrained_output([1, 2, 3, 4], 3, frozenset())
+    cluster.scheduler.add(group)
+    assert cluster.scheduler.expired_groups(100.0) == []
+    assert cluster.scheduler.schedule("w", now_s=100.0) is not None
 
 
 def test_pinned_blocks_are_not_evicted_and_unpinned_ones_are() -> None:

@@ -2,8 +2,11 @@
 
 import pytest
 
+from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.sharing import have_same_tokens, shared_blocks
+from scheduler_svc.core.waiting_reasons import WaitingReason
+from tests.scheduler.core_cluster import Cluster
 
 
 def members(*token_ids: list[int]) -> list[Sequence]:
@@ -33,3 +36,17 @@ def test_one_row_computes_for_members_whose_tokens_are_all_the_same() -> None:
     assert have_same_tokens(members([1, 2], [1, 2], [1, 2]))
     assert not have_same_tokens(members([1, 2], [1, 2], [1, 3]))
     assert not have_same_tokens(members([1, 2], [1, 2, 3]))
+
+
+def test_what_members_share_is_found_anew_when_one_of_them_ends_while_they_wait() -> None:
+    cluster = Cluster(SchedulerConfig(pipeline_depth=1, watermark=0.0))
+    cluster.add_worker(num_blocks=40)
+    group = cluster.add_group([11, 12, 13, 14, 15, 16], 3, 12)
+    for _ in range(4):
+        cluster.step()
+    cluster.remove_all_memory("w", num_blocks=40)
+    assert cluster.scheduler.waiting_reason(group) is WaitingReason.NEXT_STEP  # looks at what they share
+    cluster.scheduler.finish(group.sequences[0])
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
