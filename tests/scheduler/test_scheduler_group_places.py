@@ -218,3 +218,12 @@ def test_a_group_that_is_paused_has_not_waited_so_far() -> None:
     assert waits.waits_since_s == 5.0
     cluster.scheduler.pause(waits, keep_on_host=False)
     assert waits.waits_since_s is None
+
+
+def test_a_group_that_is_forgotten_has_no_members_to_keep_in_memory() -> None:
+    cluster = Cluster(SchedulerConfig(watermark=0.0))
+    cluster.add_worker(num_blocks=40)
+    group = cluster.add_group([1], 2, 1)
+    cluster.run_until_idle()
+    cluster.scheduler.forget_group(group)
+    assert group.sequences == [] and group.is_finished

@@ -195,3 +195,26 @@ def test_a_group_is_taken_out_of_the_list_that_its_state_names() -> None:
 
 def test_of_a_worker_that_has_just_come_nothing_is_counted() -> None:
     assert work_of(make_worker()) == TotalCounters()
+
+
+def test_tails_that_may_be_wrong_are_found_no_more() -> None:
+    worker = make_worker()
+    group = start(worker, make_group([1] * 6))
+    launch_rows(worker, group)
+    execute(worker)
+    worker.set_aside(group)
+    tail = group.sequences[0].tail
+    assert tail is not None and worker.blocks.is_cached(tail.block_hash)
+    worker.forget_tails(group)
+    assert group.sequences[0].tail is None and not worker.blocks.is_cached(tail.block_hash)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "most", "passes"),
+    [("f", "f", 1, True), ("f", "f", 0, False), ("f", "g", 1, False), ("", "", 1, False)],
+)
+def test_blocks_pass_to_a_worker_that_keeps_some_in_the_same_format(
+    here: str, there: str, most: int, passes: bool
+) -> None:
+    worker = make_worker(block_format=here, max_fetched_blocks=most)
+    assert worker.can_fetch_from(make_worker("other", block_format=there)) is passes
