@@ -66,7 +66,7 @@ class DistributionRecorder:
         self.prompt_tokens.observe(usage.prompt_tokens)
         self.computed_prompt_tokens.observe(usage.prompt_tokens - usage.cached_tokens)
         self.output_tokens.observe(sum(lengths))
-        self.longest_output_tokens.observe(max(lengths))
+        self.longest_output_tokens.observe(max(lengths, default=0))
         self.num_samples.observe(request.params.num_samples)
         self.max_tokens.observe(request.max_tokens)
 
