@@ -9,7 +9,7 @@ from tests.scheduler.request_settling import refused, request_of, settled
 
 def text(exponent: int) -> str:
     """Build a text of so many characters that a sum of some of them tells which."""
-    return "é" * 2**exponent
+    return "é" * (1 << exponent)
 
 
 def test_every_text_of_a_chat_counts_once_by_its_characters() -> None:
@@ -25,9 +25,7 @@ def test_every_text_of_a_chat_counts_once_by_its_characters() -> None:
 @pytest.mark.parametrize("continues", [True, False])
 def test_an_answer_is_either_begun_or_continued(opens_answer: bool | None, continues: bool) -> None:
     messages = [pb.ChatMessage(role="user", content="a"), pb.ChatMessage(role="assistant", content="b")]
-    chat = pb.ChatPrompt(
-        messages=messages, add_generation_prompt=opens_answer, continue_final_message=continues or None
-    )
+    chat = pb.ChatPrompt(messages=messages, add_generation_prompt=opens_answer, continue_final_message=continues)
     if opens_answer and continues:
         assert list(refused(request_of(chat=chat))) == ["chat.continue_final_message"]
     else:

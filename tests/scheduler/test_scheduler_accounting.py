@@ -137,8 +137,8 @@ def test_a_swapped_group_holds_host_blocks_and_counts_what_was_done_for_it() -> 
     cluster.run_until_idle()
     assert group.num_swapped_in_blocks == group.num_swapped_out_blocks == held.num_host_blocks
     assert (group.num_copied_blocks, group.num_recomputed_tokens) == (2, 0)
-    counts = (first.group.num_preemptions, first.group.num_copied_blocks, first.group.num_swapped_out_blocks)
-    assert counts == (0, 0, 0)
+    of_first = (first.group.num_preemptions, first.group.num_copied_blocks, first.group.num_swapped_out_blocks)
+    assert of_first == (0, 0, 0)
     assert group_blocks(group) == GroupBlocks(0, 0, 0, 0)
 
 
