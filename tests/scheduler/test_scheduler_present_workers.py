@@ -249,3 +249,14 @@ def test_a_group_that_waits_for_its_last_token_has_a_claim_to_its_seat() -> None
     cluster.complete("a")
     assert cluster.scheduler.workers.seat_use() == [SeatUse("a", 4, [])]
     cluster.run_until_idle()
+
+
+@pytest.mark.parametrize(("own", "most"), [(None, 64), (8, 8), (100, 64)])
+def test_a_step_computes_no_more_tokens_than_the_worker_and_the_settings_allow(own: int | None, most: int) -> None:
+    workers = (cluster := make_cluster()).scheduler.workers
+    assert workers.block_size is None
+    workers.add_worker("w", num_blocks=100, block_size=4, num_seats=4, max_num_batched_tokens=own)
+    assert workers.block_size == 4
+    cluster.add([1] * 200, 4)
+    plan = cluster.scheduler.schedule("w")
+    assert plan is not None and plan.num_tokens == [most]
