@@ -193,7 +193,7 @@ def pair_with_long_prefix(num_in_flight: int, num_more: int) -> tuple[list[Worke
     workers = [make_worker(worker_id, num_blocks=200) for worker_id in ("asked", "other")]
     for num_cached in range(64, num_more + 64, 64):  # a step computes 64 tokens
         cache_prompt(workers[1], prompt[: min(num_cached, num_more)])
-    for num_tokens in (num_in_flight - 1, 1):
+    for num_tokens in (num_in_flight - 1, 1) if num_in_flight else ():
         step = new_step(workers[1])
         step.plan.num_tokens.append(num_tokens)
         launch(workers[1], step)
@@ -206,6 +206,15 @@ def test_an_idle_worker_leaves_a_group_to_a_busy_one_that_saves_more_than_it_has
 ) -> None:
     """260 tokens of the prompt are cached; 128 of them are what a short step costs."""
     workers, group = pair_with_long_prefix(num_in_flight, 260)
+    assert is_left(workers, group) is is_waited_for
+
+
+@pytest.mark.parametrize(("num_more", "is_waited_for"), [(128, True), (124, False)])
+def test_a_worker_with_nothing_in_flight_is_waited_for_longer_from_a_prefix_on_that_is_worth_a_short_step(
+    num_more: int, is_waited_for: bool
+) -> None:
+    workers, group = pair_with_long_prefix(0, num_more)
+    group.num_times_left = MAX_TIMES_LEFT
     assert is_left(workers, group) is is_waited_for
 
 
