@@ -10,8 +10,8 @@ requests than asked for. `--record` keeps the result among those of the benchmar
 
 import argparse
 import json
+import math
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +24,7 @@ from typing import Any
 import httpx2
 
 from benchmarks.report import RESULTS, ROOT, table, write_result
+from tests.openapi.foreign_document import shared_document
 from tests.openapi.outcome import Outcome
 from tests.services import start_gateway, start_scheduler, start_worker
 
@@ -44,8 +45,9 @@ _PASSES: tuple[tuple[tuple[str, ...], int], ...] = (
     (("--phases", "stateful", "--mode", "positive", "--include-path-regex", "^/requests|^/v1/completions"), 120),
     (("--phases", "stateful", "--mode", "positive", "--include-path-regex", "^/prefixes"), 200),
 )
-_MOST_S = 1800.0
-_REFERENCE = re.compile(r'"#/components/([^/"]+)/([^/"]+)')
+# Parts of the requests of another server's document that have types which the gateway does not know, and not.
+_FOREIGN_SHARES = ((False, 1.0), (True, 0.1))
+_MOST_S = 3600.0
 _MODEL = "demo"
 _WORKER = ("--dtype", "float32", "--threads", "1", "--num-blocks", "2000", "--model-name", _MODEL)
 
@@ -96,7 +98,9 @@ def run(url: str, num_examples: int, seed: int) -> Outcome:
     ]
     paths = httpx2.get(f"{url}/openapi.json").json()["paths"]
     del paths["/openapi.json"]  # is read, not tried
-    return _outcome_of(url, f"{url}/openapi.json", paths, passes, seed)
+    outcome = _outcome_of(url, f"{url}/openapi.json", passes, seed)
+    outcome.require_success(paths)
+    return outcome
 
 
 def run_foreign(url: str, document: dict[str, Any], num_examples: int, seed: int) -> Outcome:
@@ -104,48 +108,25 @@ def run_foreign(url: str, document: dict[str, Any], num_examples: int, seed: int
 
     Answers differ from that document where a field is not supported, so a fault of ours is all that is looked for.
     """
-    ours = {_without_names(path): each for path, each in httpx2.get(f"{url}/openapi.json").json()["paths"].items()}
-    paths = {}
-    for path, operations in document["paths"].items():
-        of_ours = ours.get(_without_names(f"/v1{path}"), {})
-        if found := {method: each for method, each in operations.items() if method in of_ours}:
-            paths[path] = found
-    components = _used_components(paths, document["components"])
-    document["paths"], document["components"] = _without_complements(paths), _without_complements(components)
-    num_operations = sum(len(each) for each in paths.values())
+    ours = httpx2.get(f"{url}/openapi.json").json()
+    outcome = Outcome()
+    paths: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "openapi.json"
-        file.write_text(json.dumps(document))
-        arguments = ("--max-examples", str(-(-num_examples // num_operations)), "--phases", "fuzzing")
-        checks = ("--checks", "not_a_server_error", "--url", f"{url}/v1")
-        return _outcome_of(url, str(file), paths, [(*arguments, *checks)], seed)
+        for has_other_types, share in _FOREIGN_SHARES:
+            shared = shared_document(document, ours, has_other_types=has_other_types)
+            paths = shared["paths"]
+            file = Path(folder) / f"openapi_{share}.json"
+            file.write_text(json.dumps(shared))
+            num_operations = sum(map(len, paths.values()))
+            most = str(math.ceil(num_examples * share / num_operations))
+            checks = ("--checks", "not_a_server_error", "--url", f"{url}/v1")
+            passes = [("--max-examples", most, "--phases", "fuzzing", *checks)]
+            outcome.add_all(_outcome_of(url, str(file), passes, seed))
+    outcome.require_success(paths)
+    return outcome
 
 
-def _without_names(path: str) -> str:
-    """The path without the names of its parameters."""
-    return re.sub(r"\{[^}]*\}", "{}", path)
-
-
-def _without_complements(schema: Any) -> Any:
-    """The schema without `not`, of which no cases can be made."""
-    if isinstance(schema, dict):
-        return {name: _without_complements(each) for name, each in schema.items() if name != "not"}
-    return [_without_complements(each) for each in schema] if isinstance(schema, list) else schema
-
-
-def _used_components(paths: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """The components that these paths refer to, directly or not: reading all of a large document takes minutes."""
-    used: dict[str, Any] = {}
-    found = _REFERENCE.findall(json.dumps(paths))
-    while found:
-        kind, name = found.pop()
-        if name not in used.setdefault(kind, {}):
-            used[kind][name] = components[kind][name]
-            found += _REFERENCE.findall(json.dumps(components[kind][name]))
-    return used
-
-
-def _outcome_of(url: str, document: str, paths: dict[str, Any], passes: Sequence[Sequence[str]], seed: int) -> Outcome:
+def _outcome_of(url: str, document: str, passes: Sequence[Sequence[str]], seed: int) -> Outcome:
     outcome = Outcome()
     with tempfile.TemporaryDirectory() as folder:
         for number, arguments in enumerate(passes):
@@ -158,7 +139,6 @@ def _outcome_of(url: str, document: str, paths: dict[str, Any], passes: Sequence
                 outcome.add(lines)
             if ended.returncode != 0 and len(outcome.failures) == num_failures:
                 outcome.failures.append(f"schemathesis ended with {ended.returncode}: {ended.stdout[-2000:]}")
-    outcome.require_success(f"{method.upper()} {path}" for path, methods in paths.items() for method in methods)
     return outcome
 
 

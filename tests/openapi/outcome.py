@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +38,18 @@ class Outcome:
             "failures": self.failures,
         }
 
-    def require_success(self, operations: Iterable[str]) -> None:
-        """Count each operation as a failure of which no request succeeded."""
-        for label in operations:
+    def add_all(self, other: "Outcome") -> None:
+        """Add another outcome."""
+        for label, counts in other.answers.items():
+            self.answers[label] += counts
+        self.phases += other.phases
+        self.checks += other.checks
+        self.num_streams += other.num_streams
+        self.failures += other.failures
+
+    def require_success(self, paths: Mapping[str, Iterable[str]]) -> None:
+        """Count each operation as a failure of which no request succeeded. paths: their methods, by path."""
+        for label in (f"{method.upper()} {path}" for path, methods in paths.items() for method in methods):
             counts = self.answers[label]
             if not any(status.startswith("2") for status in counts):
                 self.failures.append(f"{label}: none of {counts.total():,} requests succeeded")

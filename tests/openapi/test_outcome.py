@@ -41,7 +41,16 @@ def test_failed_checks_missing_answers_and_errors_are_failures() -> None:
 def test_an_operation_that_never_succeeds_is_a_failure() -> None:
     outcome = Outcome()
     outcome.add([scenario("fuzzing", "success", answer(400)), scenario("stateful", "success", answer(201))])
-    outcome.require_success(["GET /x"])
+    outcome.require_success({"/x": ["get"]})
     assert not outcome.failures
-    outcome.require_success(["POST /x", "PUT /y"])
+    outcome.require_success({"/x": ["post"], "/y": ["put"]})
     assert outcome.failures == ["POST /x: none of 1 requests succeeded", "PUT /y: none of 0 requests succeeded"]
+
+
+def test_outcomes_add_up() -> None:
+    one, other = Outcome(), Outcome()
+    one.add([scenario("fuzzing", "success", answer(200))])
+    other.add([scenario("fuzzing", "failure", answer(500)), scenario("fuzzing", "success", answer(200))])
+    one.add_all(other)
+    assert one.answers == {"POST /x": {"200": 2, "500": 1}}
+    assert (one.num_cases, one.phases["fuzzing"], len(one.failures)) == (3, 3, 1)
