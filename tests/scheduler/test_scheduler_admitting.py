@@ -121,6 +121,15 @@ def test_nobody_is_passed_over_while_none_could_start(lack: str) -> None:
     assert [group.state] == [GroupState.DEFERRED]
 
 
+def test_who_fits_no_worker_is_passed_over_at_once() -> None:
+    site = Site(make_worker())
+    too_large, late, small = site.push([1] * 200), site.push([2] * 4), site.push([3] * 4)
+    late.deadline_s = NOW_S - 1
+    step = site.start_groups()
+    assert [too_large.state, late.state] == [GroupState.DEFERRED] * 2
+    assert step.plan.sequences == small.sequences and len(site.queue) == 0
+
+
 def swapping_site() -> Site:
     return Site(make_worker(num_host_blocks=8, preemption="swap"))
 
