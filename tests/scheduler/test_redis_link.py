@@ -1,18 +1,24 @@
 """Link to one scripted server: whose reply is whose, what a refusal means, how long an answer is waited for."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
+from scheduler_svc.journal.keys import Keys
+from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
 from scheduler_svc.journal.redis_link import RedisLink, pack
+from scheduler_svc.journal.redis_plan import RedisShardPlan
+from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import StaleEntryError, StoreConfigurationError, StoreUnavailableError
 from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_cluster import CUT, ScriptedNode, get, scripted_nodes
 
 PING = pack("PING")
+KEYS = Keys.of("default")
+LIMIT_S = patient(20.0)
 TENTH_BYTES = (8 << 20) // 10  # for which a call has a tenth of a second more
 
 
@@ -111,6 +117,26 @@ async def test_a_command_whose_connection_is_cut_is_sent_once_more_at_most(
         server.commands.clear()
         assert await link.call(pack("GET", "y")) == b"a:y"
         assert server.commands == ["GET y"]
+
+
+ASKING: list[tuple[str, Callable[[str], Awaitable[object]]]] = [  # the last word of the first command
+    (KEYS.lease, lambda url: RedisLeases(url, timeout_s=LIMIT_S).read()),
+    (KEYS.lease, lambda url: RedisShardReader(url, deployments=["default"], timeout_s=LIMIT_S).read_shards(1)),
+    (KEYS.shards, lambda url: RedisShardPlan(url, deployment="default").read()),
+    ("1", lambda url: RedisTail(url).first()),
+]
+
+
+@pytest.mark.parametrize(("last_word", "ask"), ASKING, ids=["lease", "shards", "plan", "tail"])
+async def test_what_is_asked_of_leases_plans_and_tails_is_sent_once(
+    last_word: str, ask: Callable[[str], Awaitable[object]]
+) -> None:
+    """Who asks knows when to ask again."""
+    async with scripted_nodes(1) as (server,):
+        server.refusals[last_word] = [CUT]
+        with pytest.raises(StoreUnavailableError):
+            await ask(f"redis://{server.address}")
+        assert len(server.commands) < 2  # a machine that is busy for the time of a lease sends none
 
 
 async def test_a_link_that_was_closed_connects_again() -> None:

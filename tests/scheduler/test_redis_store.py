@@ -6,6 +6,7 @@ from zlib import crc32
 
 import pytest
 from redis.crc import key_slot
+from structlog.testing import capture_logs
 
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.redis_store import RedisStore
@@ -139,6 +140,17 @@ async def test_a_store_says_how_many_replicas_it_waits_for() -> None:
             "CONFIG GET appendfsync",
             LOOK,
         ]
+
+
+async def test_that_there_are_fewer_replicas_is_logged_of_the_journal_alone() -> None:
+    async with store_and_server() as (store, server):
+        server.answers |= {"CONFIG": {"appendfsync": b"always"}, "INFO": b"aof_enabled:1\r\n"}
+        with capture_logs() as logs:
+            await store.connect(LIMIT_S)
+            await store.append(EntryId(7, 1), b"")
+            await put_records(store, {"r": b"x"})
+        assert [line["replicas"] for line in logs] == [0]
+        assert not any(each.startswith("WAIT") for each in server.commands)
 
 
 async def test_who_writes_in_order_is_told_that_a_slot_was_moved_and_who_reads_follows_it() -> None:

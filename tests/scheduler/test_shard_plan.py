@@ -110,6 +110,17 @@ def test_of_two_plans_of_one_version_the_numbers_of_both_count_from_then_on(
     assert merged.num_kept >= max(here.num_kept, there.num_kept) and merged.num_shards == there.num_shards
 
 
+def test_of_a_number_in_two_plans_of_one_version_the_later_end_counts_and_the_present_number_is_none_of_them() -> None:
+    here = ShardPlan(version=5, num_shards=2, num_wanted=2, num_kept=2, former=(FormerNumber(3, 3), FormerNumber(1, 1)))
+    there = ShardPlan(
+        version=5, num_shards=1, num_wanted=1, num_kept=3, former=(FormerNumber(3, 4), FormerNumber(2, 2))
+    )
+    merged = ShardPlan(
+        version=6, num_shards=1, num_wanted=1, num_kept=3, former=(FormerNumber(2, 5), FormerNumber(3, 4))
+    )
+    assert there.merged_with(here) == merged
+
+
 @dataclass
 class Leader:
     """Leader of a shard, which knows the plan as of its last look, and when it looked."""

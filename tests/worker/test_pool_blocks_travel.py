@@ -1,6 +1,7 @@
 """Blocks out of a pool and into it: read beside the steps, placed by them, and named by their form."""
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -17,7 +18,7 @@ from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.start.block_travel import block_format, num_fetched_blocks
 from worker_svc.steps.pool_reader import PoolReader
 from worker_svc.steps.step_limits import InvalidStepError, MissingBlocksError
-from worker_svc.steps.streams import DeviceEvent, DeviceStreams, SideStream
+from worker_svc.steps.streams import DeviceStreams
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -46,22 +47,13 @@ def test_a_reader_returns_the_bytes_of_blocks_in_the_order_asked_for(
         assert len(expected) == len(block_ids) * pool.shape.bytes_per_block
 
 
-def test_a_reader_returns_when_the_device_has_copied() -> None:
-    streams, events = SimulatedStreams(Random(1)), list[DeviceEvent]()
-
-    class NotingStreams(DeviceStreams):
-        def event(self, *, timed: bool = False) -> DeviceEvent:
-            events.append(streams.event())
-            return events[-1]
-
-        def side_stream(self) -> SideStream:
-            return streams.side_stream()
-
-    reader = PoolReader(random_pool(torch.float32), 4, NotingStreams(CPU))
-    for block_ids in ([3], [8, 0]):
-        streams.both.do("side", lambda: None)  # what is queued there before
-        reader.read(block_ids)
-        assert all(event.is_reached() for event in events) and len(events) == 1
+def test_a_reader_returns_when_the_device_has_done_what_was_queued_on_its_stream() -> None:
+    streams, done = SimulatedStreams(Random(1)), list[int]()
+    reader = PoolReader(random_pool(torch.float32), 4, streams)
+    for number in range(3):
+        streams.both.do("side", partial(done.append, number))
+        reader.read([3, 8])
+        assert done == [*range(number + 1)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

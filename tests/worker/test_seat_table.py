@@ -117,3 +117,13 @@ def test_the_longest_sequence_can_be_filled_and_still_sample() -> None:
     assert table.counts.num_known[0] == LIMITS.max_model_len + 1
     with pytest.raises(InvalidStepError, match="computes up to 41, past the longest 40"):
         apply(table, rows=[0])
+
+
+def test_a_step_may_rank_the_most_likely_token_alone_and_moves_only_what_it_says() -> None:
+    table = SeatTable(LIMITS)
+    whole = [seat_state(2, [1, 2, 3], [0])]
+    checked = table.apply(
+        Step(epoch=1, step_id=1, snapshot=True, whole=whole, rows=[2], num_tokens=[3], samples=[], candidates=[0, 1])
+    )
+    assert (checked.rows.candidate_rows.tolist(), checked.rows.candidate_counts.tolist()) == ([0], [1])
+    assert (checked.swap_out, checked.placed, checked.swap_in, checked.copies) == ([], [], [], [])
