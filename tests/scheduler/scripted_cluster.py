@@ -64,7 +64,7 @@ class ScriptedNode:
         return [each for each in self.commands if not each.startswith("CLUSTER")]
 
     def num_asked_for_slots(self) -> int:
-        """How often it was asked who has which slot."""
+        """Number of questions for the slots."""
         return self.commands.count("CLUSTER SLOTS")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -131,7 +131,7 @@ ASKING: list[tuple[str, Callable[[str], Awaitable[object]]]] = [  # the last wor
 async def test_what_is_asked_of_leases_plans_and_tails_is_sent_once(
     last_word: str, ask: Callable[[str], Awaitable[object]]
 ) -> None:
-    """Who asks knows when to ask again."""
+    """Callers know when to ask again."""
     async with scripted_nodes(1) as (server,):
         server.refusals[last_word] = [CUT]
         with pytest.raises(StoreUnavailableError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import pytest
 
 from common.step import Step, StepResult, StepStatus
 from tests.patience import patient
-from worker_svc.steps.executor import StepExecutor
+from worker_svc.steps.executor import MAX_QUEUED_STEPS, StepExecutor
 from worker_svc.steps.step_limits import InvalidStepError
 from worker_svc.steps.task_thread import TaskThread
 
@@ -19,7 +20,7 @@ class ScriptedRunner:
 
     def __init__(self) -> None:
         self.executed: list[int] = []
-        self.errors: dict[int, Exception] = {}
+        self.errors: dict[int, BaseException] = {}
         self.on_launch: Callable[[], None] = lambda: None
 
     def launch(self, step: Step) -> StepResult:
@@ -113,6 +114,7 @@ async def test_a_step_that_raises_fails_alone_and_only_a_snapshot_follows(harnes
     harness.runner.errors[2] = RuntimeError("out of memory")
     result = await harness.send(1, 2)
     assert (result.status, result.error) == (StepStatus.FAILED, "RuntimeError: out of memory")
+    assert await harness.status(1, 2) is StepStatus.NEED_SNAPSHOT
     assert await harness.status(1, 3) is StepStatus.NEED_SNAPSHOT
     assert await harness.status(1, 4, snapshot=True) is StepStatus.OK
 
@@ -166,11 +168,47 @@ async def test_answers_come_in_the_order_of_the_steps(harness: Harness) -> None:
 
 
 async def test_times_of_a_step_add_up(harness: Harness) -> None:
+    began_ns = time.perf_counter_ns()
     result = await harness.send(1, 1, snapshot=True)
     assert result.exec_ns > 0 and result.queue_ns > 0
-    assert result.queue_ns + result.exec_ns <= result.total_ns
+    assert result.queue_ns + result.exec_ns <= result.total_ns <= time.perf_counter_ns() - began_ns
     refused = await harness.send(1, 7)
     assert refused.status is StepStatus.NEED_SNAPSHOT and refused.queue_ns > 0 and refused.exec_ns > 0
+
+
+async def test_who_sends_more_steps_than_the_queue_holds_waits_and_draining_waits_for_them_all(
+    harness: Harness,
+) -> None:
+    may_go, answers = threading.Event(), list[StepResult]()
+
+    def wait() -> None:
+        assert may_go.wait(patient(20.0))
+
+    harness.runner.on_launch = wait
+    steps = [Step(epoch=1, step_id=number, snapshot=number == 1) for number in range(1, MAX_QUEUED_STEPS + 2)]
+    for step in steps[:-1]:
+        await harness.executor.submit(step, answers.append)
+    last = asyncio.create_task(harness.executor.submit(steps[-1], answers.append))
+    draining = asyncio.create_task(harness.executor.drain())
+    await asyncio.sleep(0.02)
+    assert not last.done() and not draining.done()
+    may_go.set()
+    await draining
+    assert len(answers) >= MAX_QUEUED_STEPS
+    await last
+    await harness.executor.drain()
+    assert [each.step_id for each in answers] == [each.step_id for each in steps]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_the_end_of_the_process_is_no_fault_of_a_step() -> None:
+    thread, runner, answers, later = TaskThread("execution"), ScriptedRunner(), list[StepResult](), list[int]()
+    executor = StepExecutor(runner, thread, on_device_lost=pytest.fail)
+    runner.errors[1] = SystemExit(1)
+    await executor.submit(Step(epoch=1, step_id=1, snapshot=True), answers.append)
+    thread.submit(lambda: later.append(1))
+    await thread.close()
+    assert (answers, later) == ([], [])  # it has ended the thread
 
 
 async def test_an_exception_of_a_call_reaches_its_caller_and_the_thread_goes_on(harness: Harness) -> None:

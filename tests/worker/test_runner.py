@@ -292,7 +292,12 @@ class NotingDecoder(HostDecoder):
 def test_a_pass_chooses_tokens_itself_if_all_its_rows_are_plain_greedy_samples(decoder: Decoder) -> None:
     model = NotingDecoder(decoder)
     cpu_runner = CpuRunner(model, poisoned_pool(decoder), limits_for(decoder))
-    assert cpu_runner.model is model
+
+    def announce() -> None:
+        """Let others have the interpreter's lock."""
+
+    cpu_runner.before_pass = announce
+    assert cpu_runner.model is model and model.before_pass is cpu_runner.before_pass is announce
     runner = SteppedRunner(cpu_runner)
     sampled = replace(GREEDY, temperature=1.0)
     seats = [seat_state(0, [5, 6, 7], [0, 3]), seat_state(1, [5, 6], [1]), seat_state(2, [8], [2], sampling=sampled)]
