@@ -8,7 +8,7 @@ _REFERENCE = re.compile(r'"#/components/([^/"]+)/([^/"]+)')
 
 
 def shared_document(theirs: dict[str, Any], ours: dict[str, Any], *, has_other_types: bool) -> dict[str, Any]:
-    """Their document with the operations that ours has, too, behind `/v1`.
+    """Document of theirs with the operations that ours has, too, behind `/v1`.
 
     Without `has_other_types` there are no alternatives of a `type` that ours does not know, such as tools that a server
     would run and files of another host. `not` is left out, since no cases can be made of it.
