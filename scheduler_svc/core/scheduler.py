@@ -295,7 +295,7 @@ class Scheduler:
         What a waiting group will find in a cache counts, since nobody knows yet which worker will take it.
         """
         running = (s for worker in self._places.workers.values() for s in worker.running if not s.is_decoding)
-        return self.waiting.num_tokens + sum(max(0, s.num_tokens - s.num_computed_tokens) for s in running)
+        return self.waiting.num_tokens + sum(s.num_tokens - s.num_computed_tokens for s in running)
 
     def stats(self) -> SchedulerStats:
         workers = self._places.workers.values()
