@@ -210,6 +210,7 @@ def test_groups_are_served_in_order_after_a_sweep() -> None:
         queue.discard(group)
     assert sum(map(len, queue._heaps.values())) < 90
     assert [queue.pop() for _ in range(5)] == groups[4::-1]
+    assert queue.num_served == 5
 
 
 class RanksMachine(RuleBasedStateMachine):
