@@ -103,14 +103,18 @@ async def test_text_with_a_token_that_the_model_does_not_have_is_refused_and_no_
     )
     await site.start_worker(worker)
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=added)])
-    for request in (pb.GenerateRequest(text=f"dog {added}"), pb.GenerateRequest(chat=chat)):
+    short = pb.StoppingParams(max_tokens=1)
+    for request in (
+        pb.GenerateRequest(text=f"dog {added}", stopping=short),
+        pb.GenerateRequest(chat=chat, stopping=short),
+    ):
         with pytest.raises(grpc.aio.AioRpcError, match=f"prompt: has a token .* {first}; its ids end at {first - 1}"):
             await site.run(request)
     pin = pb.PinPrefixRequest(name="p", text=f"{added} dog" * 20)
     with pytest.raises(grpc.aio.AioRpcError, match=f"its ids end at {first - 1}"):
         await site.inference.PinPrefix(pin)
     assert not worker.steps
-    assert await site.run(pb.GenerateRequest(text="dog", stopping=pb.StoppingParams(max_tokens=1)))
+    assert await site.run(pb.GenerateRequest(text="dog", stopping=short))
 
 
 async def test_wrong_input_is_named_by_its_field(speaking: Site) -> None:
