@@ -147,6 +147,30 @@ raise SystemExit(2)
     assert told == [{"started": True}, {"phase": "weights", "part": 0.5}, {"half a line": 1}, {"warning": "slow"}]
 
 
+async def test_a_child_that_refuses_to_start_once_it_had_been_ready_is_started_again_with_its_reason(
+    tmp_path: Path,
+) -> None:
+    mark = tmp_path / "mark"
+    code = f"""
+import os, pathlib, sys
+mark = pathlib.Path({str(mark)!r})
+if mark.exists():
+    raise SystemExit(print("service: cannot listen on its port", flush=True) or 2)
+mark.touch()
+{SAYS_READY}
+"""
+    restarts = Restarts()
+    service = child(tmp_path, code, restarts)
+    supervising = asyncio.create_task(service.supervise(lambda: True))
+    await restarts.until(2)
+    mark.unlink()
+    await service.end(10)
+    await supervising
+    assert restarts.said[0].startswith("service ended with exit code 0; starting it again")
+    told = "service ended with exit code 2: service: cannot listen on its port; starting it again in "
+    assert restarts.said[1].startswith(told)
+
+
 async def test_what_a_child_has_said_counts_from_its_last_start(tmp_path: Path) -> None:
     first = f"import os, pathlib; mark = pathlib.Path({str(tmp_path / 'mark')!r})\nif not mark.exists(): "
     code = first + SAYS_READY + "mark.touch()\nprint(os.getpid(), flush=True); " + ENDLESS

@@ -93,8 +93,9 @@ class Child:
                 backoff_s, num_failures = FIRST_BACKOFF_S, 0
             num_failures += 1
             self._check_start(ending, num_failures, was_ready())
+            reason = f": {self.log.last_line()}" if ending == EXIT_CONFIGURATION else ""
             self._on_restart(
-                f"{self.name} {_described(ending)}; starting it again in {backoff_s:g} s ({self.log.path})"
+                f"{self.name} {_described(ending)}{reason}; starting it again in {backoff_s:g} s ({self.log.path})"
             )
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
