@@ -309,3 +309,5 @@ async def test_an_entry_is_one_command_again_once_the_store_has_answered() -> No
     await writer.write(b"")
     await writer.write(b"")
     assert writer.num_commands == num_commands + 2
+    await writer.probe()
+    assert writer.num_commands == num_commands + 3
