@@ -24,11 +24,11 @@ TENTH_BYTES = (8 << 20) // 10  # for which a call has a tenth of a second more
 
 @asynccontextmanager
 async def link_and_server(
-    *, repeatable: bool = False, timeout_s: float | None = None
+    *, repeatable: bool = False, timeout_s: float | None = None, database: str = ""
 ) -> AsyncIterator[tuple[RedisLink, ScriptedNode]]:
     async with scripted_nodes(1) as (server,):
         limit_s = patient(20.0) if timeout_s is None else timeout_s
-        link = RedisLink(f"redis://{server.address}", timeout_s=limit_s, repeatable=repeatable)
+        link = RedisLink(f"redis://{server.address}{database}", timeout_s=limit_s, repeatable=repeatable)
         try:
             yield link, server
         finally:
@@ -66,11 +66,21 @@ async def test_a_refusal_is_raised_once_every_reply_was_read(refusal: str, kind:
         assert await link.call_nodes(get("y")) == {"": [b"a:y"]}
 
 
-async def test_a_server_that_refuses_us_is_not_asked_again() -> None:
-    async with link_and_server(repeatable=True) as (link, server):
-        server.refusals["HELLO"] = ["WRONGPASS invalid username-password pair"]
-        with pytest.raises(StoreConfigurationError, match="invalid username-password pair"):
+@pytest.mark.parametrize(
+    ("last_word", "refusal", "says"),
+    [
+        ("HELLO", "WRONGPASS invalid username-password pair", "invalid username-password pair"),
+        ("HELLO", "NOAUTH HELLO must be called with the client already authenticated", "write redis://:PASSWORD@host"),
+        ("7", "ERR DB index is out of range", "DB index is out of range"),
+    ],
+)
+async def test_a_server_that_refuses_us_is_not_asked_again(last_word: str, refusal: str, says: str) -> None:
+    async with link_and_server(repeatable=True, database="/7") as (link, server):
+        server.refusals[last_word] = [refusal]
+        with pytest.raises(StoreConfigurationError, match=says):
             await link.call(PING)
+        assert server.refusals[last_word] == []
+        server.answers["SELECT"] = b"OK"
         assert await link.call(PING) == b"a:PING"
 
 
