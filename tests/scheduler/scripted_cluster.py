@@ -36,7 +36,7 @@ class ScriptedNode:
         self.says: SlotOwners | Refusal = {}
         self.own_id = name  # what it takes for its id
         self.refusals: dict[str, list[str]] = defaultdict(list)  # by key: of the next commands, in order
-        self.answers: dict[str, Any] = {}  # by the first word of the command, instead of name and key
+        self.answers: dict[str, Any] = {}  # by command or its first word, instead of name and key
         self.asked_first: set[str] = set()  # keys that it has only for who says ASKING
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -103,7 +103,8 @@ class ScriptedNode:
             return Refusal(self.refusals[key].pop(0))
         if key in self.asked_first and not says_asking:
             return Refusal(f"MOVED 1 {self.address}")  # for ever
-        return self.answers.get(words[0], f"{self.name}:{key}".encode())
+        by_word = self.answers.get(words[0], f"{self.name}:{key}".encode())
+        return self.answers.get(" ".join(words), by_word)
 
     def _slots(self) -> Any:
         if isinstance(self.says, Refusal):

@@ -80,6 +80,10 @@ def test_another_text_is_no_plan(text: str) -> None:
         ShardPlan.parse(text)
 
 
+def test_a_plan_may_have_the_most_shards() -> None:
+    assert ShardPlan.parse(str(ShardPlan.first(MOST_SHARDS))) == ShardPlan.first(MOST_SHARDS)
+
+
 def test_a_text_of_a_plan_has_at_most_64_kib() -> None:
     text = "1 1 1 1" + " 2:1" * 16381 + " 2:10"
     assert len(text) == 64 << 10 and len(ShardPlan.parse(text).former) == 16382
