@@ -25,10 +25,13 @@ from tests.scheduler.pinning import (
     pin_request,
     pinned,
     refusal,
+    retry_delay_s,
     unpin,
 )
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
+
+LONG_S = 600.0
 
 
 @pytest.fixture
@@ -256,6 +259,24 @@ async def test_a_lost_prefix_comes_back_once_requests_leave_it_room(site: Site) 
     await site.idle()
 
 
+async def test_a_lost_prefix_that_had_no_room_is_computed_as_soon_as_a_larger_worker_comes() -> None:
+    async with running_site(pin_retry_s=LONG_S) as site:
+        small = await site.add_worker("w1", num_blocks=20)
+        await pin(site, blocks_of(3))
+        small.may_answer.clear()
+        running = asyncio.create_task(site.run(counting(10, 270)))  # 271 tokens: 17 blocks, beside 3
+        await until(lambda: bool(site.engine.live))
+        await lose(site, small)
+        smaller = await site.add_worker("w2", num_blocks=18)
+        await until(lambda: prefix_of(site).is_missed or not site.engine.live)
+        smaller.may_answer.clear()
+        assert site.engine.live and not workers_of(site)
+        await lose(site, smaller)
+        await site.add_worker("w3")
+        await until(lambda: workers_of(site) == {"w3"})
+        assert tokens_in(await running) == list(range(11, 281))
+
+
 async def test_a_pin_gives_way_when_only_its_memory_is_left_for_an_admitted_request(site: Site) -> None:
     large = await site.add_worker("large", num_blocks=64, num_seats=1)
     large.may_answer.clear()
@@ -321,6 +342,21 @@ async def test_the_pins_of_another_model_are_forgotten(site: Site) -> None:
     assert await pinned(site) == {}
     assert site.engine.on_result is None
     assert (await pin(site)).created
+
+
+async def test_who_waits_for_a_prefix_of_a_model_that_is_replaced_is_told_to_ask_again_soon(site: Site) -> None:
+    worker = await site.add_worker()
+    worker.script = silence
+    asking = asyncio.create_task(pin(site))
+    await until(lambda: len(worker.steps) == 1)
+
+    def change(follower: ScriptedWorker) -> None:
+        follower.description.model.fingerprint = "counting-2"
+
+    await replace(site, worker, change)
+    with pytest.raises(grpc.aio.AioRpcError, match="another model is served now") as caught:
+        await asking
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE and retry_delay_s(caught.value) == 1.0
 
 
 async def test_blocks_of_another_size_keep_as_much_as_they_can(site: Site) -> None:
