@@ -20,6 +20,7 @@ KINDS = SERVICES
 BAD_TEXTS = {
     "scheduler": "nonsense",
     "advertise": "a:b:c:d",
+    "cors_origins": "chat.example",
     "group_address": "a:b:c:d",
     "worker_id": "x" * 200,
     "model_name": "x" * 2000,
