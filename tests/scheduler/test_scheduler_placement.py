@@ -218,6 +218,19 @@ def test_a_worker_with_nothing_in_flight_is_waited_for_longer_from_a_prefix_on_t
     assert is_left(workers, group) is is_waited_for
 
 
+@pytest.mark.parametrize(
+    ("num_in_flight", "num_cached_here", "is_waited_for"), [(60, 0, True), (61, 0, False), (0, 64, False)]
+)
+def test_what_is_cached_here_and_what_is_in_flight_there_count_against_a_longer_wait(
+    num_in_flight: int, num_cached_here: int, is_waited_for: bool
+) -> None:
+    workers, group = pair_with_long_prefix(num_in_flight, 188)
+    if num_cached_here:
+        cache_prompt(workers[0], group.sequences[0].token_ids[:num_cached_here])
+    group.num_times_left = MAX_TIMES_LEFT
+    assert is_left(workers, group, is_busy=True) is is_waited_for
+
+
 def test_even_for_a_long_prefix_a_worker_is_waited_for_only_so_often() -> None:
     workers, group = pair_with_long_prefix(8, 260)
     for _ in range(MAX_TIMES_WAITED):

@@ -177,3 +177,11 @@ def test_what_was_placed_gives_way_to_rows_before_any_group_does() -> None:
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()
+
+
+def test_a_group_whose_destination_is_gone_is_in_order_again_at_once() -> None:
+    cluster = make_cluster(a={})
+    group, _ = running_beside(cluster, 2)
+    states = [group.state]
+    cluster.remove_worker("b")
+    assert [*states, group.state] == [GroupState.FETCHING, GroupState.WAITING]

@@ -260,3 +260,15 @@ def test_a_step_computes_no_more_tokens_than_the_worker_and_the_settings_allow(o
     cluster.add([1] * 200, 4)
     plan = cluster.scheduler.schedule("w")
     assert plan is not None and plan.num_tokens == [most]
+
+
+def test_what_a_worker_has_counted_counts_on_when_it_is_gone() -> None:
+    cluster = make_cluster(w={"num_blocks": 10}, x={"num_blocks": 10})
+    for number in range(4):
+        cluster.add([number] * 5, 3)
+    cluster.run_until_idle()
+    counted = cluster.scheduler.stats().work
+    assert counted.num_prefix_query_tokens == 20
+    for worker_id in "wx":
+        cluster.remove_worker(worker_id)
+        assert cluster.scheduler.stats().work == counted

@@ -93,3 +93,15 @@ def test_a_sequence_that_decodes_holds_what_it_has_until_its_last_step_is_done()
         num_used.append((worker.blocks.num_used_blocks, len(worker.free_seats)))
         worker.complete_step()
     assert num_used == [(2, 15), (2, 15)] and (worker.blocks.num_used_blocks, len(worker.free_seats)) == (0, 16)
+
+
+def test_a_row_waits_for_a_block_that_a_step_in_flight_will_free() -> None:
+    worker = make_worker(num_blocks=2)
+    goes_on, ends = (start(worker, make_group([arrival] * 4, arrival=arrival)) for arrival in (1, 2))
+    launch_rows(worker, goes_on, ends)
+    worker.stop_sequence(ends.sequences[0])
+    step = new_step(worker)
+    assert add_row(worker, step, goes_on.sequences[0], 8) == 0
+    assert step.num_starved == 1 and step.preempted == []
+    execute(worker)
+    assert add_row(worker, new_step(worker), goes_on.sequences[0], 8) == 1
