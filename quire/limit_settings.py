@@ -4,6 +4,8 @@ from pydantic import Field
 
 from quire.settings import Settings
 
+_MOST = (1 << 31) - 1  # of what gRPC itself enforces
+
 
 class LimitSettings(Settings):
     """Limits by connection (an address with its port), by host (the address without) and by tenant.
@@ -12,11 +14,16 @@ class LimitSettings(Settings):
     allowed it means no limit. Behind a proxy all clients are one host.
     """
 
-    max_connections: int = Field(4096, ge=0, description="connections open at once; more are closed as they come")
+    max_connections: int = Field(
+        4096, ge=0, le=_MOST, description="connections open at once; more are closed as they come"
+    )
     max_calls: int = Field(10_000, ge=0, description="calls open at once, including sessions and streams")
     max_calls_per_host: int = Field(5_000, ge=0, description="calls that one host may have open at once")
     max_calls_per_connection: int = Field(
-        2_048, ge=0, description="calls that one connection may have open at once; gRPC clients queue further ones"
+        2_048,
+        ge=0,
+        le=_MOST,
+        description="calls that one connection may have open at once; gRPC clients queue further ones",
     )
     max_sessions_per_host: int = Field(
         1_000, ge=0, description="sessions that one host may have open at once; a client process needs one"

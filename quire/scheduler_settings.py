@@ -39,6 +39,7 @@ class SchedulerSettings(LimitSettings, PeerTlsSettings, AccessSettings):
     lease_ms: int = Field(
         1500,
         ge=100,
+        le=600_000,
         description="lease of the leader: how long it counts as leading without a renewal; the same for all schedulers",
     )
     store: str = Field(
@@ -131,12 +132,14 @@ class SchedulerSettings(LimitSettings, PeerTlsSettings, AccessSettings):
     keepalive_time_s: float = Field(
         20.0,
         ge=0.5,
+        le=86_400,
         description="how long a client's connection may be silent before it is pinged: a client that freezes, or whose "
         "host disappears, is noticed after this and keepalive_timeout_s",
     )
     keepalive_timeout_s: float = Field(
         20.0,
         ge=0.5,
+        le=86_400,
         description="how long a client has to answer a ping; its gRPC library answers unless the whole process is "
         "blocked, as Node's and others' are while their one thread is busy",
     )

@@ -8,11 +8,16 @@ from typing import Any
 
 import grpc
 import pytest
+from annotated_types import Le
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from common.limits import limit_options
+from common.peer_limits import EdgeLimits
+from common.rpc import Keepalive, server_options
 from common.serving import GrpcServer, ListenError
 from quire.errors import NotFoundError, OverloadedError, QuireError, RequestFailedError, UnavailableError, to_status
 from quire.rpc import PUBLIC_MESSAGE_BYTES, error_of
+from quire.scheduler_settings import SchedulerSettings
 from tests.patience import patient
 
 ECHO = "test.Echo"
@@ -137,6 +142,23 @@ async def refuse(request: Large, context: Any) -> bytes:
 async def refuse_within(request: Large, context: Any) -> AsyncIterator[bytes]:
     yield b"first"
     await refuse(request, context)
+
+
+def most_of(name: str) -> float:
+    """The greatest value of a scheduler's setting."""
+    (most,) = [each.le for each in SchedulerSettings.model_fields[name].metadata if isinstance(each, Le)]
+    assert isinstance(most, int | float)
+    return most
+
+
+async def test_the_greatest_settings_of_a_server_are_within_what_grpc_takes() -> None:
+    keepalive = Keepalive(time_s=most_of("keepalive_time_s"), timeout_s=most_of("keepalive_timeout_s"))
+    limits = EdgeLimits(
+        max_connections=int(most_of("max_connections")),
+        max_calls_per_connection=int(most_of("max_calls_per_connection")),
+    )
+    options = [*server_options(PUBLIC_MESSAGE_BYTES, keepalive), *limit_options(limits)]
+    await grpc.aio.server(options=options).stop(0)
 
 
 async def test_a_refused_request_is_not_kept_until_the_next_collection() -> None:

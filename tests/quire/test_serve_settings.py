@@ -76,6 +76,9 @@ def test_the_redis_url_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPat
         (["m", "--appendfsync", "no"], "--appendfsync"),
         (["m", "--preemption", "abort"], "--preemption"),
         (["m", "--order", "lifo"], "--order"),
+        (["m", "--keepalive-time-s", "inf"], "--keepalive-time-s"),
+        (["m", "--max-connections", "3000000000"], "--max-connections"),
+        (["m", "--lease-ms", "150000000"], "--lease-ms"),  # nobody would follow a dead leader for days
         (["m", "--num-host-blocks", "-1"], "--num-host-blocks"),
         (["m", "--listen", "7847"], "--listen: write host:port"),
         (["m", "--listen", "0.0.0.0:70000"], "--listen: write host:port, with a port of at most 65535"),
