@@ -40,10 +40,10 @@ class GatewaySettings(AccessSettings):
         16, ge=1, le=1024, description="MiB of a request's body; larger ones are refused with 413"
     )
     max_http_connections: int = Field(4096, ge=1, description="connections open at once; requests beyond it get 503")
-    cors_origins: str = Field(
-        "",
+    cors_origins: str | None = Field(
+        None,
         description="web pages whose scripts may call (CORS), as scheme://host[:port] with commas between; "
-        "*: all; empty: none",
+        "*: all; absent: none",
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long open answers may continue after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
@@ -63,12 +63,12 @@ class GatewaySettings(AccessSettings):
     @property
     def origins(self) -> list[str]:
         """Web pages whose scripts may call, one by one."""
-        return [each.strip() for each in self.cors_origins.split(",") if each.strip()]
+        return [each.strip() for each in (self.cors_origins or "").split(",") if each.strip()]
 
     @field_validator("cors_origins")
     @classmethod
-    def _web_origins(cls, value: str) -> str:
-        for each in value.split(","):
+    def _web_origins(cls, value: str | None) -> str | None:
+        for each in (value or "").split(","):
             if each.strip() and not _ORIGIN.fullmatch(each.strip()):
                 raise ValueError(f"{each.strip()!r} is no origin: give * or scheme://host[:port], without a path")
         return value
