@@ -111,6 +111,8 @@ class HttpConnection(HttpToolsProtocol):
             app = self._busy
         if cycle.scope["http_version"] == "1.0":
             app = _until_close(cycle, app)
+        if cycle.waiting_for_100_continue:
+            app = _close_unless_continued(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def _expect_more(self) -> None:
@@ -133,6 +135,23 @@ class HttpConnection(HttpToolsProtocol):
             head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head % len(reason) + reason)
         self.transport.close()
+
+
+def _close_unless_continued(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """The application for a client that waits to be told to send its body.
+
+    If the answer comes before that, nobody knows whether what comes next is the body or another request.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_last(message: Message) -> None:
+            if cycle.waiting_for_100_continue:
+                cycle.keep_alive = False
+            await send(message)
+
+        await app(scope, receive, send_last)
+
+    return answer
 
 
 def _until_close(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:

@@ -1,8 +1,9 @@
 """HTTP below the routes: old and new versions, unfinished requests, heads without end, and too many connections."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import Any
 
 import orjson
@@ -23,7 +24,10 @@ PATIENT_S = 3600.0
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Tell what came; at /stream in three pieces without a length."""
+    """Tell what came; at /stream in three pieces without a length, at /early before the body is read."""
+    if scope["path"] == "/early":
+        await Response("no", 413)(scope, receive, send)
+        return
     request = Request(scope, receive)
     body = (await request.body()).decode()
     response: Response
@@ -120,6 +124,18 @@ def test_http_1_0_gets_a_stream_without_chunks_that_ends_with_the_connection() -
     assert b"content-length" in whole
 
 
+def test_an_answer_in_place_of_the_order_to_send_the_body_is_the_last_of_its_connection() -> None:
+    head = b" HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+    refused = asyncio.run(told(b"POST /early" + head))
+    assert refused.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in refused
+    assert refused.count(b"HTTP/1.1") == 1
+    ordered = asyncio.run(told(b"POST /" + head, BODY + b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+    assert ordered.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+    assert ordered.count(b"HTTP/1.1 200") == 2
+    assert b'"method":"GET"' in ordered
+
+
 def test_http_1_1_gets_chunks() -> None:
     answer = asyncio.run(told(b"GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
     assert answer.endswith(b"4\r\none \r\n4\r\ntwo \r\n5\r\nthree\r\n0\r\n\r\n")
@@ -169,20 +185,39 @@ def test_a_request_that_does_not_go_on_is_given_up(sent: bytes) -> None:
     assert asyncio.run(told(sent, silence_s=0.05)) == b""
 
 
-def test_a_connection_of_whole_requests_is_kept() -> None:
-    async def send() -> bytes:
-        silence_s = patient(1)
-        async with served(silence_s=silence_s) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(HEAD + b"\r\n" + BODY)
-            await reader.readuntil(b"}")
-            await asyncio.sleep(1.2 * silence_s)  # that nothing came is not held against it
-            writer.write(HEAD + b"Connection: close\r\n\r\n" + BODY)
-            answer = await reader.read()
-            writer.close()
-            return answer
+class Timers(asyncio.SelectorEventLoop):
+    """A loop that tells of each timer of the silence."""
 
-    assert said(asyncio.run(send()))["body"] == BODY.decode()
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: asyncio.Queue[float] = asyncio.Queue()
+
+    def call_later(  # type: ignore[override]  # arguments of any types
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if delay == PATIENT_S:
+            self.told.put_nowait(delay)
+        return super().call_later(delay, callback, *args, context=context)
+
+
+@pytest.mark.parametrize(
+    "pieces", [(HEAD + b"\r\n" + BODY,), (HEAD, b"\r\n", BODY), (HEAD[:9], HEAD[9:] + b"\r\n" + BODY)]
+)
+def test_silence_counts_before_and_within_a_request_and_not_behind_it(pieces: Sequence[bytes]) -> None:
+    async def send(timers: Timers) -> None:
+        async with served() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for piece in pieces:
+                await timers.told.get()
+                writer.write(piece)
+            await reader.readuntil(b"}")
+            writer.close()
+
+    with asyncio.Runner(loop_factory=Timers) as runner:
+        timers = runner.get_loop()
+        assert isinstance(timers, Timers)
+        runner.run(send(timers))
+        assert timers.told.empty()
 
 
 @pytest.mark.parametrize(
