@@ -10,7 +10,7 @@ import pytest
 
 from common.step import Step, StepResult, StepStatus
 from tests.patience import patient
-from worker_svc.steps.executor import MAX_QUEUED_STEPS, StepExecutor
+from worker_svc.steps.executor import StepExecutor
 from worker_svc.steps.step_limits import InvalidStepError
 from worker_svc.steps.task_thread import TaskThread
 
@@ -176,39 +176,13 @@ async def test_times_of_a_step_add_up(harness: Harness) -> None:
     assert refused.status is StepStatus.NEED_SNAPSHOT and refused.queue_ns > 0 and refused.exec_ns > 0
 
 
-async def test_who_sends_more_steps_than_the_queue_holds_waits_and_draining_waits_for_them_all(
-    harness: Harness,
-) -> None:
-    may_go, answers = threading.Event(), list[StepResult]()
-
-    def wait() -> None:
-        assert may_go.wait(patient(20.0))
-
-    harness.runner.on_launch = wait
-    steps = [Step(epoch=1, step_id=number, snapshot=number == 1) for number in range(1, MAX_QUEUED_STEPS + 2)]
-    for step in steps[:-1]:
-        await harness.executor.submit(step, answers.append)
-    last = asyncio.create_task(harness.executor.submit(steps[-1], answers.append))
-    draining = asyncio.create_task(harness.executor.drain())
-    await asyncio.sleep(0.02)
-    assert not last.done() and not draining.done()
-    may_go.set()
-    await draining
-    assert len(answers) >= MAX_QUEUED_STEPS
-    await last
+async def test_what_blocks_hold_is_known_of_no_earlier_epoch_once_another_is_followed(harness: Harness) -> None:
+    await harness.send(1, 1, snapshot=True)
+    progress = harness.executor.progress
+    count = progress.count
+    harness.executor.follow_epoch(5)
     await harness.executor.drain()
-    assert [each.step_id for each in answers] == [each.step_id for each in steps]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_the_end_of_the_process_is_no_fault_of_a_step() -> None:
-    thread, runner, answers, later = TaskThread("execution"), ScriptedRunner(), list[StepResult](), list[int]()
-    executor = StepExecutor(runner, thread, on_device_lost=pytest.fail)
-    runner.errors[1] = SystemExit(1)
-    await executor.submit(Step(epoch=1, step_id=1, snapshot=True), answers.append)
-    thread.submit(lambda: later.append(1))
-    await thread.close()
-    assert (answers, later) == ([], [])  # it has ended the thread
+    assert progress.count.epoch == 5 and not progress.is_current(count)
 
 
 async def test_an_exception_of_a_call_reaches_its_caller_and_the_thread_goes_on(harness: Harness) -> None:
