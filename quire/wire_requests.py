@@ -156,7 +156,8 @@ def _set_structured_output(message: pb.StructuredOutput, output: StructuredOutpu
     value = getattr(output, kind)
     if kind == "choice":
         message.choice.SetInParent()
-        set_field(message.choice, f"{path}choice.", "texts", value)  # a single text is none: it has letters to choose
+        is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes)  # not the letters of one text
+        set_field(message.choice, f"{path}choice.", "texts", list(value) if is_several else value)
     elif kind == "json_schema" and not isinstance(value, str):
         set_field(message, path, kind, json_field(path + kind, value))
     else:

@@ -27,6 +27,7 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _LONGEST_LINE = 100_000  # off a terminal
+_OTHER_COLUMNS = 16  # room that names leave for them on a terminal
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
 
 
@@ -66,17 +67,22 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 def print_listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table. The first column has names to type, which are never cut; off a terminal nothing is.
 
-    Columns without content are left out.
+    Columns without content are left out. A name that would leave no room for others goes on in the next line.
     """
     shown = [index for index in range(len(columns)) if any(row[index] for row in rows)]
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for index in shown:
         is_name = index == 0
-        longest = max(cell_len(row[index]) for row in rows) if is_name else None
-        table.add_column(columns[index], min_width=longest, no_wrap=is_name)
+        width = _name_width(max(cell_len(row[index]) for row in rows)) if is_name else None
+        table.add_column(columns[index], min_width=width, overflow="fold" if is_name else "ellipsis")
     for row in rows:
         table.add_row(*(escape(row[index]) for index in shown))
-    (out if out.is_terminal else Console(width=_LONGEST_LINE)).print(table, highlight=False)
+    (out if out.file.isatty() else Console(width=_LONGEST_LINE)).print(table, highlight=False)
+
+
+def _name_width(longest: int) -> int:
+    """Width of a column of names, so long at the most, on a terminal."""
+    return longest if longest <= out.width - _OTHER_COLUMNS else out.width // 2
 
 
 def write_stream(stream: "quire.Stream", on_output: Callable[[], None] = lambda: None) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import quire
 from quire.params import BeamParams, OutputParams, RequestParams, SamplingParams, StopParams, StructuredOutput
+from quire.wire_requests import request_to_pb
 
 # Words of Python and protobuf, which tell a caller nothing.
 RIDDLES = re.compile(r"object (has|cannot)|google|bad argument|argument type|codec|not (iterable|supported)|Assignment")
@@ -103,3 +104,9 @@ async def plainly_refused(call: Callable[[], Any]) -> None:
         await call()
     except quire.QuireError as error:
         assert not RIDDLES.search(error.message), error.message
+
+
+@pytest.mark.parametrize("choice", [["a", "b"], ("a", "b"), {"a": 1, "b": 2}.keys(), (each for each in "ab")])
+def test_any_iterable_of_texts_is_a_list_of_choices(choice: Any) -> None:
+    request = request_to_pb("x", RequestParams(structured_output=StructuredOutput(choice=choice)))
+    assert list(request.structured_output.choice.texts) == ["a", "b"]

@@ -53,6 +53,17 @@ def test_no_two_servers_get_one_port(host: str) -> None:
         assert len({first, http, chosen.choose_next(first), chosen.choose_next(http)}) == 4
 
 
+def test_one_port_of_several_addresses_is_held_on_each() -> None:
+    with ListenAddresses() as chosen:
+        port = chosen.choose("127.0.0.1:0").rpartition(":")[2]
+        chosen.choose(f"127.0.0.2:{port}", option="--http")
+        for host in ("127.0.0.1", "127.0.0.2"):
+            with pytest.raises(AddressError, match="takes the port"):
+                chosen.choose(f"{host}:{port}")
+        with pytest.raises(AddressError, match=f"^cannot listen on 203.0.113.1:{port}"):
+            chosen.choose(f"203.0.113.1:{port}")
+
+
 def test_what_listens_everywhere_is_dialled_here() -> None:
     assert dial_address("0.0.0.0:7847") == "127.0.0.1:7847"
     assert dial_address("[::]:7847") == "[::1]:7847"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import sys
 from typing import Any
 
@@ -130,7 +131,7 @@ async def test_an_id_is_listed_whole_wherever_the_listing_goes(
     server.scripts = {long_id: WAITING}
     streams = await submitted(server, client, long_id)
     command = f"{sys.executable} -m quire.cli requests -a {server.address}"
-    for line in (f"{command} | cat", f"stty cols 60; {command}"):
+    for line in (f"{command} | cat", f"FORCE_COLOR=1 {command} | cat", f"stty cols 60; {command}"):
         ours, theirs = pty.openpty()
         process = await asyncio.create_subprocess_shell(line, stdin=theirs, stdout=theirs, stderr=theirs)
         os.close(theirs)
@@ -139,6 +140,21 @@ async def test_an_id_is_listed_whole_wherever_the_listing_goes(
         os.close(ours)
         assert long_id in shown
         assert ("a worker: all are draining" in shown) is line.endswith("cat")
+    del streams
+
+
+async def test_a_name_without_room_goes_on_in_the_next_line(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    long_id = "request-" + "0123456789" * 10
+    server.scripts = {long_id: WAITING}
+    streams = await submitted(server, client, long_id)
+    ours, theirs = pty.openpty()
+    command = f"stty cols 80; {sys.executable} -m quire.cli requests -a {server.address}"
+    process = await asyncio.create_subprocess_shell(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert await asyncio.wait_for(process.wait(), patient(60)) == 0
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "queued" in shown and long_id == "".join(re.findall(r"^(?:request-)?\d+", shown, re.MULTILINE))
     del streams
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
 
 from quire.cli.supervisor.listen_addresses import AddressError
 from quire.cli.supervisor.store_probe import probe_store
+from tests.peer_certificates import PeerCertificates
 from tests.valkey import ValkeyProcess
 
 
@@ -81,6 +83,44 @@ async def test_a_password_or_database_that_a_store_does_not_take_is_told_at_once
     valkey.command("ACL", "SETUSER", "default", "resetpass", ">other")
     with pytest.raises(AddressError, match=r"asks for a password\); write redis://:PASSWORD@host:port"):
         await probe_store(f"unix://{socket_path}")
+
+
+async def test_what_the_scheduler_can_use_is_not_refused(valkey: ValkeyProcess) -> None:
+    valkey.command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "-select", "-ping")
+    socket_path = valkey.socket_path
+    for url in (
+        f"unix://:needless@{socket_path}",  # the default user has no password
+        f"unix://app:pw@{socket_path}?db=0",
+        f"unix://app:pw@{socket_path}?username=another&password=other",
+    ):
+        await probe_store(url)
+
+
+@pytest.mark.parametrize("answer", [b"-LOADING\r\n", b"-ERR max number of clients reached\r\n"])
+async def test_a_refusal_that_passes_is_left_to_the_scheduler(answer: bytes) -> None:
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"PING\r\n")
+        writer.write(answer * 3)
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as listener:
+        await probe_store(f"redis://u:secret@127.0.0.1:{listener.sockets[0].getsockname()[1]}/3")
+
+
+async def test_a_store_that_wants_a_certificate_of_its_client_speaks_tls(tmp_path: Path) -> None:
+    files = PeerCertificates(tmp_path / "tls", "127.0.0.1")
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.root))
+    server.load_cert_chain(files.cert, files.key)
+    server.maximum_version = ssl.TLSVersion.TLSv1_2  # which refuses within the handshake
+    server.verify_mode = ssl.CERT_REQUIRED
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hear, "127.0.0.1", 0, ssl=server) as listener:
+        url = f"rediss://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        await probe_store(url)
+        await probe_store(f"{url}?ssl_certfile={files.cert}&ssl_keyfile={files.key}")
 
 
 async def test_a_store_without_tls_is_told_from_one_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Addresses: chooses the ports to serve on, and tells how to dial them. Plain sockets only."""
 
+import errno
 import socket
 from contextlib import suppress
 
@@ -18,21 +19,21 @@ class ListenAddresses:
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[str, socket.socket]] = {}  # by port: the option that chose it
+        self._held: list[tuple[str, socket.socket]] = []  # with the option that chose it
 
     def choose(self, listen: str, *, option: str = "--listen") -> str:
         """The address with a free port; port 0 becomes a real one. `option` sets the address. Raises AddressError."""
         host, _, port = listen.rpartition(":")
         try:
             probe = _listening(host, int(port))
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             remedy = f"choose another with {option} host:port"
-            if int(port) in self._held and not isinstance(error, socket.gaierror):
-                other, _ = self._held[int(port)]
-                raise AddressError(f"{other} takes the port of {listen}: {remedy}") from error
+            taking = [other for other, held in self._held if held.getsockname()[1] == int(port)]
+            if taking and error.errno == errno.EADDRINUSE:
+                raise AddressError(f"{taking[0]} takes the port of {listen}: {remedy}") from error
             raise AddressError(f"cannot listen on {listen}: {error}; stop what uses it, or {remedy}") from error
         bound: int = probe.getsockname()[1]
-        self._held[bound] = (option, probe)
+        self._held.append((option, probe))
         return f"{host}:{bound}"
 
     def choose_next(self, listen: str) -> str:
@@ -48,7 +49,7 @@ class ListenAddresses:
 
     def close(self) -> None:
         """Leaves the ports to the services."""
-        for _, probe in self._held.values():
+        for _, probe in self._held:
             probe.close()
 
     def __enter__(self) -> "ListenAddresses":
@@ -65,9 +66,9 @@ def dial_address(listen: str) -> str:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises OSError or OverflowError."""
+    """A socket that listens there. Raises OSError."""
     if port > 65535:
-        raise OverflowError("a port is at most 65535")
+        raise OSError(errno.EINVAL, "a port is at most 65535")
     family, kind, protocol, _, address = socket.getaddrinfo(
         host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

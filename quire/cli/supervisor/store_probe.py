@@ -15,7 +15,9 @@ from quire.store_url import ClusterUrl, is_cluster
 PROBE_S = 3.0
 REDIS_PORT = 6379
 _TO_START = "start one there, or leave the URL out to use the embedded one"
-_PASSING = (b"-LOADING", b"-BUSY", b"-MASTERDOWN")  # refusals that a server takes back by itself
+# Refusals that a server takes back by itself.
+_PASSING = (b"-LOADING", b"-BUSY", b"-MASTERDOWN", b"-ERR max number of clients")
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")  # reasons of OpenSSL
 
 
 class _Fault(NamedTuple):
@@ -58,18 +60,29 @@ async def _fault_of(url: str) -> _Fault | None:
     except (OSError, TimeoutError, ValueError) as error:
         why = "no answer" if isinstance(error, ssl.SSLError) else str(error) or "no answer"
         if parts.scheme == "rediss":
+            if _is_broken_off(error):  # the scheduler shows it what it may want, such as a certificate
+                return None
             return _Fault("cannot be reached", f"{why} by TLS", f"write redis:// if it has none, or {_TO_START}")
         return _Fault("cannot be reached", why)
+
+
+def _is_broken_off(error: Exception) -> bool:
+    """True if a server that may speak TLS ended the handshake."""
+    is_tls = isinstance(error, ssl.SSLError) and error.reason not in _NO_TLS
+    return is_tls or isinstance(error, ConnectionResetError)
 
 
 async def _connected(parts: SplitResult, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection to the server. By TLS its certificate is not looked at: the scheduler does that."""
     if parts.scheme == "unix":
-        return await asyncio.open_unix_connection(parts.path)
+        return await asyncio.open_unix_connection(unquote(parts.path))
     tls = None
     if parts.scheme == "rediss":
         tls = ssl.create_default_context()
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        options = dict(parse_qsl(parts.query))
+        if "ssl_certfile" in options:
+            tls.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), options.get("ssl_password"))
     return await asyncio.open_connection(parts.hostname or "localhost", port, ssl=tls)
 
 
@@ -93,16 +106,16 @@ async def _greeted(parts: SplitResult, reader: asyncio.StreamReader, writer: asy
 
 
 def _commands(parts: SplitResult) -> list[tuple[str, ...]]:
-    """The commands with which a client begins."""
+    """Commands with which the scheduler's client begins, as a server sees them."""
     options = dict(parse_qsl(parts.query))
-    user = options.get("username") or unquote(parts.username or "")
-    password = options.get("password") or unquote(parts.password or "")
+    user = unquote(parts.username or "") or options.get("username") or "default"
+    password = unquote(parts.password or "") or options.get("password")
     path = "" if parts.scheme == "unix" else unquote(parts.path).strip("/")
     database = options.get("db") or path
     commands: list[tuple[str, ...]] = []
     if password:
-        commands.append(("AUTH", user, password) if user else ("AUTH", password))
-    if database.isdigit():
+        commands.append(("AUTH", user, password))
+    if database.isascii() and database.isdigit() and int(database):  # each connection begins with database 0
         commands.append(("SELECT", database))
     return [*commands, ("PING",)]
 
