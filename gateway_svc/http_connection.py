@@ -4,6 +4,7 @@ Knows no route, and no shape of an API: `busy` answers beyond the bound of conne
 """
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import httptools
@@ -95,7 +96,8 @@ class HttpConnection(HttpToolsProtocol):
                     raise httptools.HttpParserError("a tunnel is asked for") from offered
                 data = self._head_without_offer() + data[offered.args[0] :]
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+            with suppress(AttributeError):  # as uvicorn
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _head_without_offer(self) -> bytes:
         kept = b"".join(name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade")
