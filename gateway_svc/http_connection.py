@@ -13,12 +13,13 @@ from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 << 10  # received without the end of a head, or a piece of a body
+MAX_QUEUED = 64  # requests of a connection that wait while one is answered
 _INVALID = b"Invalid HTTP request received."
 _TOO_LARGE = b"The head of the request is too large."
 
 
 class HttpConnection(HttpToolsProtocol):
-    """A connection that is closed if a request does not go on for `silence_s`, or its head grows without end.
+    """A connection that is closed if a request stops for `silence_s`, has too long a head, or has too many behind it.
 
     The offer to go on in another protocol, such as HTTP/2, is ignored, as HTTP/1.1 wants it: uvicorn would take what
     follows for that protocol's, and the request's body would be lost.
@@ -70,9 +71,13 @@ class HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin to answer, unless the request is read again without its offer."""
         self._has_advanced = True
+        if self.parser.get_method() == b"CONNECT":
+            raise httptools.HttpParserError("a tunnel is asked for")
         self._is_offering = any(name == b"upgrade" for name, _ in self.headers) and self.parser.should_upgrade()
         if not self._is_offering:
             super().on_headers_complete()
+        if len(self.pipeline) > MAX_QUEUED:
+            raise httptools.HttpParserError("too many requests wait for their answers")
 
     def on_body(self, body: bytes) -> None:
         """Pass on a piece of a body."""
@@ -87,21 +92,23 @@ class HttpConnection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _feed(self, data: bytes) -> None:
-        while data:
+        rest = memoryview(data)
+        while rest:
             try:
-                self.parser.feed_data(data)
+                self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as offered:
-                if not self._is_offering:
-                    raise httptools.HttpParserError("a tunnel is asked for") from offered
-                data = self._head_without_offer() + data[offered.args[0] :]
+                rest = rest[offered.args[0] :]
+            head = self._head_without_offer()
             self.parser = httptools.HttpRequestParser(self)
             with suppress(AttributeError):  # as uvicorn
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(head)
 
     def _head_without_offer(self) -> bytes:
         kept = b"".join(name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade")
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, kept)
+        version = self.parser.get_http_version().encode()
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, kept)
 
     @property
     def _is_answered(self) -> bool:

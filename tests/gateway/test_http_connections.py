@@ -15,13 +15,14 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway_svc.error_answer import answer_busy
-from gateway_svc.http_connection import MAX_HEAD_BYTES
+from gateway_svc.http_connection import MAX_HEAD_BYTES, MAX_QUEUED
 from gateway_svc.http_server import HttpServer
 from gateway_svc.listening import listening_socket
 from tests.patience import patient
 
 BODY = b'{"prompt": "x"}'
 HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(BODY)
+OFFER = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 PATIENT_S = 3600.0
 
 
@@ -110,8 +111,26 @@ def test_several_offers_behind_each_other_are_answered_in_turn() -> None:
     assert answer.count(b"HTTP/1.1 200") == answer.count(b'"method":"POST"') == 4
 
 
-def test_a_tunnel_is_refused() -> None:
-    answer = asyncio.run(told(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n"))
+def test_an_offer_by_http_1_0_is_answered_as_http_1_0() -> None:
+    answer = asyncio.run(told(b"GET /stream HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"))
+    assert answer.endswith(b"\r\n\r\none two three")
+    assert b"transfer-encoding" not in answer
+
+
+def test_as_many_requests_as_may_be_queued_are_answered() -> None:
+    last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answer = asyncio.run(told(OFFER * MAX_QUEUED + last))
+    assert answer.count(b"HTTP/1.1 200") == MAX_QUEUED + 1
+
+
+@pytest.mark.parametrize("sent", [OFFER, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_a_connection_with_too_many_requests_in_its_queue_is_closed(sent: bytes) -> None:
+    assert asyncio.run(told(sent * (MAX_QUEUED + 2))).count(b"HTTP/1.1") <= 1
+
+
+@pytest.mark.parametrize("target", [b"example.com:443", b"/"])
+def test_a_tunnel_is_refused(target: bytes) -> None:
+    answer = asyncio.run(told(b"CONNECT %b HTTP/1.1\r\nHost: example.com\r\n\r\n" % target))
     assert answer.startswith(b"HTTP/1.1 400")
 
 
