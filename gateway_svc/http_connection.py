@@ -12,7 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-MAX_HEAD_BYTES = 64 << 10  # received without the end of a head, or a piece of a body
+MAX_HEAD_BYTES = 64 << 10  # of the URL, and the names and values of the fields, of a request
+_MAX_PENDING_BYTES = 2 * MAX_HEAD_BYTES  # received without the end of a field, or a piece of a body
+_FIELD_BYTES = len(b": \r\n")  # beside its name and its value
 MAX_QUEUED = 64  # requests of a connection that wait while one is answered
 _INVALID = b"Invalid HTTP request received."
 _TOO_LARGE = b"The head of the request is too large."
@@ -33,6 +35,7 @@ class HttpConnection(HttpToolsProtocol):
         self._silence: asyncio.TimerHandle | None = None
         self._is_arriving = True  # a request has not come whole, or the first has not begun
         self._has_advanced = False
+        self._num_head_bytes = 0
         self._num_pending_bytes = 0
         self._is_offering = False  # another protocol
 
@@ -54,11 +57,14 @@ class HttpConnection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self.logger.warning("Invalid HTTP request received.")
-            self._refuse(400, _INVALID)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431, _TOO_LARGE)
+            else:
+                self.logger.warning("Invalid HTTP request received.")
+                self._refuse(400, _INVALID)
             return
         self._num_pending_bytes = 0 if self._has_advanced else self._num_pending_bytes + len(data)
-        if self._num_pending_bytes > MAX_HEAD_BYTES:
+        if self._num_pending_bytes > _MAX_PENDING_BYTES:
             self._refuse(431, _TOO_LARGE)
         elif (self._is_arriving or self._is_answered) and not self.transport.is_closing():
             self._expect_more()
@@ -66,7 +72,18 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         self._is_arriving = True
+        self._num_head_bytes = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Add a piece of the URL."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a field, of the head or behind a body in chunks."""
+        self._count_head(len(name) + len(value) + _FIELD_BYTES)
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Begin to answer, unless the request is read again without its offer."""
@@ -104,6 +121,12 @@ class HttpConnection(HttpToolsProtocol):
             with suppress(AttributeError):  # as uvicorn
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(head)
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._has_advanced = True
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            raise httptools.HttpParserError("the head is too large")
 
     def _head_without_offer(self) -> bytes:
         kept = b"".join(name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade")

@@ -202,6 +202,19 @@ def test_a_head_without_end_is_refused(begin: bytes) -> None:
     assert not answer or answer.startswith(b"HTTP/1.1 431"), answer
 
 
+@pytest.mark.parametrize("cut", [None, 10, 200, MAX_HEAD_BYTES - 5])
+@pytest.mark.parametrize("num_fields", [1, 50])
+@pytest.mark.parametrize(("excess", "status"), [(0, b"200"), (1, b"431")])
+def test_the_bound_of_a_head_does_not_depend_on_its_pieces(
+    cut: int | None, num_fields: int, excess: int, status: bytes
+) -> None:
+    fields = [b"Connection: close\r\n", *[b"X-A: a\r\n"] * (num_fields - 1)]
+    num_bytes = sum(map(len, fields)) + len(b"/" + b"X-B: \r\n")
+    sent = b"GET / HTTP/1.1\r\n%bX-B: %b\r\n\r\n" % (b"".join(fields), b"b" * (MAX_HEAD_BYTES - num_bytes + excess))
+    answer = asyncio.run(told(*([sent] if cut is None else [sent[:cut], sent[cut:]])))
+    assert answer.startswith(b"HTTP/1.1 " + status)
+
+
 def test_a_long_head_and_a_long_body_are_read() -> None:
     padding = b"X-A: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\n"
     body = b"b" * (4 * MAX_HEAD_BYTES)
