@@ -66,8 +66,12 @@ class HttpConnection(HttpToolsProtocol):
         self._num_pending_bytes = 0 if self._has_advanced else self._num_pending_bytes + len(data)
         if self._num_pending_bytes > _MAX_PENDING_BYTES:
             self._refuse(431, _TOO_LARGE)
-        elif (self._is_arriving or self._is_answered) and not self.transport.is_closing():
+        elif self._is_arriving and not self.transport.is_closing():
             self._expect_more()
+        elif self._is_answered and not self.transport.is_closing():  # without the body that came now
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -107,6 +111,18 @@ class HttpConnection(HttpToolsProtocol):
         if not self._is_offering:
             self._is_arriving = False
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, which has its whole time from here: it was not read before, or did not matter.
+
+        The rest of an answered request's body may never come, so that only the time of a kept connection counts.
+        """
+        super().on_response_complete()
+        self._expect_no_more()
+        is_next = not self._is_answered or not self.cycle.more_body
+        if self._is_arriving and is_next and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._expect_more()
 
     def _feed(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -157,7 +173,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _end_silence(self) -> None:
         is_answering = not self._is_answered and not self.cycle.more_body
-        if self.pipeline or is_answering:  # the next request is not read, or does not matter, before the answer's end
+        if self.pipeline or is_answering or self.flow.read_paused:  # what follows is not read, or does not matter yet
             self._expect_more()
         else:
             self.transport.close()

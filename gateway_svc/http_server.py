@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from gateway_svc.http_connection import HttpConnection
 
 SILENCE_S = 60.0  # within a request that has not come whole
-_IDLE_S = 75.0  # longer than clients and proxies keep connections for their next request, so that they close first
+IDLE_S = 75.0  # longer than clients and proxies keep connections for their next request, so that they close first
 
 
 class HttpServer(uvicorn.Server):
@@ -43,7 +43,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 limit_concurrency=max_connections,
-                timeout_keep_alive=int(_IDLE_S),
+                timeout_keep_alive=int(IDLE_S),
                 ssl_certfile=tls_cert,
                 ssl_keyfile=tls_key,
                 timeout_graceful_shutdown=max(1, round(drain_timeout_s)),

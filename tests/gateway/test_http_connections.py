@@ -1,94 +1,13 @@
 """HTTP below the routes: old and new versions, unfinished requests, heads without end, and too many connections."""
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from contextvars import Context
-from typing import Any
 
 import orjson
 import pytest
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway_svc.error_answer import answer_busy
 from gateway_svc.http_connection import MAX_HEAD_BYTES, MAX_QUEUED
-from gateway_svc.http_server import HttpServer
-from gateway_svc.listening import listening_socket
-from tests.patience import patient
-
-BODY = b'{"prompt": "x"}'
-HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(BODY)
-OFFER = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-PATIENT_S = 3600.0
-
-
-async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Tell what came; at /stream in three pieces without a length, at /early before the body is read."""
-    if scope["path"] == "/early":
-        await Response("no", 413)(scope, receive, send)
-        return
-    request = Request(scope, receive)
-    body = (await request.body()).decode()
-    response: Response
-    if scope["path"] == "/stream":
-
-        async def pieces() -> AsyncIterator[bytes]:
-            for each in (b"one ", b"two ", b"three"):
-                yield each
-
-        response = StreamingResponse(pieces())
-    else:
-        told = {"method": scope["method"], "body": body, "names": sorted(request.headers.keys())}
-        response = JSONResponse({**told, "upgrade": request.headers.get("upgrade")})
-    await response(scope, receive, send)
-
-
-@asynccontextmanager
-async def served(*, max_connections: int = 100, silence_s: float = PATIENT_S) -> AsyncIterator[int]:
-    """The port of a server of the application."""
-    server = HttpServer(
-        application, max_connections=max_connections, drain_timeout_s=0, busy=answer_busy, silence_s=silence_s
-    )
-    sock = listening_socket("127.0.0.1:0", shares_port=False)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield sock.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await serving
-
-
-async def talk(port: int, *pieces: bytes) -> bytes:
-    """Send these pieces. Returns the answers, up to the end of the connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(0)
-        async with asyncio.timeout(patient(30)):
-            return await reader.read()
-    except ConnectionResetError:
-        return b""
-    finally:
-        writer.close()
-
-
-def said(answer: bytes) -> dict[str, Any]:
-    """The JSON object of an answer."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200"), answer
-    found: dict[str, Any] = orjson.loads(body)
-    return found
-
-
-async def told(*pieces: bytes, **options: Any) -> bytes:
-    async with served(**options) as port:
-        return await talk(port, *pieces)
+from tests.gateway.raw_http import BODY, HEAD, OFFER, said, served, talk, told
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0"])
@@ -225,47 +144,6 @@ def test_a_long_head_and_a_long_body_are_read() -> None:
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET / HTTP/1.1\r\nHost", HEAD + b"\r\n" + BODY[:-1]])
 def test_a_request_that_does_not_go_on_is_given_up(sent: bytes) -> None:
     assert asyncio.run(told(sent, silence_s=0.05)) == b""
-
-
-class Timers(asyncio.SelectorEventLoop):
-    """A loop that tells of each timer of the silence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: asyncio.Queue[float] = asyncio.Queue()
-
-    def call_later(  # type: ignore[override]  # arguments of any types
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        if delay == PATIENT_S:
-            self.told.put_nowait(delay)
-        return super().call_later(delay, callback, *args, context=context)
-
-
-@pytest.mark.parametrize(
-    "pieces", [(HEAD + b"\r\n" + BODY,), (HEAD, b"\r\n", BODY), (HEAD[:9], HEAD[9:] + b"\r\n" + BODY)]
-)
-def test_silence_counts_before_and_within_a_request_and_not_behind_it(pieces: Sequence[bytes]) -> None:
-    answers: list[bytes] = []
-
-    async def send(timers: Timers) -> None:
-        async with served() as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for piece in pieces:
-                await timers.told.get()
-                writer.write(piece)
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"content-length: (\d+)", head)
-            assert length is not None
-            answers.append(head + await reader.readexactly(int(length[1])))
-            writer.close()
-
-    with asyncio.Runner(loop_factory=Timers) as runner:
-        timers = runner.get_loop()
-        assert isinstance(timers, Timers)
-        runner.run(send(timers))
-        assert timers.told.empty()
-    assert said(answers[0])["body"] == BODY.decode()
 
 
 @pytest.mark.parametrize(
