@@ -12,6 +12,7 @@ import orjson
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gateway_svc.api_error import ApiError
@@ -26,6 +27,15 @@ class JsonRequest(Request):
         """The value of the body. Raises json.JSONDecodeError."""
         return decode_json(await self.body())
 
+    async def has_body(self) -> bool:
+        """True if the body is not empty, which only reading tells where no length is declared."""
+        if "transfer-encoding" not in self.headers:
+            return self.headers.get("content-length", "0") != "0"
+        try:
+            return bool(await self.body())
+        except ClientDisconnect:
+            return False  # whoever reads it next is told
+
 
 class JsonRoute(APIRoute):
     """A route whose body is read strictly."""
@@ -35,24 +45,23 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:
-            if self.body_field is not None:
+            read = JsonRequest(request.scope, request.receive)
+            if self.body_field is not None and await read.has_body():
                 check_body_type(request.headers)
-            return await handle(JsonRequest(request.scope, request.receive))
+            return await handle(read)
 
         return handle_strictly
 
 
 def check_body_type(headers: Headers) -> None:
     """Raise ApiError for a body that is sent as something else than JSON, or compressed."""
-    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-        return  # there is none
     kind = headers.get("content-type", "")
     main, _, sub = kind.partition(";")[0].strip().lower().partition("/")
     if main != "application" or not (sub == "json" or sub.endswith("+json")):
         named = f"has the content-type {kind:.80}" if kind else "has no content-type"
         raise _unsupported("content-type", f"the body {named}: send JSON with 'content-type: application/json'")
-    coding = headers.get("content-encoding", "identity")
-    if coding.lower() != "identity":
+    coding = headers.get("content-encoding", "").strip()
+    if coding.lower() not in ("", "identity"):
         raise _unsupported("content-encoding", f"the body is encoded with {coding:.80}: send it as it is")
 
 

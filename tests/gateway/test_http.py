@@ -100,12 +100,21 @@ def test_a_compressed_body_is_refused_by_its_name(http: httpx2.Client) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     answer = http.post("/v1/completions", content=b"\x1f\x8b\x08", headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-encoding")
-    plain = {"content-type": "application/json", "content-encoding": "identity"}
-    assert http.post("/v1/completions", content=BODY, headers=plain).status_code == 200
+    for coding in ("identity", "Identity", ""):
+        plain = {"content-type": "application/json", "content-encoding": coding}
+        assert http.post("/v1/completions", content=BODY, headers=plain).status_code == 200
 
 
 def test_a_body_that_may_be_missing_needs_no_type(http: httpx2.Client) -> None:
     assert http.post("/requests/nobody/pause").status_code == 404
+    assert http.post("/requests/nobody/pause", content=iter([])).status_code == 404  # in chunks, of which none comes
+
+
+def test_a_body_in_chunks_is_checked_and_read(http: httpx2.Client) -> None:
+    answer = http.post("/v1/completions", content=iter([BODY[:5], BODY[5:]]))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-type")
+    kind = {"content-type": "application/json"}
+    assert http.post("/v1/completions", content=iter([BODY[:5], BODY[5:]]), headers=kind).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["foo bar", "Temperature", "0", "naïve", "", "x" * 5000])
