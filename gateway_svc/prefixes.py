@@ -49,7 +49,7 @@ def prefixes_router(client: quire.AsyncClient) -> APIRouter:
     @router.put("/{name}", response_model=None)
     async def pin(name: PinName, body: PinRequest) -> Response:
         """201 for a new pin, 200 for the same one again, 409 if the name has another prefix."""
-        with sdk_refusals({"prefix": "prompt" if body.messages is None else "messages"}):
+        with sdk_refusals(dict.fromkeys(("prefix", "prompt"), "prompt" if body.messages is None else "messages")):
             pinned = await client.pin_prefix(name, body.prefix, tenant=body.tenant, cache_salt=body.cache_salt)
         return JSONResponse(dataclasses.asdict(pinned), status_code=201 if pinned.created else 200)
 
