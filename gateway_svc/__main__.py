@@ -5,7 +5,7 @@ import socket
 import sys
 
 import structlog
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 import quire
 from common.access import AccessError, accepted_keys, key_to_send
@@ -14,7 +14,7 @@ from common.process import end_after, run_service, stop_event
 from common.refusal import refuse_to_start
 from common.settings import settings_or_exit
 from common.status import Status
-from gateway_svc.app import create_app
+from gateway_svc.app import create_app, for_web_pages
 from gateway_svc.error_answer import answer_busy
 from gateway_svc.http_server import HttpServer
 from gateway_svc.listening import ListenError, listening_socket
@@ -45,19 +45,19 @@ def main() -> None:
         sock = listening_socket(settings.listen, shares_port=settings.shares_port)
     except (AccessError, ListenError, ValueError) as error:
         refuse_to_start(SERVICE, str(error), names)
-    app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys, origins=settings.origins)
+    app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys)
     run_service(serve(settings, sock, client, app))
 
 
-async def serve(settings: GatewaySettings, sock: socket.socket, client: quire.AsyncClient, app: FastAPI) -> None:
+async def serve(settings: GatewaySettings, sock: socket.socket, client: quire.AsyncClient, app: ASGIApp) -> None:
     """Serve on the socket until SIGTERM, SIGINT or the supervisor's end."""
     end = stop_event(settings.parent_pipe_fd)
     async with client:
         server = HttpServer(
-            app,
+            for_web_pages(app, settings.origins),
             max_connections=settings.max_http_connections,
             drain_timeout_s=settings.drain_timeout_s,
-            busy=answer_busy,
+            busy=for_web_pages(answer_busy, settings.origins),
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
         )

@@ -8,6 +8,7 @@ import orjson
 from fastapi import FastAPI, Header, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 import quire
 from gateway_svc.anthropic import models as anthropic_models
@@ -44,16 +45,26 @@ _SCRIPT_HEADERS = ("x-request-id", "request-id", "retry-after")  # that scripts 
 _READY_S = 3.0  # for the scheduler's answer; requests wait longer for it
 
 
-def create_app(
-    client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None, origins: Sequence[str] = ()
-) -> FastAPI:
+def for_web_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """The finished application for scripts of web pages of these origins, which may read every answer and failure."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=_SCRIPT_METHODS,
+        allow_headers=["*"],
+        expose_headers=_SCRIPT_HEADERS,
+    )
+
+
+def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None) -> FastAPI:
     """The application, which answers by calls to the client.
 
     Args:
         client: of the SDK.
         max_body_bytes: of a request.
         keys: without them everybody is answered.
-        origins: web pages whose scripts may call.
     """
     app = FastAPI(openapi_url=None, redirect_slashes=False, generate_unique_id_function=lambda route: route.name)
     app.router.route_class = JsonRoute
@@ -62,14 +73,6 @@ def create_app(
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys, respond=error_answer)
     app.add_middleware(MeasuredCalls, figures=figures)
-    if origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=_SCRIPT_METHODS,
-            allow_headers=["*"],
-            expose_headers=_SCRIPT_HEADERS,
-        )
     app.add_middleware(HeadAsGet)
     add_error_handlers(app)
     vocabulary = Vocabulary(client)

@@ -45,10 +45,14 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def served(
-    app: ASGIApp = application, *, max_connections: int = 100, silence_s: float = PATIENT_S
+    app: ASGIApp = application,
+    *,
+    busy: ASGIApp = answer_busy,
+    max_connections: int = 100,
+    silence_s: float = PATIENT_S,
 ) -> AsyncIterator[int]:
     """The port of a server of an application."""
-    server = HttpServer(app, max_connections=max_connections, drain_timeout_s=0, busy=answer_busy, silence_s=silence_s)
+    server = HttpServer(app, max_connections=max_connections, drain_timeout_s=0, busy=busy, silence_s=silence_s)
     sock = listening_socket("127.0.0.1:0", shares_port=False)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:

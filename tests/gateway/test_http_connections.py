@@ -6,6 +6,9 @@ import orjson
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+import quire
+from gateway_svc.app import create_app, for_web_pages
+from gateway_svc.error_answer import answer_busy
 from gateway_svc.http_connection import MAX_HEAD_BYTES, MAX_QUEUED
 from tests.gateway.raw_http import BODY, HEAD, OFFER, said, served, talk, told
 
@@ -164,3 +167,25 @@ def test_beyond_the_bound_of_connections_the_answer_has_the_shape_of_its_api(pat
     assert b"retry-after: 1" in head
     assert b"connection: close" in head
     assert orjson.loads(body)["error"]["type"] == kind
+
+
+class FaultyClient(quire.AsyncClient):
+    """A client whose fault breaks the handler that asks it."""
+
+    async def model(self) -> quire.Model:
+        raise RuntimeError("a fault")
+
+
+@pytest.mark.parametrize(("max_connections", "status"), [(100, b"500"), (1, b"503")])
+def test_scripts_of_web_pages_may_read_that_the_gateway_is_broken_or_busy(max_connections: int, status: bytes) -> None:
+    origins = ["https://page.example"]
+    app = for_web_pages(create_app(FaultyClient("127.0.0.1:1"), max_body_bytes=1 << 20), origins)
+
+    async def send() -> bytes:
+        async with served(app, busy=for_web_pages(answer_busy, origins), max_connections=max_connections) as port:
+            page = b"Origin: https://page.example\r\nConnection: close\r\n\r\n"
+            return await talk(port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + page)
+
+    answer = asyncio.run(send())
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert b"access-control-allow-origin: https://page.example\r\n" in answer
