@@ -96,7 +96,7 @@ def broken(folder: Path, **changes: object) -> str:
     "case",
     [
         "folder", "file", "architecture", "dtype", "port", "data folder", "key", "variable", "device", "tokenizer",
-        "kv dtype", "pool", "pool bytes", "positions",
+        "kv dtype", "pool", "pool bytes", "share", "positions",
     ],
 )  # fmt: skip
 def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str, tmp_path: Path) -> None:
@@ -128,6 +128,9 @@ def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str,
     elif case == "pool bytes":
         environment = {"QUIRE_SERVE_KV_MEMORY_BYTES": "100"}
         named = "worker: QUIRE_SERVE_KV_MEMORY_BYTES 100 is less than the "
+    elif case == "share":
+        arguments += ["--device", "cpu", "--kv-memory-bytes", "99999999999999"]
+        named = "worker: --kv-memory-bytes 99999999999999 is a pool of "
     elif case == "positions":
         (tmp_path / "quire.toml").write_text("[serve]\nmax_model_len = 99999\n")
         arguments += ["--config", str(tmp_path / "quire.toml")]

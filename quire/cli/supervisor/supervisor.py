@@ -12,6 +12,7 @@ stands by for whichever shard needs it.
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from functools import cached_property
 from typing import Any
 
 import quire
@@ -111,9 +112,20 @@ class Supervisor:
         self._watch_services()
         self._tasks.append(asyncio.create_task(self._greet(on_ready)))
 
+    @cached_property
+    def _share_bytes(self) -> int:
+        """Memory of each worker, unless it was given.
+
+        Measured once: a pool takes memory only as it is used, so later its memory would look free to other workers.
+        """
+        return free_memory_bytes() // self._settings.workers
+
     async def _check_model(self) -> None:
         self.progress.handle_report("worker", {"phase": "checking"})
-        await check_model(self._settled.worker, self._environment(), names=self._settled.worker_names)
+        settings = self._settled.worker
+        if settings.memory_bytes is None:
+            settings = settings.model_copy(update={"memory_bytes": self._share_bytes})
+        await check_model(settings, self._environment(), names=self._settled.worker_names)
         self.progress.view.remove_service("worker")
 
     async def _open_store(self) -> str:
@@ -165,9 +177,7 @@ class Supervisor:
             # Only the owner can read a process's variables; everybody can read its command line.
             environment = {**self._environment(), "QUIRE_SCHEDULER_STORE": store_url}
             self._schedulers.append(self._child(name, "listening", scheduler, environment, watched, workers_pipe))
-        # Measured once: a pool takes memory only as it is used, so later its memory would look free to other workers.
-        share = free_memory_bytes() // settings.workers
-        memory = () if self._settled.worker.memory_bytes is not None else (f"--memory-bytes={share}",)
+        memory = () if self._settled.worker.memory_bytes is not None else (f"--memory-bytes={self._share_bytes}",)
         for index in range(settings.workers):
             name = f"worker-{index}"
             worker = module_command(
