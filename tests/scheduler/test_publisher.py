@@ -105,3 +105,17 @@ def test_the_moment_of_the_first_token_stays() -> None:
     desk.settle(request, {sample: [2]})
     desk.acknowledge()
     assert request.times.first_token_ns == moment
+
+
+def test_a_preemption_counts_as_durable_with_the_acknowledgement_of_its_entry() -> None:
+    desk, request = Desk("durable"), live()
+    (sample,) = request.samples
+    request.group.num_preemptions = 2
+    desk.settle(request, {sample: [1]})
+    request.group.num_preemptions = 3
+    desk.settle(request, {sample: [2]})
+    counts = [request.durable.num_preemptions]
+    for _ in range(2):
+        desk.acknowledge()
+        counts.append(request.durable.num_preemptions)
+    assert counts == [0, 2, 3]
