@@ -52,8 +52,8 @@ def test_an_item_that_is_not_known_is_not_found(api: openai.OpenAI, http: httpx2
     for tenant in ("two", None):
         with pytest.raises(openai.NotFoundError):
             api.responses.create(model=MODEL, input=[reference(known)], extra_body={"tenant": tenant})
-    for body in (b'{"input": [{"type": "item_reference"}]}', b'{"input": [{"id": 3}]}'):
-        assert http.post("/v1/responses", content=body).status_code == 400
+    for item in ({"type": "item_reference"}, {"id": 3}):
+        assert http.post("/v1/responses", json={"input": [item]}).status_code == 400
 
 
 def test_an_item_of_a_response_that_runs_is_refused(api: openai.OpenAI) -> None:
