@@ -274,7 +274,8 @@ async def test_a_client_finds_what_another_process_has_computed(site: Sharded) -
                 if any(each.shard == 1 and hashes <= unpack_hashes(each.hashes) for each in message.cached):
                     break
         assert await in_a_client_process(place, [*prompt, 5, 6], "ours") == (1, 192)
-        assert await in_a_client_process(place, [*prompt, 5, 6], "another's") == (0, 0)
+        _, num_cached = await in_a_client_process(place, [*prompt, 5, 6], "another's")  # on either shard, by load
+        assert num_cached == 0
 
 
 async def test_requests_of_a_session_go_to_one_shard_whichever_client_or_gateway_sends_them(site: Sharded) -> None:
