@@ -17,7 +17,7 @@ from gateway_svc.anthropic.messages import Messages
 from gateway_svc.body_limit import BodyLimit
 from gateway_svc.departure import answer_unless_departed
 from gateway_svc.error_answer import error_answer
-from gateway_svc.error_handlers import add_error_handlers
+from gateway_svc.error_handlers import METHODS, add_error_handlers
 from gateway_svc.head_method import HeadAsGet
 from gateway_svc.headers import IdempotencyKey, LastEventId
 from gateway_svc.http_figures import HttpFigures, MeasuredCalls
@@ -40,7 +40,6 @@ from quire.api_keys import AcceptedKeys
 
 AnthropicVersion = Annotated[str | None, Header()]
 
-_SCRIPT_METHODS = ("DELETE", "GET", "POST", "PUT")
 _SCRIPT_HEADERS = ("x-request-id", "request-id", "retry-after")  # that scripts may read
 _READY_S = 3.0  # for the scheduler's answer; requests wait longer for it
 
@@ -52,7 +51,7 @@ def for_web_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=_SCRIPT_METHODS,
+        allow_methods=METHODS,
         allow_headers=["*"],
         expose_headers=_SCRIPT_HEADERS,
     )

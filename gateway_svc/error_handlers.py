@@ -14,7 +14,7 @@ import quire
 from gateway_svc.api_error import ApiError, from_quire, from_validation
 from gateway_svc.error_answer import error_answer
 
-_METHODS = ("DELETE", "GET", "POST", "PUT")  # and HEAD where GET is
+METHODS = ("DELETE", "GET", "POST", "PUT")  # of all routes; and HEAD where GET is
 _INTERNAL = "the gateway failed to answer: its log has the reason"
 
 log = structlog.get_logger()
@@ -54,7 +54,7 @@ def _methods_of(app: FastAPI, request: Request) -> list[str]:
     """Methods that some route has for the path, which several routes may share."""
     found = [
         method
-        for method in _METHODS
+        for method in METHODS
         if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in app.routes)
     ]
     return [*found, "HEAD"] if "GET" in found else found

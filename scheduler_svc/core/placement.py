@@ -124,7 +124,7 @@ def claim_start(
     for other in others:
         if other is worker or not _suits_better(other, worker, group, start.num_prefix_blocks, limits, is_busy):
             continue
-        num_more = plan_start(other, group).num_prefix_blocks - start.num_prefix_blocks
+        num_more = _num_cached_blocks(other, group) - start.num_prefix_blocks
         if group.num_times_left < MAX_TIMES_LEFT or _is_worth_waiting(other, worker, num_more):
             group.num_times_left += 1
             return None
@@ -142,7 +142,7 @@ def _suits_better(
     """True if `other` should take the group. The order is strict, so two workers never leave a group to each other."""
     if other.is_draining or other.trial is not None:
         return False
-    num_more = len(other.find_prefix(group.live[0])) - num_prefix_blocks
+    num_more = _num_cached_blocks(other, group) - num_prefix_blocks
     if num_more and PREFIX_WEIGHT * num_more <= _num_blocks_in_use(other) - _num_blocks_in_use(worker):
         return False
     if not num_more and other.blocks.num_available_blocks <= worker.blocks.num_available_blocks:
@@ -173,6 +173,11 @@ def _is_worth_waiting(other: WorkerState, worker: WorkerState, num_more: int) ->
 def _is_far_less_busy(other: WorkerState, worker: WorkerState, start: GroupStart) -> bool:
     """True if `other` would be so also with the group; `start` is the one there."""
     return FAR_LESS_BUSY * (_num_blocks_in_use(other) + start.num_new_blocks) <= _num_blocks_in_use(worker)
+
+
+def _num_cached_blocks(worker: WorkerState, group: SequenceGroup) -> int:
+    """Number of prefix blocks that a start there would have, without planning it."""
+    return len(worker.find_prefix(group.live[0]))
 
 
 def _num_blocks_in_use(worker: WorkerState) -> int:

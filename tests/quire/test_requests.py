@@ -23,6 +23,17 @@ from tests.quire.test_cli import start
 WAITING = Script(num_tokens=4, released=0, waiting_for="a worker: all are draining")
 
 
+async def shown_on_terminal(line: str) -> str:
+    """Run a line of the shell on a terminal of its own; what it shows."""
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_shell(line, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert await asyncio.wait_for(process.wait(), patient(60)) == 0
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    return shown
+
+
 async def run(*arguments: str) -> Any:
     """Runs a command; the server answers meanwhile."""
     return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
@@ -132,12 +143,7 @@ async def test_an_id_is_listed_whole_wherever_the_listing_goes(
     streams = await submitted(server, client, long_id)
     command = f"{sys.executable} -m quire.cli requests -a {server.address}"
     for line in (f"{command} | cat", f"FORCE_COLOR=1 {command} | cat", f"stty cols 60; {command}"):
-        ours, theirs = pty.openpty()
-        process = await asyncio.create_subprocess_shell(line, stdin=theirs, stdout=theirs, stderr=theirs)
-        os.close(theirs)
-        assert await asyncio.wait_for(process.wait(), patient(60)) == 0
-        shown = os.read(ours, 1 << 16).decode()
-        os.close(ours)
+        shown = await shown_on_terminal(line)
         assert long_id in shown
         assert ("a worker: all are draining" in shown) is line.endswith("cat")
     del streams
@@ -147,13 +153,7 @@ async def test_a_name_without_room_goes_on_in_the_next_line(server: ScriptedServ
     long_id = "request-" + "0123456789" * 10
     server.scripts = {long_id: WAITING}
     streams = await submitted(server, client, long_id)
-    ours, theirs = pty.openpty()
-    command = f"stty cols 80; {sys.executable} -m quire.cli requests -a {server.address}"
-    process = await asyncio.create_subprocess_shell(command, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    assert await asyncio.wait_for(process.wait(), patient(60)) == 0
-    shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
+    shown = await shown_on_terminal(f"stty cols 80; {sys.executable} -m quire.cli requests -a {server.address}")
     assert "queued" in shown and long_id == "".join(re.findall(r"^(?:request-)?\d+", shown, re.MULTILINE))
     del streams
 

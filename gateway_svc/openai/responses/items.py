@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
+from gateway_svc.openai.chat_messages import RefusalPart
 from gateway_svc.openai.tools import CalledFunction
 from gateway_svc.request_fields import ApiModel, Ignored, Unsupported, by_type
 
@@ -35,23 +36,11 @@ class OutputText(ApiModel):
     parsed: Ignored  # OpenAI's client adds it to an answer
 
 
-class Refusal(ApiModel):
-    """Words of a model that declined to answer."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        """Words of the model."""
-        return self.refusal
-
-
 Part = Annotated[
     Annotated[InputText, Tag("InputText")]
     | Annotated[OutputText, Tag("OutputText")]
-    | Annotated[Refusal, Tag("Refusal")],
-    by_type({"input_text": "InputText", "output_text": "OutputText", "refusal": "Refusal"}, "parts"),
+    | Annotated[RefusalPart, Tag("RefusalPart")],
+    by_type({"input_text": "InputText", "output_text": "OutputText", "refusal": "RefusalPart"}, "parts"),
 ]
 
 
@@ -82,7 +71,7 @@ class InputMessage(ApiModel):
         }
 
     def _listed(self, part: str | Part) -> dict[str, Any]:
-        if isinstance(part, Refusal):
+        if isinstance(part, RefusalPart):
             return part.model_dump()
         text = part if isinstance(part, str) else part.text
         if self.role == "assistant":
@@ -247,7 +236,7 @@ def items_of(given: str | Sequence[GivenItem]) -> list[GivenItem]:
     return [InputMessage.model_validate({"role": "user", "content": given})] if isinstance(given, str) else list(given)
 
 
-def _text(content: str | Sequence[InputText | OutputText | Refusal | ReasoningText]) -> str:
+def _text(content: str | Sequence[InputText | OutputText | RefusalPart | ReasoningText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 

@@ -4,6 +4,8 @@ import errno
 import socket
 from contextlib import suppress
 
+from quire.listening import listening_socket
+
 _NEXT_PORTS = 8
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
 
@@ -25,7 +27,7 @@ class ListenAddresses:
         """The address with a free port; port 0 becomes a real one. `option` sets the address. Raises AddressError."""
         host, _, port = listen.rpartition(":")
         try:
-            probe = _listening(host, int(port))
+            probe = listening_socket(host, int(port), backlog=1)
         except OSError as error:
             remedy = f"choose another with {option} host:port"
             taking = [other for other, held in self._held if held.getsockname()[1] == int(port)]
@@ -63,21 +65,3 @@ def dial_address(listen: str) -> str:
     """The address to dial from this machine for a server that listens there."""
     host, _, port = listen.rpartition(":")
     return f"{_ANY.get(host, host)}:{port}"
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises OSError."""
-    if port > 65535:
-        raise OSError(errno.EINVAL, "a port is at most 65535")
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    probe = socket.socket(family, kind, protocol)
-    try:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        probe.listen(1)
-    except BaseException:
-        probe.close()
-        raise
-    return probe
