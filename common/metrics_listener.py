@@ -11,7 +11,7 @@ from prometheus_client import start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from common.serving import ListenError
+from quire.listening import ListenError
 
 _READ_TIMEOUT_S = 5.0  # for the event loop to be free
 

@@ -19,10 +19,7 @@ from common.peer_limits import EdgeLimits
 from common.rpc import QUICK_KEEPALIVE, EdgeInterceptor, Keepalive, server_options
 from common.waits import end_tasks
 from quire.api_keys import AcceptedKeys
-
-
-class ListenError(OSError):
-    """The address cannot be bound; the message says what to do."""
+from quire.listening import ListenError
 
 
 class GrpcServer:

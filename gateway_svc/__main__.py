@@ -17,8 +17,9 @@ from common.status import Status
 from gateway_svc.app import create_app, for_web_pages
 from gateway_svc.error_answer import answer_busy
 from gateway_svc.http_server import HttpServer
-from gateway_svc.listening import ListenError, listening_socket
+from gateway_svc.listening import listening_socket
 from quire.gateway_settings import GatewaySettings
+from quire.listening import ListenError
 from quire.settings import names_given, to_toml
 
 SERVICE = "gateway"

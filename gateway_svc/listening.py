@@ -3,12 +3,9 @@
 import socket
 
 import quire.listening
+from quire.listening import ListenError
 
 _BACKLOG = 2048
-
-
-class ListenError(Exception):
-    """The address cannot be used; the message has the reason and what to do."""
 
 
 def listening_socket(listen: str, *, shares_port: bool) -> socket.socket:

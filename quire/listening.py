@@ -4,6 +4,10 @@ import errno
 import socket
 
 
+class ListenError(OSError):
+    """The address cannot be used; the message has the reason and what to do."""
+
+
 def listening_socket(host: str, port: int, *, backlog: int, shares_port: bool = False) -> socket.socket:
     """A socket that listens there; port 0 takes a free one. Raises OSError.
 

@@ -11,10 +11,10 @@ from common.access import AccessError
 from common.log import set_up_service_logging
 from common.process import end_after, run_service, stop_event, unless_failed
 from common.refusal import refuse_to_start
-from common.serving import ListenError
 from common.settings import settings_or_exit
 from common.status import Status
 from common.waits import end_tasks
+from quire.listening import ListenError
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import names_given, to_toml
 from quire.time_slice import shorten_slice

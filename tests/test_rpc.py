@@ -14,8 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.limits import limit_options
 from common.peer_limits import EdgeLimits
 from common.rpc import Keepalive, server_options
-from common.serving import GrpcServer, ListenError
+from common.serving import GrpcServer
 from quire.errors import NotFoundError, OverloadedError, QuireError, RequestFailedError, UnavailableError, to_status
+from quire.listening import ListenError
 from quire.rpc import PUBLIC_MESSAGE_BYTES, error_of
 from quire.scheduler_settings import SchedulerSettings
 from tests.patience import patient

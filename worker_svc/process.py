@@ -10,9 +10,9 @@ from common.log import set_up_service_logging
 from common.peer_tls import peer_tls_of
 from common.process import run_service
 from common.refusal import refuse_to_start
-from common.serving import ListenError
 from common.status import Status
 from quire.credentials import Credentials
+from quire.listening import ListenError
 from quire.time_slice import shorten_slice
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.checkpoint_error import CheckpointError

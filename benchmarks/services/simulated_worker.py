@@ -24,8 +24,8 @@ from benchmarks.services.worker_probes import probe_worker
 from common.log import set_up_logging
 from common.process import end_after, run_service
 from common.refusal import refuse_to_start
-from common.serving import ListenError
 from common.step import Step, StepResult
+from quire.listening import ListenError
 from worker_svc.checkpoint.tokenizer_files import TokenizerFiles
 from worker_svc.description import ModelDescription, WorkerDescription
 from worker_svc.loaded_model import LoadedModel

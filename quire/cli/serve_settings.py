@@ -6,6 +6,7 @@ service itself: QUIRE_SCHEDULER_…, QUIRE_WORKER_… and QUIRE_GATEWAY_…, [sc
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,7 @@ _KNOWN_VARIABLES = {
     "QUIRE_CACHE_DIR",
     "QUIRE_NATIVE",
 }
+_MAY_BE_A_FINGERPRINT = re.compile("[0-9a-f]{8,}")  # its first characters
 _HINTS = {
     "http": "write host:port, with a port of at most 65535, such as 127.0.0.1:8000",
     "listen": "write host:port, with a port of at most 65535, such as 127.0.0.1:7847",
@@ -199,6 +201,7 @@ def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
             f"--workers {scheduler.shards} or more"
         )
     worker = settle(WorkerSettings, *_split(passed[WorkerSettings], model=serve.model))
+    _check_only_model(scheduler, worker, given)
     worker_flags = _flags(passed[WorkerSettings], worker)
     if worker.threads is None:
         worker = worker.model_copy(update={"threads": share_of_cores(num_processors(), serve.workers)})
@@ -216,6 +219,17 @@ def settle_all(flags: Mapping[str, Any], config: Path | None) -> Settled:
         gateway_flags=_flags(passed[GatewaySettings], gateway),
         names=names,
         worker_names={**names_given(WorkerSettings), **passed_names},
+    )
+
+
+def _check_only_model(scheduler: SchedulerSettings, worker: WorkerSettings, given: Mapping[str, _Given]) -> None:
+    """Raise ValueError if the scheduler would refuse the model of all workers. Does not know its fingerprint."""
+    only, name = scheduler.only_model, worker.model_name or worker.model
+    if only is None or only == name or _MAY_BE_A_FINGERPRINT.fullmatch(only):
+        return
+    label = given["only_model"].label if "only_model" in given else names_given(SchedulerSettings)["only_model"]
+    raise ValueError(
+        f"{label} {only!r} is not the name of the model to serve, {name!r}: leave it out, or give --model-name {only!r}"
     )
 
 

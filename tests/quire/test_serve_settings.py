@@ -293,3 +293,13 @@ def test_a_password_is_printed_by_nothing(url: str) -> None:
     result = CliRunner().invoke(app, ["serve", "m", "--redis-url", url, "--print-config"])
     assert "pw-1" not in result.output
     assert "***" in result.output
+
+
+@pytest.mark.parametrize("only", ["its-name", "0123abcd"], ids=["name", "fingerprint"])
+def test_only_the_model_that_is_served_may_be_the_only_one(only: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settled("m", "--model-name", "its-name", "--only-model", only, table="scheduler")["only_model"] == only
+    monkeypatch.setenv("QUIRE_SCHEDULER_ONLY_MODEL", "another")
+    result = CliRunner().invoke(app, ["serve", "m", "--print-config"])
+    assert result.exit_code == 2
+    for each in ("QUIRE_SCHEDULER_ONLY_MODEL", "'another'", "'m'", "--model-name"):
+        assert each in result.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from common.metric_families import gauges, text_of
 from common.metrics_listener import listen_for_scrapes
-from common.serving import ListenError
+from quire.listening import ListenError
 from scheduler_svc.api.metrics import SchedulerMetrics
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from tests.scheduler.core_cluster import Cluster
