@@ -27,7 +27,7 @@ INTERNAL = frozenset({"check", "log_file", "parent_pipe_fd", "print_config", "st
 TABLES = ("serve", "scheduler", "worker", "gateway")
 # Variables that Kubernetes sets in each pod for services called quire-worker and the like.
 _LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
-_KEY_ON_COMMAND_LINE = "give API keys by --api-key-file or QUIRE_API_KEY: everybody may read a command line"
+KEY_ON_COMMAND_LINE = "give API keys by --api-key-file or QUIRE_API_KEY: everybody may read a command line"
 
 
 class Settings(BaseSettings):
@@ -206,7 +206,7 @@ def _argument_error(message: str, kind: type[Settings]) -> str:
     """The message of argparse without its prefix, and with the nearest flag."""
     message = message.removeprefix("error parsing CLI: ").strip()
     if re.search(r"--api-key(?![\w-])", message):
-        return _KEY_ON_COMMAND_LINE
+        return KEY_ON_COMMAND_LINE
     unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
     near = nearest(unknown[1][2:].replace("-", "_"), kind.model_fields) if unknown else None
     hint = f"; did you mean {flag_of(near)}?" if near else " (see --help)"

@@ -10,6 +10,7 @@ import typer
 
 from quire.cli.command_table import CommandGroup
 from quire.cli.output import EXIT_FAILED, EXIT_INTERRUPTED
+from quire.cli.vllm_options import instead_of
 
 # Its module differs by typer's version.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
@@ -48,7 +49,7 @@ def run() -> None:
         sys.stdout.flush()
         raise SystemExit(code)
     except _USAGE_ERROR as error:
-        message = error.format_message()
+        message = _message(error)
         if message:  # a group without a command has printed its help
             sys.stderr.write(f"quire: {message}\n")
         raise SystemExit(2) from None
@@ -59,6 +60,13 @@ def run() -> None:
             raise
         _give_up_output(error)
         raise SystemExit(EXIT_FAILED) from None
+
+
+def _message(error: Any) -> str:
+    """The message of a mistyped command; of an option that only `vllm serve` has it says what to give instead."""
+    option = getattr(error, "option_name", None)
+    is_served = error.ctx is not None and error.ctx.info_name == "serve"
+    return (instead_of(option) if option and is_served else None) or str(error.format_message())
 
 
 def _give_up_output(error: OSError) -> None:
