@@ -11,8 +11,8 @@ from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.generation import Generation
 from gateway_svc.openai.chat_request import ChatRequest
-from gateway_svc.openai.completion_call import CompletionCall
-from gateway_svc.openai.logprobs import chat_logprobs
+from gateway_svc.openai.completion_call import CompletionCall, stop_reason
+from gateway_svc.openai.logprobs import chat_logprobs, prompt_logprobs
 from gateway_svc.openai.tools import MessageDelta, message_object
 from gateway_svc.request_fields import new_request_id
 from gateway_svc.resumption import event_counts
@@ -60,6 +60,8 @@ class Chats:
                 answer_format=None if body.stream else format,  # events are of single tokens
                 **keywords,
             )
+        if body.return_token_ids:
+            call.prompt_token_ids = (await self._client.tokenize(chat)).token_ids
         call.read(stream, format)
         generation = Generation([stream], body.num_outputs, detaches=idempotency_key is not None)
         return await answer(generation, call, streamed=bool(body.stream), counts=counts)
@@ -74,6 +76,7 @@ class _Call(CompletionCall):
         self._vocabulary = vocabulary
         self._parallel_calls = body.tool_use.may_call_several
         self._has_reasoning = body.include_reasoning is not False
+        self.prompt_token_ids: Sequence[int] | None = None  # to be returned
         self._calling: set[int] = set()  # outputs with calls
         self._stream: CompletionStream | None = None
         self._accepted: quire.Accepted | None = None
@@ -96,17 +99,18 @@ class _Call(CompletionCall):
                 "message": message,
                 "logprobs": await self._logprobs(sample.logprobs),
                 "finish_reason": _reason(sample.finish_reason, has_calls="tool_calls" in message),
+                "stop_reason": stop_reason(sample.stop_cause),
             }
             if self._body.return_token_ids:
                 choice["token_ids"] = sample.token_ids
             choices.append(choice)
-        return self.to_json(choices, usage)
+        return self.to_json(choices, usage, **self._ids_of_prompt(), **await self._prompt_logprobs(completions[0]))
 
     def first_events(self, num_prompt_tokens: int) -> Iterable[bytes]:
         """An event for each output, which says who speaks."""
         return [
-            self._event(output, {"role": "assistant", "content": "", "refusal": None}, None, None)
-            for output in range(self._body.num_outputs)
+            self.choice_event(_choice(output, {"role": "assistant", "content": "", "refusal": None}, None, None), **ids)
+            for output, ids in enumerate([self._ids_of_prompt(), *[{}] * (self._body.num_outputs - 1)])
         ]
 
     async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
@@ -123,27 +127,35 @@ class _Call(CompletionCall):
             self._calling.add(output)
         reason = _reason(chunk.finish.reason, has_calls=output in self._calling) if chunk.finish else None
         logprobs = await self._logprobs(chunk.logprobs) if chunk.logprobs else None
-        return self._event(output, delta.fields, logprobs, reason, chunk.token_ids if has_ids else None)
-
-    def _event(
-        self,
-        output: int,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None,
-        reason: str | None,
-        token_ids: Sequence[int] | None = None,
-    ) -> bytes:
-        choice: dict[str, Any] = {"index": output, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        if token_ids is not None:
-            choice["token_ids"] = token_ids
+        choice = _choice(output, delta.fields, logprobs, reason)
+        if chunk.finish:
+            choice["stop_reason"] = stop_reason(chunk.finish.cause)
+        if has_ids:
+            choice["token_ids"] = chunk.token_ids
         return self.choice_event(choice)
+
+    def _ids_of_prompt(self) -> dict[str, Any]:
+        return {} if self.prompt_token_ids is None else {"prompt_token_ids": self.prompt_token_ids}
+
+    async def _prompt_logprobs(self, completion: quire.Completion) -> dict[str, Any]:
+        num_top = self._body.prompt_logprobs
+        if num_top is None:
+            return {}
+        await self._vocabulary.load(ids_of(completion.prompt_logprobs))
+        return {"prompt_logprobs": prompt_logprobs(completion.prompt_logprobs, num_top, self._vocabulary)}
 
     async def _logprobs(self, logprobs: Sequence[quire.TokenLogprobs]) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
         await self._vocabulary.load(ids_of(logprobs))
         num_top = self._body.top_logprobs or 0
-        return {"content": chat_logprobs(logprobs, num_top, self._vocabulary), "refusal": None}
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        return {"content": chat_logprobs(logprobs, num_top, self._vocabulary, as_ids=as_ids), "refusal": None}
+
+
+def _choice(output: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    """The next piece of an answer."""
+    return {"index": output, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _reason(reason: quire.FinishReason, *, has_calls: bool) -> str:

@@ -15,6 +15,13 @@ from gateway_svc.openai.fields import GenerationFields
 from gateway_svc.openai.usage import usage_of
 
 
+def stop_reason(cause: quire.StopCause | None) -> str | int | None:
+    """Cause of an output's end in vLLM's form: the stop string, or the stop token's id; None for any other end."""
+    if cause is None:
+        return None
+    return cause.stop_token_id if cause.stop_string is None else cause.stop_string
+
+
 class CompletionCall(Call):
     """One call for completions of either kind."""
 
@@ -34,12 +41,17 @@ class CompletionCall(Call):
         """Events before any output: none."""
         return ()
 
-    def choice_event(self, choice: dict[str, Any]) -> bytes:
-        """The event of one choice, with the usage so far, if asked for; else it comes with the last event."""
+    def choice_event(self, choice: dict[str, Any], **more: Any) -> bytes:
+        """The event of one choice, with the usage so far, if asked for; else it comes with the last event.
+
+        `more`: further members of the event.
+        """
         after = self._after_choice
         if self._has_continuous_usage:
             so_far = quire.Usage(prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_output_tokens)
             after = b'],"usage":' + orjson.dumps(usage_of(so_far)) + b"}"
+        if more:
+            after = b"]," + orjson.dumps(more)[1:-1] + after[1:]
         return data_event(self._before_choice + orjson.dumps(choice) + after)
 
     def last_event(self, usage: quire.Usage) -> bytes:
@@ -52,6 +64,6 @@ class CompletionCall(Call):
         """The event that ends an answer which failed."""
         return data_event(orjson.dumps(error_object(error)))
 
-    def to_json(self, choices: Sequence[dict[str, Any]], usage: quire.Usage) -> bytes:
-        """JSON of choices with the usage."""
-        return orjson.dumps({**self._head, "choices": choices, "usage": usage_of(usage)})
+    def to_json(self, choices: Sequence[dict[str, Any]], usage: quire.Usage, **more: Any) -> bytes:
+        """JSON of choices with the usage, and with more members."""
+        return orjson.dumps({**self._head, "choices": choices, "usage": usage_of(usage), **more})

@@ -11,10 +11,10 @@ import quire
 from gateway_svc.answering import answer
 from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.generation import Generation
-from gateway_svc.openai.completion_call import CompletionCall
+from gateway_svc.openai.completion_call import CompletionCall, stop_reason
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
-from gateway_svc.openai.logprobs import CompletionLogprobs, joined
-from gateway_svc.request_fields import FIELD_NAMES, Unsupported, new_request_id
+from gateway_svc.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
+from gateway_svc.request_fields import Unsupported, new_request_id
 from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary, ids_of
@@ -32,6 +32,7 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = Field(None, description="Begin the output with the prompt.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Most likely tokens to return, too.")
     best_of: int | None = None
+    add_special_tokens: bool | None = Field(None, description="False: texts without the tokens that begin a prompt.")
     suffix: Unsupported
 
     @property
@@ -53,7 +54,7 @@ class CompletionRequest(GenerationFields):
         if self.logprobs is not None:
             given["logprobs"] = self.logprobs
             if self.echo:
-                given["prompt_logprobs"] = self.logprobs
+                given["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         return given
 
 
@@ -77,7 +78,7 @@ class Completions:
         call = _Call(body, name, request_id, self._vocabulary)
         num_outputs = len(body.prompts) * body.num_outputs
         counts = event_counts(idempotency_key, last_event_id, num_outputs, streamed=bool(body.stream))
-        with sdk_refusals(FIELD_NAMES):
+        with sdk_refusals(call.names):
             prompts = await self._prompts(body)
             call.prompts = prompts
             streams = []
@@ -93,12 +94,16 @@ class Completions:
         found: list[tuple[str, list[int] | None]] = []
         for each in body.prompts:
             if isinstance(each, str):
-                needs_ids = body.echo and body.logprobs is not None
-                found.append((each, list((await self._client.tokenize(each)).token_ids) if needs_ids else None))
+                has_special = body.add_special_tokens is not False
+                needs_ids = (body.echo and body.logprobs is not None) or body.return_token_ids or not has_special
+                found.append((each, await self._ids(each, add_special_tokens=has_special) if needs_ids else None))
             else:
                 text = await self._client.detokenize(each, keep_special_tokens=True) if body.echo else ""
                 found.append((text, each))
         return found
+
+    async def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list((await self._client.tokenize(text, add_special_tokens=add_special_tokens)).token_ids)
 
 
 class _Call(CompletionCall):
@@ -112,6 +117,7 @@ class _Call(CompletionCall):
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by output
         self._prompt_logprobs: dict[int, Sequence[quire.TokenLogprobs]] = {}  # by prompt
         self._echoed: set[int] = set()
+        self._with_ids: set[int] = set()  # outputs that had their prompt's token ids
         self._is_echo_alone = body.max_tokens == 0  # the token that is computed all the same does not come back
         self._is_plain = not body.echo and body.logprobs is None  # a choice is its text and its end
 
@@ -125,11 +131,12 @@ class _Call(CompletionCall):
         for number, completion in enumerate(completions):
             for sample in completion.samples:
                 output = number * self.body.num_outputs + sample.index
-                choice = await self._choice(
-                    output, sample.text, sample.logprobs, completion.prompt_logprobs, sample.finish_reason
-                )
+                finish = quire.Finish(sample.finish_reason, sample.stop_cause)
+                choice = await self._choice(output, sample.text, sample.logprobs, completion.prompt_logprobs, finish)
                 if self.body.return_token_ids:
-                    choice["token_ids"] = () if self._is_echo_alone else sample.token_ids
+                    self._add_ids(choice, sample.token_ids)
+                if self.body.prompt_logprobs is not None:
+                    choice["prompt_logprobs"] = await self._of_prompt(completion, self.body.prompt_logprobs)
                 choices.append(choice)
         return self.to_json(choices, self._delivered(usage))
 
@@ -148,14 +155,25 @@ class _Call(CompletionCall):
         is_echo = bool(self.body.echo) and output not in self._echoed
         if not (chunk.text or chunk.logprobs or finish or is_echo or (self.body.return_token_ids and chunk.token_ids)):
             return None
-        reason = finish.reason if finish else None
         if self._is_plain:
-            choice = _choice_of(chunk.text, output, None, reason)
+            choice = _choice_of(chunk.text, output, None, finish)
         else:
-            choice = await self._choice(output, chunk.text, chunk.logprobs, chunk.prompt_logprobs, reason)
+            choice = await self._choice(output, chunk.text, chunk.logprobs, chunk.prompt_logprobs, finish)
         if self.body.return_token_ids:
-            choice["token_ids"] = () if self._is_echo_alone else chunk.token_ids
+            self._add_ids(choice, chunk.token_ids)
         return self.choice_event(choice)
+
+    def _add_ids(self, choice: dict[str, Any], token_ids: Sequence[int]) -> None:
+        """Add token ids to a choice of an output, and to the first one those of its prompt."""
+        output = choice["index"]
+        choice["token_ids"] = () if self._is_echo_alone else token_ids
+        if output not in self._with_ids:
+            self._with_ids.add(output)
+            choice["prompt_token_ids"] = self.prompts[output // self.body.num_outputs][1]
+
+    async def _of_prompt(self, completion: quire.Completion, num_top: int) -> list[Any]:
+        await self._vocabulary.load(ids_of(completion.prompt_logprobs))
+        return prompt_logprobs(completion.prompt_logprobs, num_top, self._vocabulary)
 
     async def _choice(
         self,
@@ -163,7 +181,7 @@ class _Call(CompletionCall):
         text: str,
         logprobs: Sequence[quire.TokenLogprobs],
         prompt_logprobs: Sequence[quire.TokenLogprobs],
-        reason: quire.FinishReason | None,
+        finish: quire.Finish | None,
     ) -> dict[str, Any]:
         """A choice with the next text of an output; the first one of an output begins with an echoed prompt."""
         if self._is_echo_alone:
@@ -177,7 +195,9 @@ class _Call(CompletionCall):
         if self.body.logprobs is not None:
             of_output = self._logprobs.get(output)
             if of_output is None:
-                of_output = self._logprobs[output] = CompletionLogprobs(self._vocabulary, self.body.logprobs)
+                as_ids = bool(self.body.return_tokens_as_token_ids)
+                of_output = CompletionLogprobs(self._vocabulary, self.body.logprobs, as_ids=as_ids)
+                self._logprobs[output] = of_output
             await self._vocabulary.load(ids_of(logprobs))
             if is_echo:
                 assert token_ids is not None, "an echo with log-probabilities is of token ids"
@@ -187,15 +207,11 @@ class _Call(CompletionCall):
         if is_echo:
             self._echoed.add(output)
             text = prompt + text
-        return _choice_of(text, output, joined(lists) if lists else None, reason)
+        return _choice_of(text, output, joined(lists) if lists else None, finish)
 
 
-def _choice_of(
-    text: str, output: int, logprobs: dict[str, Any] | None, reason: quire.FinishReason | None
-) -> dict[str, Any]:
-    return {
-        "index": output,
-        "text": text,
-        "logprobs": logprobs,
-        "finish_reason": None if reason is None else reason.value,
-    }
+def _choice_of(text: str, output: int, logprobs: dict[str, Any] | None, finish: quire.Finish | None) -> dict[str, Any]:
+    choice = {"index": output, "text": text, "logprobs": logprobs, "finish_reason": None}
+    if finish is not None:
+        choice |= {"finish_reason": finish.reason.value, "stop_reason": stop_reason(finish.cause)}
+    return choice

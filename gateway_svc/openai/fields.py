@@ -1,7 +1,12 @@
 """Fields that completions and chat completions share, besides those of every API. Names are OpenAI's, and vLLM's."""
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
+from gateway_svc.api_error import invalid
+from gateway_svc.openai.response_format import FORMAT_NAMES, ResponseFormat
+from gateway_svc.openai.vllm_fields import VllmFields
 from gateway_svc.request_fields import ApiModel, Ignored, RequestFields
 from quire.params import GenerateParams
 
@@ -16,15 +21,27 @@ class StreamOptions(ApiModel):
     include_obfuscation: Ignored
 
 
-class GenerationFields(RequestFields):
+class GenerationFields(RequestFields, VllmFields):
     """Fields of both kinds of completions."""
 
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=128, description="Number of outputs for each prompt.")
     stop: str | list[str] | None = None
-    return_token_ids: bool | None = Field(None, description="Choices have token_ids.")
+    response_format: ResponseFormat | None = None
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of the prompt's tokens; not in streams."
+    )
+    return_token_ids: bool | None = Field(None, description="Choices have token_ids; prompt_token_ids come, too.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Log-probabilities name tokens token_id:N instead of by their texts."
+    )
     prompt_cache_key: str | None = Field(None, description="As session_key, where that is not given.")
     user: str | None = Field(None, description="As prompt_cache_key, where that is not given.")
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """See RequestFields."""
+        return super().names if self.response_format is None else {**super().names, **FORMAT_NAMES}
 
     @property
     def session(self) -> str | None:
@@ -47,10 +64,18 @@ class GenerationFields(RequestFields):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def params(self, request_id: str) -> GenerateParams:
-        """Keywords for the SDK."""
+        """Keywords for the SDK. Raises ApiError for fields that contradict each other."""
         given = super().params(request_id)
         if self.n is not None:
             given["n"] = self.n
         if self.stop:
             given["stop"] = self.stop
+        if self.prompt_logprobs is not None:
+            if self.stream:
+                raise invalid("prompt_logprobs", "comes with whole answers alone: leave out this or stream")
+            given["prompt_logprobs"] = self.prompt_logprobs
+        if self.response_format is not None:
+            if self.structured_outputs is not None:
+                raise invalid("structured_outputs", "leave it out where response_format is given")
+            given.update(self.response_format.keywords())
         return given

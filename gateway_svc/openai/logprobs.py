@@ -1,7 +1,7 @@
 """Log-probabilities in both of OpenAI's forms: parallel lists for completions, an object for each token for chats."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import quire
@@ -11,8 +11,10 @@ from gateway_svc.vocabulary import Vocabulary
 class CompletionLogprobs:
     """Log-probabilities of one output of a completion, made piece by piece, since offsets run on."""
 
-    def __init__(self, vocabulary: Vocabulary, num_top: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, num_top: int, *, as_ids: bool) -> None:
+        """`as_ids`: see `chat_logprobs`."""
         self._vocabulary = vocabulary
+        self._name = _namer(vocabulary, as_ids=as_ids)
         self._num_top = num_top
         self._offset = 0  # in characters, of the next token
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -27,7 +29,7 @@ class CompletionLogprobs:
         pieces = b"".join(map(self._vocabulary.piece, token_ids))
         self._offset = len(text) - len(pieces.decode(errors="replace"))
         first: dict[str, list[Any]] = {
-            "tokens": [self._vocabulary.text(token_ids[0])],
+            "tokens": [self._name(token_ids[0])],
             "token_logprobs": [None],
             "top_logprobs": [None],
             "text_offset": [self._advance(token_ids[0])],
@@ -36,19 +38,18 @@ class CompletionLogprobs:
 
     def tokens(self, logprobs: Sequence[quire.TokenLogprobs]) -> dict[str, list[Any]]:
         """Lists of the next tokens, which are loaded."""
-        text = self._vocabulary.text
         return {
-            "tokens": [text(each.token_id) for each in logprobs],
+            "tokens": [self._name(each.token_id) for each in logprobs],
             "token_logprobs": [each.logprob for each in logprobs],
             "top_logprobs": [self._top(each) for each in logprobs],
             "text_offset": [self._advance(each.token_id) for each in logprobs],
         }
 
     def _top(self, token: quire.TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens and the token itself, by text; of equal texts the most likely counts."""
+        """The most likely tokens and the token itself, by name; of equal names the most likely counts."""
         top: dict[str, float] = {}
         for token_id, logprob in (*token.top[: self._num_top], (token.token_id, token.logprob)):
-            top.setdefault(self._vocabulary.text(token_id), logprob)
+            top.setdefault(self._name(token_id), logprob)
         return top
 
     def _advance(self, token_id: int) -> int:
@@ -63,17 +64,46 @@ def joined(lists: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
 
 
 def chat_logprobs(
-    logprobs: Sequence[quire.TokenLogprobs], num_top: int, vocabulary: Vocabulary
+    logprobs: Sequence[quire.TokenLogprobs], num_top: int, vocabulary: Vocabulary, *, as_ids: bool = False
 ) -> list[dict[str, Any]]:
-    """Log-probabilities of tokens, which are loaded, for a chat completion."""
+    """Log-probabilities of tokens, which are loaded, for a chat completion.
+
+    `as_ids`: tokens are named `token_id:N` instead of by their texts, of which several may be equal.
+    """
+    name = _namer(vocabulary, as_ids=as_ids)
+
+    def token(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token": name(token_id), "logprob": logprob, "bytes": list(vocabulary.piece(token_id))}
+
     return [
-        {
-            **_token(each.token_id, each.logprob, vocabulary),
-            "top_logprobs": [_token(token_id, logprob, vocabulary) for token_id, logprob in each.top[:num_top]],
-        }
+        {**token(each.token_id, each.logprob), "top_logprobs": [token(*likely) for likely in each.top[:num_top]]}
         for each in logprobs
     ]
 
 
-def _token(token_id: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
-    return {"token": vocabulary.text(token_id), "logprob": logprob, "bytes": list(vocabulary.piece(token_id))}
+def prompt_logprobs(
+    logprobs: Sequence[quire.TokenLogprobs], num_top: int, vocabulary: Vocabulary
+) -> list[dict[str, dict[str, Any]] | None]:
+    """Log-probabilities of a prompt's tokens, which are loaded, in vLLM's form: for the first token None, then for each
+    an object of it and of the most likely ones in its place, by token id.
+    """
+
+    def described(token_id: int, logprob: float, rank: int) -> tuple[str, dict[str, Any]]:
+        return str(token_id), {"logprob": logprob, "rank": rank, "decoded_token": vocabulary.text(token_id)}
+
+    return [
+        None,
+        *(
+            dict(
+                [
+                    *(described(*likely, rank) for rank, likely in enumerate(each.top[:num_top], 1)),
+                    described(each.token_id, each.logprob, each.rank),
+                ]
+            )
+            for each in logprobs
+        ),
+    ]
+
+
+def _namer(vocabulary: Vocabulary, *, as_ids: bool) -> Callable[[int], str]:
+    return "token_id:{}".format if as_ids else vocabulary.text

@@ -36,6 +36,18 @@ class Logprobs(TypedDict):
 
 
 @closed
+class PromptLogprob(TypedDict):
+    """A token of a prompt, or a likely one in its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; of the first token none
+
+
+@closed
 class Choice(TypedDict):
     """An output, or its next piece."""
 
@@ -43,7 +55,10 @@ class Choice(TypedDict):
     text: str
     logprobs: Logprobs | None
     finish_reason: Reason | None
+    stop_reason: NotRequired[str | int | None]
     token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 @closed
@@ -132,6 +147,7 @@ class ChatChoice(TypedDict):
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: ChatReason
+    stop_reason: NotRequired[str | int | None]
     token_ids: NotRequired[list[int]]
 
 
@@ -145,6 +161,8 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: TokenUsage
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 @closed
@@ -185,6 +203,7 @@ class ChatEventChoice(TypedDict):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: ChatReason | None
+    stop_reason: NotRequired[str | int | None]
     token_ids: NotRequired[list[int]]
 
 
@@ -198,3 +217,4 @@ class ChatCompletionEvent(TypedDict):
     model: str
     choices: list[ChatEventChoice]
     usage: NotRequired[TokenUsage | None]
+    prompt_token_ids: NotRequired[list[int]]

@@ -103,9 +103,11 @@ STREAMED = {"stream": True}
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("post", "/v1/completions", {"json": COMPLETION}),
     ("post", "/v1/completions", {"json": {**COMPLETION, "echo": True, "logprobs": 2, "return_token_ids": True}}),
+    ("post", "/v1/completions", {"json": {**COMPLETION, "prompt_logprobs": 1, "return_token_ids": True}}),
     ("post", "/v1/completions", {"json": {**COMPLETION, **STREAMED, "stream_options": {"include_usage": True}}}),
     ("post", "/v1/completions", {"json": {**COMPLETION, "stop": [1]}}),
     ("post", "/v1/chat/completions", {"json": {**CHAT, "logprobs": True, "top_logprobs": 2}}),
+    ("post", "/v1/chat/completions", {"json": {**CHAT, "prompt_logprobs": 1, "return_token_ids": True}}),
     ("post", "/v1/chat/completions", {"json": {**CHAT, **STREAMED, "logprobs": True, "return_token_ids": True}}),
     ("post", "/v1/chat/completions", {"json": {**CHAT, "messages": [None]}}),
     ("post", "/v1/responses", {"json": {**RESPONSE, "include": ["message.output_text.logprobs"], "top_logprobs": 1}}),
