@@ -1,15 +1,12 @@
 """Every string, list and map of every request has a bound, which its comment states and which holds at the edge."""
 
 import random
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
@@ -25,8 +22,8 @@ from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import MOST_PARAMETER_BYTES
 from tests.bounded_fields import beyond, bounded_paths, is_map, message_at
 from tests.chaos_input.fuzzed_messages import fuzzed
+from tests.wire_comments import comments_of_fields
 
-ROOT = Path(__file__).resolve().parent.parent
 SERVICES = [
     service for module in (pb, cluster_pb2, worker_pb2) for service in module.DESCRIPTOR.services_by_name.values()
 ]
@@ -73,17 +70,7 @@ def test_no_bound_is_left_of_a_field_that_is_gone() -> None:
 
 
 def test_the_comment_of_each_field_states_its_bound(tmp_path: Path) -> None:
-    out = tmp_path / "protos.binpb"
-    files = [f"quire/v1/{name}.proto" for name in ("inference", "cluster", "worker")]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-Iprotos", "--include_source_info"]
-    subprocess.run([*command, f"--descriptor_set_out={out}", *files], cwd=ROOT, check=True)
-    comments = {}
-    for file in descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file:
-        for location in file.source_code_info.location:
-            if len(location.path) == 4 and (location.path[0], location.path[2]) == (4, 2):
-                message = file.message_type[location.path[1]]
-                name = f"{file.package}.{message.name}.{message.field[location.path[3]].name}"
-                comments[name] = " ".join(location.leading_comments.split())
+    comments = comments_of_fields(tmp_path)
     for name, bound in BOUNDS.items():
         for number in (bound.max_chars, bound.max_bytes, bound.max_items):
             assert number is None or f"{number:,}" in comments[name], f"the comment of {name} does not say {number:,}"

@@ -19,18 +19,24 @@ Conventions of every message here:
     "authorization: Bearer KEY". Health and reflection need none.
   - An error is a gRPC status with google.rpc details: BadRequest (INVALID_ARGUMENT) names each field by its path in
     the request, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) has the delay before a retry, and ErrorInfo (domain
-    "quire") has a stable reason. Their sources are beside this one: google/rpc/status.proto and
+    "quire") has a stable reason: INVALID_REQUEST, UNAUTHENTICATED, NOT_FOUND, REQUEST_ID_IN_USE, PREFIX_NAME_IN_USE,
+    FAILED_PRECONDITION, NOT_LEADER, SHARDS_CHANGED, OVERLOADED, UNAVAILABLE, SLOW_READER, DATA_LOSS, INTERNAL, or of
+    a request that has ended CANCELLED, DEADLINE_EXCEEDED, REQUEST_FAILED. They are serialised in the trailing
+    metadata "grpc-status-details-bin"; their sources are beside this one: google/rpc/status.proto and
     google/rpc/error_details.proto.
+  - grpc.health.v1 knows the services "" (the process), "quire.v1.Inference" (SERVING while a worker serves, at a
+    leader) and "quire.v1.Journal" (NOT_SERVING while the store does not answer).
 
 Failover. A deployment has one scheduler that leads, and standbys; give a client all addresses. An accepted request
 outlives the scheduler that accepted it, and every reader gets the same token at each position of its output.
   - A scheduler that does not lead answers every RPC of this service with FAILED_PRECONDITION, ErrorInfo.reason
-    "NOT_LEADER". ErrorInfo.metadata["leader"] is the address of the leader; it is absent while none is known.
+    "NOT_LEADER". ErrorInfo.metadata["leader"] is the address of the leader; it is absent while none is known, and may
+    be that of a leader that has died, until its lease has run out.
     A leader that hands over ends its open streams with the same status.
   - A leader that dies breaks the connection: the gRPC library reports UNAVAILABLE, without our details; for a call
     that came as a server ended, CANCELLED without details.
   - Then call the given address; without one, each of the others in turn, with pauses of 50 to 500 ms. A new leader
-    answers within a few seconds; the SDK retries for 60 s. RetryInfo, if present, has the time to wait.
+    answers within a few seconds; the SDK retries for 30 s. RetryInfo, if present, has the time to wait.
   - Before `accepted`: send the same request with the same request_id again. If the first was accepted, the second
     attaches to it (`accepted.attached`), so the request runs once in any case. A request without a request_id can be
     sent again, but may then run twice.
@@ -323,7 +329,8 @@ class GenerateRequest(_message.Message):
     Empty: the server generates one. Set it to be able to retry a submission safely.
     """
     text: _builtins.str
-    """text is tokenised with the model's special tokens added (its beginning-of-sequence token, if it has one). At most
+    """text is tokenised with the model's special tokens added (its beginning-of-sequence token, if it has one), without
+    which an empty text is refused. At most
     8,388,608 bytes of UTF-8, and 16 characters for each token of the model's context, or 65,536 if that is less.
     """
     tenant: _builtins.str
@@ -729,11 +736,11 @@ class SamplingParams(_message.Message):
     """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """logit_bias is added to the logits of these token ids, each -100 to 100; at most 1,024 entries."""
+        """logit_bias is added to the logits of these token ids, in [0, vocab_size), each -100 to 100; at most 1,024 entries."""
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """allowed_token_ids, if not empty, are the only tokens that can be chosen; at most 65,536."""
+        """allowed_token_ids, in [0, vocab_size), if not empty, are the only tokens that can be chosen; at most 65,536."""
 
     def __init__(
         self,
@@ -816,7 +823,9 @@ class BeamParams(_message.Message):
     beam_width: _builtins.int
     """beam_width is the number of live hypotheses, 2 to 64."""
     length_penalty: _builtins.float
-    """length_penalty: the score of a hypothesis is its summed log-probability / num_tokens ** length_penalty. Default: 1."""
+    """length_penalty, -4 to 4: the score of a hypothesis is its summed log-probability / num_tokens ** length_penalty.
+    Default: 1.
+    """
     early_stopping: Global___EarlyStopping.ValueType
     """early_stopping decides when the search ends once there are beam_width finished hypotheses. Unspecified: FALSE."""
     def __init__(
@@ -851,18 +860,26 @@ class StoppingParams(_message.Message):
     max_tokens: _builtins.int
     """max_tokens bounds the output, at least 1. Absent: the rest of the model's context, or of the KV memory."""
     min_tokens: _builtins.int
-    """min_tokens is the number of tokens before which no end-of-sequence token, stop id or stop string ends the output."""
+    """min_tokens is the number of tokens before which no end-of-sequence token, stop id or stop string ends the output;
+    at most max_tokens.
+    """
     ignore_eos: _builtins.bool
     """ignore_eos continues the output past the model's end-of-sequence tokens."""
     include_stop: _builtins.bool
-    """include_stop keeps the stop string, or the text of the stop or end-of-sequence token, in the output text."""
+    """include_stop keeps the stop string, or the text of the stop or end-of-sequence token, in the output text; that of a
+    special token only with keep_special_tokens of OutputParams.
+    """
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """stop strings end the output where one appears, also across token boundaries; at most 16 of at most 256 bytes."""
+        """stop strings end the output where one appears, also across token boundaries; at most 16 of 1 to 256 bytes. The
+        tokens of a stop string belong to the output (`token_ids`, Usage), its text does not.
+        """
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """stop_token_ids end the output when sampled; at most 256."""
+        """stop_token_ids, in [0, vocab_size), end the output when sampled; at most 256. Such a token belongs to the output, as
+        an end-of-sequence token does; its text does not.
+        """
 
     def __init__(
         self,
@@ -1404,11 +1421,13 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def cancel(self) -> Global___Cancellation:
-        """cancel the request of this handle; its end comes as `finished`."""
+        """cancel the request of this handle; its end comes as `finished`. Without effect if the handle is not in use."""
 
     @_builtins.property
     def detach(self) -> Global___Detachment:
-        """detach stops the events of this handle. The on_disconnect of the request then applies."""
+        """detach stops the events of this handle, which is free then. The on_disconnect of the request then applies. Without
+        effect if the handle is not in use.
+        """
 
     def __init__(
         self,
@@ -1445,7 +1464,8 @@ class Attach(_message.Message):
     @_builtins.property
     def from_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """from_positions[i] is the first wanted position of sample i; missing entries are 0, and positions that do not exist
-        yet are waited for. At most 128 entries.
+        yet are waited for. INVALID_ARGUMENT if it is above Accepted.max_tokens, or above 0 for a sample that does not come
+        back. At most 128 entries.
         """
 
     def __init__(
@@ -1619,7 +1639,8 @@ class AttachRequest(_message.Message):
     @_builtins.property
     def from_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """from_positions[i] is the first wanted position of sample i; missing entries are 0, and positions that do not exist
-        yet are waited for. At most 128 entries.
+        yet are waited for. INVALID_ARGUMENT if it is above Accepted.max_tokens, or above 0 for a sample that does not come
+        back. At most 128 entries.
         """
 
     def __init__(

@@ -125,8 +125,8 @@ class InferenceServicer(object):
         """Generate runs one request and streams its output.
         The first message is `accepted`, sent once the admission is durable; `chunk`s follow; the last is `finished`.
         After it, the stream of a request that was cancelled, expired or failed closes with CANCELLED, DEADLINE_EXCEEDED or
-        INTERNAL. A known request_id attaches to that request instead of running it again; with another body it is
-        ALREADY_EXISTS. The RPC's deadline is the request's deadline.
+        INTERNAL. A known request_id attaches to that request instead of running it again, and its output comes from the
+        beginning; with another body it is ALREADY_EXISTS. The RPC's deadline is the request's deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,7 +136,8 @@ class InferenceServicer(object):
         """Session carries all requests of one client process over one two-way stream.
         The server sends at most one message per iteration, with the new output of all requests. A request that the client
         reads slowly does not delay others: its unread output is merged into its next event.
-        An error of one request is an event of that request; the stream itself ends only with the connection.
+        An error of one request is an event of that request. If the client closes its side, its open requests go on, and the
+        stream ends after the end of the last one; else it ends only with the connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,7 +191,8 @@ class InferenceServicer(object):
 
     def DeleteRecord(self, request, context):
         """DeleteRecord makes the record of an ended request unreadable, and answers once that is durable: from then on Attach
-        and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept.
+        and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept: a
+        submission with it is ALREADY_EXISTS, even of the same request.
         NOT_FOUND if unknown, expired or deleted before; FAILED_PRECONDITION if the request has not ended: Cancel it first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

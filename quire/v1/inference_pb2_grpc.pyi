@@ -19,18 +19,24 @@ Conventions of every message here:
     "authorization: Bearer KEY". Health and reflection need none.
   - An error is a gRPC status with google.rpc details: BadRequest (INVALID_ARGUMENT) names each field by its path in
     the request, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) has the delay before a retry, and ErrorInfo (domain
-    "quire") has a stable reason. Their sources are beside this one: google/rpc/status.proto and
+    "quire") has a stable reason: INVALID_REQUEST, UNAUTHENTICATED, NOT_FOUND, REQUEST_ID_IN_USE, PREFIX_NAME_IN_USE,
+    FAILED_PRECONDITION, NOT_LEADER, SHARDS_CHANGED, OVERLOADED, UNAVAILABLE, SLOW_READER, DATA_LOSS, INTERNAL, or of
+    a request that has ended CANCELLED, DEADLINE_EXCEEDED, REQUEST_FAILED. They are serialised in the trailing
+    metadata "grpc-status-details-bin"; their sources are beside this one: google/rpc/status.proto and
     google/rpc/error_details.proto.
+  - grpc.health.v1 knows the services "" (the process), "quire.v1.Inference" (SERVING while a worker serves, at a
+    leader) and "quire.v1.Journal" (NOT_SERVING while the store does not answer).
 
 Failover. A deployment has one scheduler that leads, and standbys; give a client all addresses. An accepted request
 outlives the scheduler that accepted it, and every reader gets the same token at each position of its output.
   - A scheduler that does not lead answers every RPC of this service with FAILED_PRECONDITION, ErrorInfo.reason
-    "NOT_LEADER". ErrorInfo.metadata["leader"] is the address of the leader; it is absent while none is known.
+    "NOT_LEADER". ErrorInfo.metadata["leader"] is the address of the leader; it is absent while none is known, and may
+    be that of a leader that has died, until its lease has run out.
     A leader that hands over ends its open streams with the same status.
   - A leader that dies breaks the connection: the gRPC library reports UNAVAILABLE, without our details; for a call
     that came as a server ended, CANCELLED without details.
   - Then call the given address; without one, each of the others in turn, with pauses of 50 to 500 ms. A new leader
-    answers within a few seconds; the SDK retries for 60 s. RetryInfo, if present, has the time to wait.
+    answers within a few seconds; the SDK retries for 30 s. RetryInfo, if present, has the time to wait.
   - Before `accepted`: send the same request with the same request_id again. If the first was accepted, the second
     attaches to it (`accepted.attached`), so the request runs once in any case. A request without a request_id can be
     sent again, but may then run twice.
@@ -79,14 +85,15 @@ class InferenceStub:
     """Generate runs one request and streams its output.
     The first message is `accepted`, sent once the admission is durable; `chunk`s follow; the last is `finished`.
     After it, the stream of a request that was cancelled, expired or failed closes with CANCELLED, DEADLINE_EXCEEDED or
-    INTERNAL. A known request_id attaches to that request instead of running it again; with another body it is
-    ALREADY_EXISTS. The RPC's deadline is the request's deadline.
+    INTERNAL. A known request_id attaches to that request instead of running it again, and its output comes from the
+    beginning; with another body it is ALREADY_EXISTS. The RPC's deadline is the request's deadline.
     """
     Session: _grpc.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]
     """Session carries all requests of one client process over one two-way stream.
     The server sends at most one message per iteration, with the new output of all requests. A request that the client
     reads slowly does not delay others: its unread output is merged into its next event.
-    An error of one request is an event of that request; the stream itself ends only with the connection.
+    An error of one request is an event of that request. If the client closes its side, its open requests go on, and the
+    stream ends after the end of the last one; else it ends only with the connection.
     """
     Attach: _grpc.UnaryStreamMultiCallable[_inference_pb2.AttachRequest, _inference_pb2.GenerateResponse]
     """Attach streams the rest of a request's output, from the positions that the client has: after a broken connection,
@@ -116,7 +123,8 @@ class InferenceStub:
     """
     DeleteRecord: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DeleteRecordRequest, _inference_pb2.DeleteRecordResponse]
     """DeleteRecord makes the record of an ended request unreadable, and answers once that is durable: from then on Attach
-    and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept.
+    and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept: a
+    submission with it is ALREADY_EXISTS, even of the same request.
     NOT_FOUND if unknown, expired or deleted before; FAILED_PRECONDITION if the request has not ended: Cancel it first.
     """
     ListRequests: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]
@@ -154,14 +162,15 @@ class InferenceAsyncStub(InferenceStub):
     """Generate runs one request and streams its output.
     The first message is `accepted`, sent once the admission is durable; `chunk`s follow; the last is `finished`.
     After it, the stream of a request that was cancelled, expired or failed closes with CANCELLED, DEADLINE_EXCEEDED or
-    INTERNAL. A known request_id attaches to that request instead of running it again; with another body it is
-    ALREADY_EXISTS. The RPC's deadline is the request's deadline.
+    INTERNAL. A known request_id attaches to that request instead of running it again, and its output comes from the
+    beginning; with another body it is ALREADY_EXISTS. The RPC's deadline is the request's deadline.
     """
     Session: _aio.StreamStreamMultiCallable[_inference_pb2.SessionRequest, _inference_pb2.SessionResponse]  # type: ignore[assignment]
     """Session carries all requests of one client process over one two-way stream.
     The server sends at most one message per iteration, with the new output of all requests. A request that the client
     reads slowly does not delay others: its unread output is merged into its next event.
-    An error of one request is an event of that request; the stream itself ends only with the connection.
+    An error of one request is an event of that request. If the client closes its side, its open requests go on, and the
+    stream ends after the end of the last one; else it ends only with the connection.
     """
     Attach: _aio.UnaryStreamMultiCallable[_inference_pb2.AttachRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Attach streams the rest of a request's output, from the positions that the client has: after a broken connection,
@@ -191,7 +200,8 @@ class InferenceAsyncStub(InferenceStub):
     """
     DeleteRecord: _aio.UnaryUnaryMultiCallable[_inference_pb2.DeleteRecordRequest, _inference_pb2.DeleteRecordResponse]  # type: ignore[assignment]
     """DeleteRecord makes the record of an ended request unreadable, and answers once that is durable: from then on Attach
-    and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept.
+    and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept: a
+    submission with it is ALREADY_EXISTS, even of the same request.
     NOT_FOUND if unknown, expired or deleted before; FAILED_PRECONDITION if the request has not ended: Cancel it first.
     """
     ListRequests: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListRequestsRequest, _inference_pb2.ListRequestsResponse]  # type: ignore[assignment]
@@ -232,8 +242,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         """Generate runs one request and streams its output.
         The first message is `accepted`, sent once the admission is durable; `chunk`s follow; the last is `finished`.
         After it, the stream of a request that was cancelled, expired or failed closes with CANCELLED, DEADLINE_EXCEEDED or
-        INTERNAL. A known request_id attaches to that request instead of running it again; with another body it is
-        ALREADY_EXISTS. The RPC's deadline is the request's deadline.
+        INTERNAL. A known request_id attaches to that request instead of running it again, and its output comes from the
+        beginning; with another body it is ALREADY_EXISTS. The RPC's deadline is the request's deadline.
         """
 
     @_abc_1.abstractmethod
@@ -245,7 +255,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         """Session carries all requests of one client process over one two-way stream.
         The server sends at most one message per iteration, with the new output of all requests. A request that the client
         reads slowly does not delay others: its unread output is merged into its next event.
-        An error of one request is an event of that request; the stream itself ends only with the connection.
+        An error of one request is an event of that request. If the client closes its side, its open requests go on, and the
+        stream ends after the end of the last one; else it ends only with the connection.
         """
 
     @_abc_1.abstractmethod
@@ -311,7 +322,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.DeleteRecordResponse, _abc.Awaitable[_inference_pb2.DeleteRecordResponse]]:
         """DeleteRecord makes the record of an ended request unreadable, and answers once that is durable: from then on Attach
-        and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept.
+        and GetRequest are NOT_FOUND. Its request_id stays taken for as long as the record would have been kept: a
+        submission with it is ALREADY_EXISTS, even of the same request.
         NOT_FOUND if unknown, expired or deleted before; FAILED_PRECONDITION if the request has not ended: Cancel it first.
         """
 

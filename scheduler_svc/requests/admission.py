@@ -211,7 +211,7 @@ class Admission:
         deadline_s = times.arrived_ns / 1e9 + min(*timeouts_s, MOST_TIMEOUT_S) if timeouts_s else None
         self._check_store()
         if request.request_id and (record := await self._record_in_time(request.request_id)) is not None:
-            _check_same(request.request_id, record.request_digest, digest)
+            _check_record(request.request_id, record, digest)
             return stream_of_record(record)
         self._check_open()
         if self._shard_rule is not None:
@@ -333,7 +333,7 @@ class Admission:
         """True if this request has ended and has a record, which needs no worker. Raises AlreadyExistsError."""
         record = await self._record_in_time(request.request_id) if request.request_id else None
         if record is not None:
-            _check_same(request.request_id, record.request_digest, request_digest(request))
+            _check_record(request.request_id, record, request_digest(request))
         return record is not None
 
     async def _record_in_time(self, request_id: str) -> journal_pb2.RequestRecord | None:
@@ -361,6 +361,14 @@ def _check_journaled_bytes(entry: journal_pb2.Admission) -> None:
     most = 4 * MOST_TOKEN_IDS + MOST_PARAMETER_BYTES
     if (num_bytes := entry.ByteSize()) > most:
         raise InvalidRequestError(f"the request takes {num_bytes:,} bytes in the journal: give at most {most:,}")
+
+
+def _check_record(request_id: str, record: journal_pb2.RequestRecord, digest: bytes) -> None:
+    if record.deleted:
+        raise AlreadyExistsError(
+            f"request_id {request_id!r} belongs to a request whose record was deleted; choose a new id"
+        )
+    _check_same(request_id, record.request_digest, digest)
 
 
 def _check_same(request_id: str, digest: bytes, other: bytes) -> None:

@@ -64,12 +64,6 @@ class IncrementalDecoder:
             return text
         return "" if len(pending) < _MOST_HELD else self._release_undecodable()
 
-    def push_literally(self, token_id: int) -> str:
-        """Rest of the text, with that of this token even if it is a special one."""
-        if token_id < len(self._is_shown) and self._is_shown[token_id]:
-            return self.push(token_id) + self.flush()
-        return self.flush() + str(self._tokenizer.decode([token_id], skip_special_tokens=False))
-
     def flush(self) -> str:
         """Text held back, incomplete UTF-8 as U+FFFD."""
         return self._release(len(self._pending))

@@ -66,10 +66,10 @@ class OutputText:
         return completed
 
     def push_final(self, token_id: int) -> None:
-        """Add an end-of-sequence or stop token: it counts, and has text only with `include_stop`."""
+        """Add an end-of-sequence or stop token: it counts, and has text only with `include_stop`, as another token."""
         decoder = self._decoder or self._new_decoder()
         if decoder is not None and self._include_stop:
-            self._release_rest(decoder.push_literally(token_id), len(self.released_ends) + 1)
+            self._release_rest(decoder.push(token_id) + decoder.flush(), len(self.released_ends) + 1)
         self.finish()
         self.released_ends.append(len(self.text))
 

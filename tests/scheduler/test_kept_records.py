@@ -97,7 +97,9 @@ async def test_a_deleted_record_is_unknown_under_every_leader_and_its_id_stays_t
             site = lives.site
             for call in (look_up(site), attach(site), delete(site)):
                 assert await code_of(call) is grpc.StatusCode.NOT_FOUND
-            assert await code_of(site.run(counting(10, 4, "r", annotation=NOTE))) is grpc.StatusCode.ALREADY_EXISTS
+            with pytest.raises(grpc.aio.AioRpcError, match="whose record was deleted") as taken:
+                await site.run(counting(10, 4, "r", annotation=NOTE))
+            assert taken.value.code() is grpc.StatusCode.ALREADY_EXISTS
             assert (await look_up(site, "other")).state == pb.REQUEST_STATE_FINISHED
             await next_life(lives)
 
