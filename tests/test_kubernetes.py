@@ -261,6 +261,13 @@ def test_the_patch_for_gpus_names_a_container_and_a_cache_that_the_image_uses() 
     assert f"TRITON_CACHE_DIR={mount['mountPath']} " in (ROOT / "Dockerfile").read_text()
 
 
+def test_an_update_of_workers_on_gpus_needs_no_gpu_beside_those_in_use() -> None:
+    (patch,) = documents(FOLDER / "gpu" / "worker.yaml")
+    assert patch["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    (base,) = (each for each in of_kind("gpu", "Deployment") if each["metadata"]["name"] == patch["metadata"]["name"])
+    assert base["spec"]["replicas"] > 1  # the others serve meanwhile
+
+
 def test_the_store_writes_every_entry_to_its_volume_before_it_answers() -> None:
     store = pod_of("cpu", "quire-store")
     command = store.container["command"]
