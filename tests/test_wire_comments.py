@@ -1,4 +1,4 @@
-"""What a client in another language has to know is in the comments of the protos: ranges, and reasons of errors."""
+"""Comments of the protos have what a client in another language has to know: ranges, and reasons of errors."""
 
 import math
 import re

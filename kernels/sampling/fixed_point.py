@@ -33,7 +33,8 @@ _SERIES_6 = tl.constexpr(162)
 @triton.jit
 def _times(b_x: tl.tensor, b_y: tl.tensor) -> tl.tensor:
     """Product of int64 numbers / 2^64, rounded down."""
-    return tl.umulhi(b_x, tl.zeros_like(b_x) + b_y)
+    b_factor = (tl.zeros_like(b_x) + b_y).to(tl.uint64, bitcast=True)
+    return tl.umulhi(b_x.to(tl.uint64, bitcast=True), b_factor).to(tl.int64, bitcast=True)
 
 
 @triton.jit

@@ -89,7 +89,7 @@ INSTEAD: Mapping[str, str] = {
 
 
 def instead_of(option: str) -> str | None:
-    """What `quire serve` takes instead of an option of `vllm serve`, which may have underscores; None: not known."""
+    """Sentence on an option of `vllm serve`, which may have underscores: what to give instead; None: not known."""
     name = option.lstrip("-").replace("-", "_")
     instead = INSTEAD.get(name)
     if instead is None:

@@ -1,6 +1,7 @@
 """The GPU check's orchestration, without a GPU: what it needs, what it runs, what it leaves in its folder."""
 
 import ast
+import itertools
 import json
 import subprocess
 import sys
@@ -216,30 +217,58 @@ def test_what_a_broken_package_lacks_is_named_with_it(tmp_path: Path, monkeypatc
     assert missing_requirements("other") == set()
 
 
-def test_what_stages_import_is_looked_for() -> None:
-    """Compares modules of other projects that services, kernels, stages' tests and benchmarks import at their top."""
-    own = {"benchmarks", "common", "demo", "gateway_svc", "kernels", "quire", "scheduler_svc", "tests", "worker_svc"}
-    roots = {name.partition(".")[0] for name in NEEDED} | own | sys.stdlib_module_names
-    folders = ("common", "kernels", "quire", "scheduler_svc", "worker_svc", "benchmarks/gpu", "tests/on_gpu")
-    files = [path for folder in (*folders, "tests/kernels/on_device", "tests/worker/device") for path in python(folder)]
-    files += [ROOT / "tests" / name for name in ("services.py", "valkey.py", "conftest.py", "equality.py")]
-    strange = {f"{path.relative_to(ROOT)}: {name}" for path in files for name in imported(path) if name not in roots}
+SERVICES = ("scheduler_svc.__main__", "worker_svc.__main__", "quire.cli.__main__")  # that stages start
+
+
+@pytest.mark.parametrize("plan", [gpu_plan(Path("model")), dry_plan(Path("model"))], ids=["gpu", "dry"])
+def test_what_stages_import_is_looked_for(plan: CheckPlan) -> None:
+    """Follows the imports at the top of every module of ours that a stage runs, or that those import."""
+    looked_for = {name.partition(".")[0] for name in NEEDED} | sys.stdlib_module_names
+    waiting = {*SERVICES, *(name for each in plan.stages for name in modules_of(each))}
+    assert {"tests.on_gpu.test_served_streams", "tests.conftest", "benchmarks.gpu.decode_step"} <= waiting
+    seen: set[str] = set()
+    strange = set()
+    while waiting:
+        module = waiting.pop()
+        seen.add(module)
+        names = imported(module)
+        ours = {name for name in names if (ROOT / name.partition(".")[0]).is_dir()}
+        strange |= {f"{module}: {name}" for name in names - ours if name.partition(".")[0] not in looked_for}
+        parents = {name.rsplit(".", dots)[0] for name in ours for dots in range(name.count(".") + 1)}
+        waiting |= {name for name in parents if file_of(name) is not None} - seen
+    assert {"tests.quire.serve_lines", "worker_svc.gpu.runner", "common.log"} <= seen
     assert not strange
 
 
-def python(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+def modules_of(stage: Stage) -> set[str]:
+    """Modules that a stage's command names: the one that it runs, or those of pytest's files and plugins."""
+    _, program, *words = stage.command
+    if program != "pytest":
+        return {program}
+    plugins = {word for option, word in itertools.pairwise(words) if option == "-p" and word.startswith("tests.")}
+    paths = [ROOT / word.partition("::")[0] for word in words if word.startswith("tests/")]
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    files += [folder / "conftest.py" for path in paths for folder in path.parents if (folder / "conftest.py").exists()]
+    return plugins | {".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files}
 
 
-def imported(path: Path) -> set[str]:
-    """Top-level names of the modules that a file imports when it is imported."""
+def file_of(module: str) -> Path | None:
+    """The file of a module of ours; None: it is none."""
+    path = ROOT.joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
+
+
+def imported(module: str) -> set[str]:
+    """Names that a module imports when it is imported: modules, and what may be modules in packages."""
+    file = file_of(module)
+    assert file is not None, module
     names: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names.add(node.module)
-    return {name.partition(".")[0] for name in names}
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def test_what_is_looked_for_is_what_the_project_installs() -> None:

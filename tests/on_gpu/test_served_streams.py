@@ -9,7 +9,7 @@ import pytest
 import quire
 from tests.equality import assert_equal_greedy
 from tests.on_gpu.gpu_workers import DEVICE
-from tests.quire.test_serve import Serve
+from tests.quire.serve_lines import Serve
 from tests.services import DEMO_MODEL
 from tests.worker.tiny_models import GreedyReference, random_prompts, reference_greedy
 

@@ -138,3 +138,11 @@ def child_commands(pid: int) -> dict[int, list[str]]:
                     if line := Path(f"/proc/{child}/cmdline").read_bytes():
                         commands[int(child)] = line.decode().split("\0")
     return commands
+
+
+def runs(pid: int) -> bool:
+    """True if a process runs. One that has ended may stay until its parent notices, but has no command line."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -14,7 +14,7 @@ import pytest_asyncio
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
 from tests.patience import patient
-from tests.quire.test_serve import runs
+from tests.quire.serve_processes import runs
 from tests.quire.test_supervision import Restarts
 
 

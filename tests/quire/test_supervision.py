@@ -13,7 +13,7 @@ from quire.cli.supervisor.child import Child, StartFailedError, module_command
 from quire.cli.supervisor.log_tail import echo_logs
 from quire.cli.supervisor.service_log import ServiceLog
 from tests.patience import patient
-from tests.quire.test_serve import runs
+from tests.quire.serve_processes import runs
 
 ENDLESS = "import signal; print('up', flush=True); signal.pause()"
 STUBBORN = (
