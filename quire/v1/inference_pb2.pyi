@@ -45,6 +45,9 @@ outlives the scheduler that accepted it, and every reader gets the same token at
     continue there, since text that is held back belongs to later positions. Handles of the old Session are void.
   - The new leader waits 30 s for the readers of requests whose on_disconnect is CANCEL.
   - NOT_FOUND comes only from a leader, and is final: the request is unknown, or its record is not kept any more.
+  - Several schedulers may lead at once, each a shard with requests of its own (Topology in cluster.proto). Then send
+    the number of one shard as metadata "quire-shard" with a submission, and with every later call for that request:
+    NOT_FOUND is of the shard that is asked, and without the metadata that is one that the called scheduler leads.
   - Calls that change state may be repeated; UnpinPrefix is then NOT_FOUND if the first call was durable.
   - A leader that is frozen or cut off sends nothing: only the client's own keepalive detects it. A ping about every
     second is permitted, also without a call. The server itself pings its clients rarely (keepalive_time_s, 20 s) and
