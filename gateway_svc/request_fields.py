@@ -15,6 +15,7 @@ from pydantic.functional_validators import AfterValidator
 from pydantic_core import PydanticCustomError
 
 import quire
+from gateway_svc.harmless_fields import NOTHING, model_of
 from quire.params import GenerateParams
 
 _ALL_TOKENS = (1 << 31) - 1  # as top_k
@@ -72,7 +73,21 @@ def by_type(tags: Mapping[str, str], what: str) -> Discriminator:
     return Discriminator(tag_of, custom_error_type="unsupported", custom_error_message=message)
 
 
-class StructuredOutputs(ApiModel):
+# Of vLLM's structured outputs: what to give instead, and the value that changes nothing.
+_OF_STRUCTURE: dict[str, tuple[str, Any]] = {
+    "disable_any_whitespace": ("give json_whitespace, compact (the default) or flexible", True),
+    "whitespace_pattern": ("give json_whitespace, compact or flexible", NOTHING),
+    "disable_additional_properties": ("give the schema additionalProperties: false", False),
+    "disable_fallback": ("leave it out: structured outputs are made by one library here", False),
+    "structural_tag": ("give tools with tool_choice, or a grammar", NOTHING),
+}
+if TYPE_CHECKING:
+    VllmStructure = ApiModel
+else:
+    VllmStructure = model_of("VllmStructure", "Fields of vLLM that change nothing here.", ApiModel, _OF_STRUCTURE)
+
+
+class StructuredOutputs(VllmStructure):
     """A constraint on the text of outputs, of exactly one kind; the names are vLLM's."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="JSON Schema.")

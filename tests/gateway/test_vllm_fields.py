@@ -69,6 +69,34 @@ def test_what_cannot_be_done_is_refused_with_what_to_give_instead(
     assert http.post(path, json=BODIES[path] | {name: None}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("disable_any_whitespace", False, "json_whitespace"),
+        ("whitespace_pattern", " ", "json_whitespace"),
+        ("disable_additional_properties", True, "additionalProperties"),
+        ("disable_fallback", True, "leave it out"),
+        ("structural_tag", "{}", "tool_choice"),
+    ],
+)
+def test_what_a_structured_output_cannot_have_is_refused_alike(
+    http: httpx2.Client, name: str, value: Any, instead: str
+) -> None:
+    body = BODIES["/v1/completions"] | {"structured_outputs": {"regex": "a", name: value}}
+    error = http.post("/v1/completions", json=body).json()["error"]
+    assert (error["param"], error["code"]) == (f"structured_outputs.{name}", "unsupported_parameter")
+    assert instead in error["message"]
+    taken = {"disable_any_whitespace": True, "disable_additional_properties": False, "whitespace_pattern": None}
+    body["structured_outputs"] = {"regex": "a", **taken}
+    assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == "a"
+
+
+def test_a_grammar_in_another_syntax_is_refused_with_the_one_that_is_taken(http: httpx2.Client) -> None:
+    body = BODIES["/v1/completions"] | {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}}
+    error = http.post("/v1/completions", json=body).json()["error"]
+    assert error["param"] == "structured_outputs" and "Lark's syntax" in error["message"]
+
+
 DEFAULTS: dict[str, Any] = {
     "use_beam_search": False,
     "bad_words": [],

@@ -5,6 +5,8 @@ from scheduler_svc.requests.params.served_model import ServedModel
 from scheduler_svc.text.grammar_trial import GrammarRefusedError, GrammarTrial
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
+_OF_LARK = "; it is read in Lark's syntax, whose rules are written `start: …`, not `root ::= …`"
+
 
 class GrammarCheck:
     """One per process; keeps the trial of the model that is served now."""
@@ -23,7 +25,8 @@ class GrammarCheck:
         try:
             await self._trial_of(model).check(grammar)
         except GrammarRefusedError as error:
-            raise refusal_of("structured_output", f"cannot be used: {error}") from error
+            hint = _OF_LARK if '"lark_grammar"' in grammar and "::=" in grammar else ""
+            raise refusal_of("structured_output", f"cannot be used: {error}{hint}") from error
 
     def _trial_of(self, model: ServedModel) -> GrammarTrial:
         tokenizer, limits = model.tokenizer, model.limits
