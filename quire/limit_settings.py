@@ -67,8 +67,8 @@ class LimitSettings(Settings):
     max_record_mb: int = Field(
         1024,
         ge=0,
-        description="MiB of the store for the records of ended requests; beyond that the records that ended first are "
-        "dropped, from the tenant that has the most",
+        description="MiB of the store for the records of ended requests, in each shard; beyond that the records that "
+        "ended first are dropped, from the tenant that has the most",
     )
     max_record_share: float = Field(
         0.75,

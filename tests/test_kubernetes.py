@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from quire.scheduler_settings import SchedulerSettings
 from tests.peer_certificates import PeerCertificates
 from tests.services import ROOT
 
@@ -276,6 +277,10 @@ def test_the_store_writes_every_entry_to_its_volume_before_it_answers() -> None:
     assert options["--maxmemory-policy"] == "noeviction"
     (mount,) = store.container["volumeMounts"]
     assert options["--dir"] == mount["mountPath"]
+    limit, most = store.container["resources"]["limits"]["memory"], options["--maxmemory"]
+    assert limit.endswith("Gi") and most.endswith("gb")  # both of 2 ** 30 bytes
+    records = SchedulerSettings.model_fields["max_record_mb"].default / 1024
+    assert records < int(most.removesuffix("gb")) <= int(limit.removesuffix("Gi")) / 2
 
 
 def test_ranks_in_pods_of_their_own_find_rank_0() -> None:

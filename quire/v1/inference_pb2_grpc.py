@@ -180,9 +180,10 @@ class InferenceServicer(object):
 
     def GetRequest(self, request, context):
         """GetRequest returns the state and the output so far of a request. After the end its record is kept for an hour
-        (record_ttl_s), unless records exceed their part of the store: 1 GiB for all tenants together (max_record_mb), and
-        three quarters of it for one (max_record_share). Then the records of requests that ended first are dropped earlier:
-        those of the tenant beyond its share, or, if all together are too large, of the tenant that has the most.
+        (record_ttl_s), unless records exceed their part of the store: in each shard 1 GiB for all tenants together
+        (max_record_mb), and three quarters of it for one (max_record_share). Then the records of requests that ended first
+        are dropped earlier: those of the tenant beyond its share, or, if all together are too large, of the tenant that has
+        the most.
         NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -119,9 +119,10 @@ class InferenceStub:
     """
     GetRequest: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _inference_pb2.GetRequestResponse]
     """GetRequest returns the state and the output so far of a request. After the end its record is kept for an hour
-    (record_ttl_s), unless records exceed their part of the store: 1 GiB for all tenants together (max_record_mb), and
-    three quarters of it for one (max_record_share). Then the records of requests that ended first are dropped earlier:
-    those of the tenant beyond its share, or, if all together are too large, of the tenant that has the most.
+    (record_ttl_s), unless records exceed their part of the store: in each shard 1 GiB for all tenants together
+    (max_record_mb), and three quarters of it for one (max_record_share). Then the records of requests that ended first
+    are dropped earlier: those of the tenant beyond its share, or, if all together are too large, of the tenant that has
+    the most.
     NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
     """
     DeleteRecord: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DeleteRecordRequest, _inference_pb2.DeleteRecordResponse]
@@ -196,9 +197,10 @@ class InferenceAsyncStub(InferenceStub):
     """
     GetRequest: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetRequestRequest, _inference_pb2.GetRequestResponse]  # type: ignore[assignment]
     """GetRequest returns the state and the output so far of a request. After the end its record is kept for an hour
-    (record_ttl_s), unless records exceed their part of the store: 1 GiB for all tenants together (max_record_mb), and
-    three quarters of it for one (max_record_share). Then the records of requests that ended first are dropped earlier:
-    those of the tenant beyond its share, or, if all together are too large, of the tenant that has the most.
+    (record_ttl_s), unless records exceed their part of the store: in each shard 1 GiB for all tenants together
+    (max_record_mb), and three quarters of it for one (max_record_share). Then the records of requests that ended first
+    are dropped earlier: those of the tenant beyond its share, or, if all together are too large, of the tenant that has
+    the most.
     NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
     """
     DeleteRecord: _aio.UnaryUnaryMultiCallable[_inference_pb2.DeleteRecordRequest, _inference_pb2.DeleteRecordResponse]  # type: ignore[assignment]
@@ -312,9 +314,10 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetRequestResponse, _abc.Awaitable[_inference_pb2.GetRequestResponse]]:
         """GetRequest returns the state and the output so far of a request. After the end its record is kept for an hour
-        (record_ttl_s), unless records exceed their part of the store: 1 GiB for all tenants together (max_record_mb), and
-        three quarters of it for one (max_record_share). Then the records of requests that ended first are dropped earlier:
-        those of the tenant beyond its share, or, if all together are too large, of the tenant that has the most.
+        (record_ttl_s), unless records exceed their part of the store: in each shard 1 GiB for all tenants together
+        (max_record_mb), and three quarters of it for one (max_record_share). Then the records of requests that ended first
+        are dropped earlier: those of the tenant beyond its share, or, if all together are too large, of the tenant that has
+        the most.
         NOT_FOUND if unknown, expired or dropped; the request_id is then free again.
         """
 
