@@ -72,7 +72,9 @@ class SchedulerSettings(LimitSettings, PeerTlsSettings, AccessSettings):
         4096, ge=1, description="a live request is written to the journal again after this many entries"
     )
     deployment: str = Field(
-        "default", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name that separates deployments on one store"
+        "default",
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="name that separates deployments on one store: 1 to 64 letters, digits, dots, underscores, hyphens",
     )
     record_ttl_s: int = Field(
         3600,

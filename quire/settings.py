@@ -187,7 +187,11 @@ def _explain_error(error: ErrorDetails, kind: type[Settings], named: Mapping[str
         return f"[{kind.section}] has no setting {name!r}" + (f"; did you mean {near!r}?" if near else "")
     if error["type"] == "missing":
         return f"{flag_of(name)} is missing"
-    return f"{named.get(name) or flag_of(name)}: {sentence(error)}"
+    label = named.get(name) or flag_of(name)
+    if error["type"] == "string_pattern_mismatch" and "pattern" in error["msg"]:  # which is for programs
+        shown = without_passwords(repr(error["input"]))
+        return f"{label}: {shown} does not fit: {kind.model_fields[name].description}"
+    return f"{label}: {sentence(error)}"
 
 
 def sentence(error: ErrorDetails) -> str:

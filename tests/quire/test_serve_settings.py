@@ -76,6 +76,11 @@ def test_the_redis_url_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPat
         (["m", "--appendfsync", "no"], "--appendfsync"),
         (["m", "--preemption", "abort"], "--preemption"),
         (["m", "--order", "lifo"], "--order"),
+        (["m", "--device", "gpu"], "--device: 'gpu' does not fit: device to compute on: cpu, cuda, cuda:N"),
+        (
+            ["m", "--deployment", "a/b"],
+            "--deployment: 'a/b' does not fit: name that separates deployments on one store: 1 to 64 letters",
+        ),
         (["m", "--keepalive-time-s", "inf"], "--keepalive-time-s"),
         (["m", "--max-connections", "3000000000"], "--max-connections"),
         (["m", "--lease-ms", "150000000"], "--lease-ms"),  # nobody would follow a dead leader for days

@@ -47,7 +47,7 @@ def test_printed_settings_are_settings_again(monkeypatch: pytest.MonkeyPatch, tm
         ),
         (["--num-blocks", "0"], "greater than or equal to 1"),
         (["--kv-memory-fraction", "1.5"], "less than or equal to 1"),
-        (["--device", "tpu"], "should match pattern"),
+        (["--device", "tpu"], "--device: 'tpu' does not fit: device to compute on: cpu, cuda, cuda:N"),
         (["--dtype", "int4"], "Input should be 'auto'"),
         (["--kv-dtype", "int4"], "Input should be 'auto', 'fp8' or 'int8'"),
         (["--runner", "gpu"], "Input should be 'auto', 'cpu' or 'device'"),
