@@ -50,6 +50,8 @@ class Chats:
         if not format.is_plain:
             keywords["keep_special_tokens"] = True  # markers may be such
         with sdk_refusals(call.names):
+            if body.return_token_ids:  # before anything is submitted that a failure would leave behind
+                call.prompt_token_ids = (await self._client.tokenize(chat)).token_ids
             format = await self._call_grammars.constrain(keywords, format, chat, tool_use)
             stream = self._client.stream_chat(
                 chat.messages,
@@ -60,8 +62,6 @@ class Chats:
                 answer_format=None if body.stream else format,  # events are of single tokens
                 **keywords,
             )
-        if body.return_token_ids:
-            call.prompt_token_ids = (await self._client.tokenize(chat)).token_ids
         call.read(stream, format)
         generation = Generation([stream], body.num_outputs, detaches=idempotency_key is not None)
         return await answer(generation, call, streamed=bool(body.stream), counts=counts)

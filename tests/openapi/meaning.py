@@ -83,6 +83,8 @@ def _agree(made: dict[str, Any], path: str, number: int) -> None:
             made["prompt"] = _TEXT
     if path == "/v1/chat/completions" and made.get("top_logprobs") is not None:
         made["logprobs"] = True
+    if made.get("stream"):
+        made.pop("prompt_logprobs", None)  # of whole answers alone
     if path.startswith("/v1/responses"):
         made.pop("top_logprobs" if "include" not in made else "", None)
         if made.get("background"):
