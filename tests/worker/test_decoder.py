@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.equality import assert_equal_greedy
 from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch, reference_logits
-from tests.worker.tiny_models import TINY_MODELS, random_prompts, reference_greedy, write_tiny_model
+from tests.worker.tiny_models import ODD_MODELS, TINY_MODELS, random_prompts, reference_greedy, write_tiny_model
 from worker_svc.model.decoder import load_decoder
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", [*TINY_MODELS, *ODD_MODELS])
 def test_greedy_tokens_equal_transformers_alone_and_in_batches_with_chunked_prefill(name: str, tmp_path: Path) -> None:
     folder = write_tiny_model(name, tmp_path)
     prompts = random_prompts(PROMPT_LENGTHS)
@@ -47,7 +47,7 @@ def test_greedy_tokens_do_not_depend_on_the_block_size(block_size: int, tmp_path
     assert_equal_greedy(reference.tokens, reference.margins, ours)
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", [*TINY_MODELS, *ODD_MODELS])
 def test_logits_equal_those_of_transformers_to_float32_rounding(name: str, tmp_path: Path) -> None:
     folder = write_tiny_model(name, tmp_path)
     prompt = random_prompts((70,))[0]
@@ -57,7 +57,7 @@ def test_logits_equal_those_of_transformers_to_float32_rounding(name: str, tmp_p
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", [*TINY_MODELS, *ODD_MODELS])
 def test_half_precision_logits_are_as_good_as_those_of_transformers(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

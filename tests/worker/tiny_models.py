@@ -92,10 +92,45 @@ TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**_LLAMA_SHAPE, num_key_value_heads=2)),
 }
 
+_ODD: dict[str, Any] = {"hidden_size": 70, "num_attention_heads": 5, "num_key_value_heads": 1, "intermediate_size": 77}
+# Of sizes that are no powers of two: heads of 6, 13, 14 and 22, of which 5 or 7 share one head of keys and values.
+ODD_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama_5_heads_of_14": lambda: _llama(**_ODD, attention_bias=True, tie_word_embeddings=True),
+    "llama_7_heads_of_6": lambda: _llama(**{**_ODD, "hidden_size": 42, "num_attention_heads": 7}, mlp_bias=True),
+    "llama_yarn_by_its_own_factor": lambda: _llama(
+        **_ODD,
+        rope_parameters=_rope(
+            rope_type="yarn", factor=2.5, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.1
+        ),
+    ),
+    "llama_dynamic_rope": lambda: _llama(**_ODD, rope_parameters=_rope(rope_type="dynamic", factor=2.0)),
+    "mistral_window_of_a_block_and_yarn": lambda: MistralForCausalLM(
+        MistralConfig(
+            **{**_LLAMA_SHAPE, **_ODD},
+            head_dim=22,
+            sliding_window=16,
+            rope_parameters=_rope(rope_type="yarn", factor=3.0, original_max_position_embeddings=100),
+        )
+    ),
+    "qwen2_windows_by_layer": lambda: Qwen2ForCausalLM(
+        Qwen2Config(
+            **{**_LLAMA_SHAPE, **_ODD},
+            use_sliding_window=True,
+            sliding_window=9,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )
+    ),
+    "gpt2_heads_of_13": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB_SIZE, n_embd=39, n_layer=2, n_head=3, n_positions=MAX_POSITIONS, n_inner=50, eos_token_id=2
+        )
+    ),
+}
+
 
 def write_tiny_model(family: str, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
     """Write the checkpoint, the same for the same seed, and return the folder."""
-    model = TINY_MODELS[family]()
+    model = (TINY_MODELS | ODD_MODELS)[family]()
     randomise(model, seed)
     nn.Module.to(model, dtype)
     model.save_pretrained(folder)
