@@ -3,12 +3,11 @@
 `beam_search` decides which beams survive; this file carries it out.
 """
 
-from bisect import insort
 from collections.abc import Sequence as Seq
 
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.starting import share_all_blocks
-from scheduler_svc.core.worker_state import WorkerState, running_order
+from scheduler_svc.core.worker_state import WorkerState
 
 
 def idle_unused_beams(group: SequenceGroup) -> None:
@@ -77,4 +76,4 @@ def _fork(worker: WorkerState, parent: Sequence, child: Sequence) -> None:
     child.num_registered_blocks = parent.num_registered_blocks
     child.num_tokens_at_start = parent.num_tokens_at_start
     child.status = SequenceStatus.RUNNING
-    insort(worker.running, child, key=running_order)
+    worker.add_running(child)

@@ -17,7 +17,7 @@ def num_placeable_blocks(worker: WorkerState, num_left: int, num_come: int) -> i
     That are all where no row waits for them, and beside prompts, whose steps take longer anyway.
     """
     most = _most_placed(worker, num_come)
-    if most is None or any(each.num_tokens - each.num_computed_tokens > 1 for each in worker.running):
+    if most is None or any(each.num_tokens - each.num_computed_tokens > 1 for each in worker.catching_up):
         return num_left
     return max(0, min(num_left, most - len(worker.unsent_placed)))
 

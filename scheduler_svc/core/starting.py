@@ -4,13 +4,12 @@ The first member computes what all have in common; the others hold the same bloc
 Does not decide which group starts.
 """
 
-from bisect import insort
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.sharing import have_same_tokens, shared_blocks
-from scheduler_svc.core.worker_state import PlannedStep, WorkerState, running_order
+from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
         if sequence.is_live:
             sequence.status = SequenceStatus.RUNNING
             sequence.num_tokens_at_start = sequence.num_tokens
-            insort(worker.running, sequence, key=running_order)
+            worker.add_running(sequence)
 
 
 def count_prefix_hits(worker: WorkerState, start: GroupStart) -> None:

@@ -41,7 +41,7 @@ def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int, *, has
         sequence.num_pending_tokens = num_pending + 1
         add_sequence(sequence)
         add_num_tokens(1)
-        add_position(num_tokens - 1)
+        add_position(sequence.num_computed_tokens)  # all but one
         sequence.num_computed_tokens = num_tokens
         sequence.last_step = step_id
         budget -= 1
@@ -79,7 +79,9 @@ def add_row(worker: WorkerState, step: PlannedStep, sequence: Sequence, budget: 
         plan.sampled_rows.append(row)
         plan.sampled_sequences.append(sequence)
         sample_for_forks(step, sequence, row)
-        sequence.is_decoding = sequence.group.has_caught_up
+        if sequence.group.has_caught_up:
+            sequence.is_decoding = True
+            worker.catching_up.pop(sequence, None)
     return num_new
 
 

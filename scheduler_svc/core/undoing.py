@@ -32,6 +32,7 @@ def undo_steps(worker: WorkerState) -> list[SequenceGroup]:
                 lost.append(group)
     for sequence in worker.running:
         sequence.is_decoding = False
+        worker.catching_up[sequence] = None
         num_needed = worker.num_blocks_for(sequence.num_tokens)
         worker.blocks.free(sequence.block_table[num_needed:])
         del sequence.block_table[num_needed:]

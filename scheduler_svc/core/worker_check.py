@@ -18,6 +18,7 @@ def check_worker(worker: WorkerState) -> None:
     _check_single_writers(worker)
     assert [s.sort_key for s in worker.running] == sorted(s.sort_key for s in worker.running)
     first_id = worker.next_step_id - len(worker.in_flight)
+    assert worker.catching_up.keys() == {s for s in worker.running if not s.is_decoding}
     assert [step.plan.step_id for step in worker.in_flight] == list(range(first_id, worker.next_step_id))
     pending = Counter(sequence for step in worker.in_flight for sequence in step.plan.sampled_sequences)
     pending += Counter(step.plan.sequences[row] for step in worker.in_flight for row in step.plan.candidate_rows)

@@ -3,7 +3,7 @@
 Blocks and seats change hands here. The scheduler decides who gets them, and when.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import islice
@@ -90,6 +90,7 @@ class WorkerState:
         self.placed_by_fetches: dict[int, list[int]] = {}  # by fetch, until all of it is placed; one reference to each
         self.role: WorkerRole = role
         self.running: list[Sequence] = []  # by sort_key; idle beams are not in it
+        self.catching_up: dict[Sequence, None] = {}  # those of running that are not `is_decoding`
         self.num_members = 0  # of running groups, idle beams included: they hold seats
         self.parked: dict[SequenceGroup, None] = {}  # PARKED here
         self.swapped: list[SequenceGroup] = []  # SWAPPED here, by order
@@ -152,6 +153,12 @@ class WorkerState:
         num_wanted = sum(s.num_tokens - s.num_computed_tokens for s in self.running if not s.has_all_tokens)
         return max(0, self.max_num_batched_tokens - num_wanted)
 
+    def has_spare_tokens(self) -> bool:
+        """True if `num_spare_tokens` are more than 0; looks at every sequence only where that may not be so."""
+        num_wanted = sum(s.num_tokens - s.num_computed_tokens for s in self.catching_up if not s.has_all_tokens)
+        num_decoding = len(self.running) - len(self.catching_up)  # none of which wants more than one
+        return num_wanted + num_decoding < self.max_num_batched_tokens or self.num_spare_tokens() > 0
+
     def find_prefix(self, sequence: Sequence) -> list[int]:
         """Return the cached blocks of a sequence's head. At least its last token is left to compute."""
         if not (self.enable_prefix_cache and sequence.use_prefix_cache):
@@ -188,10 +195,19 @@ class WorkerState:
         else:
             step.releases.append(release)
 
+    def add_running(self, sequence: Sequence) -> None:
+        """Put a sequence among the running ones: most often behind all others, since it came last."""
+        if self.running and sequence.sort_key < self.running[-1].sort_key:
+            insort(self.running, sequence, key=running_order)
+        else:
+            self.running.append(sequence)
+        self.catching_up[sequence] = None
+
     def remove_running(self, sequence: Sequence) -> None:
         index = bisect_left(self.running, sequence.sort_key, key=running_order)
         assert self.running[index] is sequence
         del self.running[index]
+        self.catching_up.pop(sequence, None)
 
     def stop_group(self, group: SequenceGroup, *, keeps_computed: bool = False) -> None:
         """Stop a running group: PARKED, and listed in `parked` while it has tokens in flight.

@@ -36,8 +36,26 @@ def test_what_the_running_sequences_leave_of_a_step_is_to_spare(budget: int, num
         start(worker, group)
     launch_rows(worker, groups[0], budget=1)
     assert worker.num_spare_tokens() == num_spare
+    assert worker.has_spare_tokens() is (num_spare > 0)
     launch_rows(worker, groups[0])  # it has all its tokens now: nothing is left to compute
     assert worker.num_spare_tokens() == max(0, budget - 3)
+    assert worker.has_spare_tokens() is (budget > 3)
+
+
+def test_sequences_run_in_order_whatever_order_they_start_in_and_catch_up_until_they_decode() -> None:
+    worker = make_worker()
+    groups = {arrival: make_group([arrival] * 6, arrival=arrival) for arrival in (2, 4, 1, 3)}
+    for group in groups.values():
+        start(worker, group)
+    in_order = [groups[arrival].sequences[0] for arrival in (1, 2, 3, 4)]
+    assert worker.running == in_order and worker.catching_up.keys() == set(in_order)
+    launch_rows(worker, groups[1], budget=5)
+    assert in_order[0] in worker.catching_up, "one token of its prompt is left"
+    launch_rows(worker, groups[1], groups[2])
+    assert worker.catching_up.keys() == set(in_order[2:])
+    for group in (groups[2], groups[3]):
+        worker.stop_sequence(group.sequences[0])
+    assert worker.running == [in_order[0], in_order[3]] and worker.catching_up.keys() == {in_order[3]}
 
 
 def test_a_prefix_is_looked_up_as_far_as_it_leaves_the_last_token() -> None:
