@@ -36,12 +36,12 @@ class WorkerLimits:
 
 
 def can_ever_hold(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
-    num_members = len(group.unfinished)
+    members = group.unfinished
     longest = worker.max_model_len
-    if longest is not None and any(sequence.worst_case_tokens > longest for sequence in group.unfinished):
+    if longest is not None and any(sequence.worst_case_tokens > longest for sequence in members):
         return False
     return (
-        num_members <= min(worker.num_seats, limits.max_num_seqs)
+        len(members) <= min(worker.num_seats, limits.max_num_seqs)
         and group.worst_case_blocks(worker.block_size) <= worker.capacity_blocks
     )
 
@@ -121,10 +121,13 @@ def claim_start(
         return None
     if group.num_times_left >= MAX_TIMES_WAITED:
         return start
+    first = group.live[0]
     for other in others:
-        if other is worker or not _suits_better(other, worker, group, start.num_prefix_blocks, limits, is_busy):
+        if other is worker:
             continue
-        num_more = _num_cached_blocks(other, group) - start.num_prefix_blocks
+        num_more = len(other.find_prefix(first)) - start.num_prefix_blocks
+        if not _suits_better(other, worker, group, num_more, limits, is_busy):
+            continue
         if group.num_times_left < MAX_TIMES_LEFT or _is_worth_waiting(other, worker, num_more):
             group.num_times_left += 1
             return None
@@ -135,28 +138,39 @@ def _suits_better(
     other: WorkerState,
     worker: WorkerState,
     group: SequenceGroup,
-    num_prefix_blocks: int,
+    num_more: int,
     limits: WorkerLimits,
     is_busy: bool,
 ) -> bool:
-    """True if `other` should take the group. The order is strict, so two workers never leave a group to each other."""
+    """True if `other`, which has so many blocks of the prefix more than `worker`, should take the group.
+
+    The order is strict, so two workers never leave a group to each other.
+    """
     if other.is_draining or other.trial is not None:
         return False
-    num_more = _num_cached_blocks(other, group) - num_prefix_blocks
     if num_more and PREFIX_WEIGHT * num_more <= _num_blocks_in_use(other) - _num_blocks_in_use(worker):
         return False
     if not num_more and other.blocks.num_available_blocks <= worker.blocks.num_available_blocks:
+        return False
+    is_pipeline_full = len(other.in_flight) >= limits.pipeline_depth
+    # Most often it is, and nothing speaks for a wait even if the group took no block there: so this is asked first.
+    if is_pipeline_full and not _is_waited_for(other, worker, num_more, 0, is_busy):
         return False
     if not has_free_seats(other, group, limits) or not can_ever_hold(other, group, limits):
         return False
     if not goes_before_swapped(other, group, limits):
         return False
     start = plan_start(other, group)
-    is_pipeline_full = len(other.in_flight) >= limits.pipeline_depth
-    can_wait = is_busy and (num_more > 0 or _is_far_less_busy(other, worker, start))
-    if is_pipeline_full and not (can_wait or _is_worth_waiting(other, worker, num_more)):
+    if is_pipeline_full and not _is_waited_for(other, worker, num_more, start.num_new_blocks, is_busy):
         return False
-    return has_room_for(other, start) and other.num_spare_tokens() > 0
+    return has_room_for(other, start) and other.has_spare_tokens()
+
+
+def _is_waited_for(other: WorkerState, worker: WorkerState, num_more: int, num_new_blocks: int, is_busy: bool) -> bool:
+    """True if the group waits for `other`, whose pipeline is full, and where it takes so many new blocks."""
+    if is_busy and (num_more > 0 or _is_far_less_busy(other, worker, num_new_blocks)):
+        return True
+    return _is_worth_waiting(other, worker, num_more)
 
 
 def _is_worth_waiting(other: WorkerState, worker: WorkerState, num_more: int) -> bool:
@@ -170,14 +184,9 @@ def _is_worth_waiting(other: WorkerState, worker: WorkerState, num_more: int) ->
     return num_worth >= 0 and num_worth >= sum(sum(step.plan.num_tokens) for step in other.in_flight)
 
 
-def _is_far_less_busy(other: WorkerState, worker: WorkerState, start: GroupStart) -> bool:
-    """True if `other` would be so also with the group; `start` is the one there."""
-    return FAR_LESS_BUSY * (_num_blocks_in_use(other) + start.num_new_blocks) <= _num_blocks_in_use(worker)
-
-
-def _num_cached_blocks(worker: WorkerState, group: SequenceGroup) -> int:
-    """Number of prefix blocks that a start there would have, without planning it."""
-    return len(worker.find_prefix(group.live[0]))
+def _is_far_less_busy(other: WorkerState, worker: WorkerState, num_new_blocks: int) -> bool:
+    """True if `other` would be so also with that many blocks more in use."""
+    return FAR_LESS_BUSY * (_num_blocks_in_use(other) + num_new_blocks) <= _num_blocks_in_use(worker)
 
 
 def _num_blocks_in_use(worker: WorkerState) -> int:
