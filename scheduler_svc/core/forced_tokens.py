@@ -4,6 +4,7 @@ The scheduler hears of them when the step is answered. The step behind it was pl
 later positions than it says.
 """
 
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
@@ -27,7 +28,28 @@ def num_forceable(worker: WorkerState, plan: StepPlan, sample: int) -> int:
     return len(sequence.block_table) * worker.block_size - num_filled
 
 
-def append_forced(worker: WorkerState, plan: StepPlan, sample: int, token_ids: Seq[int]) -> list[tuple[Sequence, int]]:
+def append_with_forced(
+    worker: WorkerState, plan: StepPlan, token_ids: Iterable[int], forced: Mapping[int, Seq[int]]
+) -> list[tuple[Sequence, int]]:
+    """Append what the oldest step in flight has forced, by index of the sample, and the tokens that it has sampled.
+
+    Return them with their sequences, but for those behind an end.
+    """
+    appended: list[tuple[Sequence, int]] = []
+    for sample, (sequence, token_id) in enumerate(zip(plan.sampled_sequences, token_ids, strict=True)):
+        sequence.num_pending_tokens -= 1
+        if sequence.is_finished:
+            continue
+        if sample in forced:
+            appended += _append_forced(worker, plan, sample, forced[sample])
+            if sequence.has_ended:
+                continue
+        sequence.token_ids.append(token_id)
+        appended.append((sequence, token_id))
+    return appended
+
+
+def _append_forced(worker: WorkerState, plan: StepPlan, sample: int, token_ids: Seq[int]) -> list[tuple[Sequence, int]]:
     """Append the forced tokens of a sample, of a sequence that has not finished, up to its end. Return them with it.
 
     The plan, which was executed, and those behind it get the positions that they have in truth.

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import beam_groups
 from scheduler_svc.core.admitting import is_too_late
-from scheduler_svc.core.forced_tokens import append_forced, num_forceable
+from scheduler_svc.core.forced_tokens import append_with_forced, num_forceable
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.isolation import Isolation, Verdict
@@ -19,6 +19,7 @@ from scheduler_svc.core.ordering import running_rank
 from scheduler_svc.core.pausing import bind_paused, stop_for_pause, unbind_paused
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.present_workers import PresentWorkers
+from scheduler_svc.core.sampled_tokens import append_sampled
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.scheduler_stats import SchedulerStats
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -186,18 +187,7 @@ class Scheduler:
         if len(token_ids) != len(plan.sampled_sequences):
             num_samples = len(plan.sampled_sequences)
             raise ValueError(f"worker {worker_id}: {len(token_ids)} tokens for {num_samples} samples")
-        appended: list[tuple[Sequence, int]] = []
-        finished = SequenceStatus.FINISHED
-        for sample, (sequence, token_id) in enumerate(zip(plan.sampled_sequences, token_ids, strict=True)):
-            sequence.num_pending_tokens -= 1
-            if sequence.status is finished:
-                continue
-            if forced and sample in forced:
-                appended += append_forced(worker, plan, sample, forced[sample])
-                if sequence.has_ended:
-                    continue
-            sequence.token_ids.append(token_id)
-            appended.append((sequence, token_id))
+        appended = append_with_forced(worker, plan, token_ids, forced) if forced else append_sampled(plan, token_ids)
         for row in plan.candidate_rows:
             plan.sequences[row].num_pending_tokens -= 1
         worker.complete_step()
@@ -294,7 +284,7 @@ class Scheduler:
 
         What a waiting group will find in a cache counts, since nobody knows yet which worker will take it.
         """
-        running = (s for worker in self._places.workers.values() for s in worker.running if not s.is_decoding)
+        running = (sequence for worker in self._places.workers.values() for sequence in worker.catching_up)
         return self.waiting.num_tokens + sum(s.num_tokens - s.num_computed_tokens for s in running)
 
     def stats(self) -> SchedulerStats:

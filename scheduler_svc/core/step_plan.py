@@ -5,6 +5,7 @@ next call of the scheduler.
 """
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from scheduler_svc.core.sequence import Sequence
 
@@ -38,3 +39,10 @@ def seat_of(sequence: Sequence) -> int:
     """Return the seat of a sequence in the step being planned."""
     assert sequence.seat is not None, "a scheduled sequence has a seat"
     return sequence.seat
+
+
+def seats_of(sequences: list[Sequence]) -> list[int]:
+    """Return the seats of sequences in the step being planned."""
+    seats = [sequence.seat for sequence in sequences]
+    assert None not in seats, "scheduled sequences have seats"
+    return cast("list[int]", seats)

@@ -10,7 +10,7 @@ from scheduler_svc.core.handing_over import groups_to_hand_over
 from scheduler_svc.core.load_sharing import group_to_share
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.scheduler_config import SchedulerConfig
-from scheduler_svc.core.step_plan import StepPlan, seat_of
+from scheduler_svc.core.step_plan import StepPlan, seats_of
 from scheduler_svc.core.step_rows import add_running_rows, force_preemption
 from scheduler_svc.core.trials import Trials
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
@@ -88,7 +88,7 @@ class StepPlanner:
 def _complete_plan(worker: WorkerState, step: PlannedStep) -> None:
     """Fill in what the worker is told besides the rows, and count the step."""
     plan = step.plan
-    plan.seats = [seat_of(sequence) for sequence in plan.sequences]
+    plan.seats = seats_of(plan.sequences)
     if not plan.snapshot:
         plan.freed_seats = worker.freed_seats
     else:
