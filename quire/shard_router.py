@@ -6,7 +6,7 @@ Pure; one per client. Knows neither connections nor where its knowledge of the s
 
 from quire.prefix_memory import PrefixMemory
 from quire.prompt_beginnings import Prompt, beginnings_of, num_bytes_of
-from quire.shards import Shard, ShardNumbers, load_of_request, session_number, shard_of_new_request
+from quire.shards import Shard, ShardNumbers, load_of_request, load_of_shard, loads_of, session_number, shard_by_load
 
 
 class ShardRouter:
@@ -16,6 +16,7 @@ class ShardRouter:
         self.shards: list[Shard] = []  # by number; empty: not known yet
         self.numbers = ShardNumbers()
         self._sent: list[float] = []  # load since the shard was described
+        self._loads: dict[int, float] = {}  # by shard, with what was sent: kept, since many requests ask for all
         self._prefixes = PrefixMemory()
 
     def record_shards(self, shards: list[Shard], numbers: ShardNumbers | None = None) -> None:
@@ -30,6 +31,7 @@ class ShardRouter:
         sent = dict(enumerate(self._sent))
         self._sent = [sent.get(shard.number, 0.0) if before.get(shard.number) == shard else 0.0 for shard in shards]
         self.shards = shards
+        self._loads = loads_of(shards[: self.numbers.num_shards], self._sent)
 
     def record_cached(self, shard: int, hashes: frozenset[int]) -> None:
         """Record the summary of what a shard has cached, in place of the last; of an unknown shard it is ignored."""
@@ -46,8 +48,9 @@ class ShardRouter:
         session = session_number(session_key, tenant) if session_key else None
         beginnings = beginnings_of(prompt, salt, tenant)
         known_bytes = self._prefixes.find(beginnings)
-        shard = shard_of_new_request(self.shards[: self.numbers.num_shards], self._sent, known_bytes, session)
+        shard = shard_by_load(self._loads, self._sent, known_bytes, session)
         self._prefixes.record_sent(beginnings, shard)
         num_bytes = num_bytes_of(prompt) if beginnings else 0
         self._sent[shard] += load_of_request(num_bytes, known_bytes.get(shard, 0))
+        self._loads[shard] = load_of_shard(self.shards[shard], self._sent[shard])
         return shard

@@ -107,11 +107,7 @@ def shard_of_new_request(
     known_bytes: Mapping[int, int] | None = None,
     session: int | None = None,
 ) -> int:
-    """Number of the shard that takes a new request.
-
-    Of the shards that know a beginning of its prompt, the one that knows most of it and is not much busier than another
-    for what that saves; else the one with the least load for each of its workers. A request of a session goes to the
-    session's shard, or to the next in its order that is not much busier than another.
+    """Number of the shard that takes a new request, by `shard_by_load`.
 
     Args:
         shards: every shard of the deployment, by number.
@@ -119,10 +115,39 @@ def shard_of_new_request(
         known_bytes: bytes of the longest beginning of the prompt that a shard may have cached, by its number.
         session: `session_number` of the request; None: it belongs to no session.
     """
+    return shard_by_load(loads_of(shards, sent), sent, known_bytes, session)
+
+
+def loads_of(shards: Sequence[Shard], sent: Sequence[float]) -> dict[int, float]:
+    """Load of each shard that may take new requests, by number, in the order of `shards`.
+
+    These are the shards with a leader and workers; if there are none, those with a leader; else all.
+    """
     serving = [shard for shard in shards if shard.leader and shard.num_workers]
-    candidates = serving or [shard for shard in shards if shard.leader] or list(shards)
-    loads = {shard.number: _load(shard) + sent[shard.number] / max(1, shard.num_workers) for shard in candidates}
-    best = min(loads, key=lambda number: (loads[number], sent[number]))
+    candidates = serving or [shard for shard in shards if shard.leader] or shards
+    return {shard.number: load_of_shard(shard, sent[shard.number]) for shard in candidates}
+
+
+def load_of_shard(shard: Shard, sent: float) -> float:
+    """Load of each worker of a shard, in requests, to which so much was sent since it was described."""
+    num_live = shard.num_running + shard.num_waiting + shard.num_uncomputed_tokens / _TOKENS_A_REQUEST
+    num_workers = max(1, shard.num_workers)
+    return num_live / num_workers + sent / num_workers
+
+
+def shard_by_load(
+    loads: Mapping[int, float], sent: Sequence[float], known_bytes: Mapping[int, int] | None, session: int | None
+) -> int:
+    """Number of the shard that takes a new request, of those with these `loads_of`.
+
+    Of the shards that know a beginning of its prompt, the one that knows most of it and is not much busier than another
+    for what that saves; else the one with the least load for each of its workers. A request of a session goes to the
+    session's shard, or to the next in its order that is not much busier than another.
+
+    Arguments otherwise as those of `shard_of_new_request`.
+    """
+    least = min(loads.values())
+    best = min((number for number, load in loads.items() if load == least), key=sent.__getitem__)
     known_bytes = known_bytes or {}
     most = _BUSIER * loads[best] + _MORE
     at_best = known_bytes.get(best, 0)
@@ -149,9 +174,3 @@ def _claim(shard: int, name: str) -> bytes:
 
 def _name_of_session(number: int) -> str:
     return f"session {number}"
-
-
-def _load(shard: Shard) -> float:
-    """Load of each worker, in requests."""
-    num_live = shard.num_running + shard.num_waiting + shard.num_uncomputed_tokens / _TOKENS_A_REQUEST
-    return num_live / max(1, shard.num_workers)

@@ -92,6 +92,30 @@ def test_what_was_sent_counts_before_a_shard_says_so(shards: list[Shard], number
     assert sum(sent) == number and max(sent) - min(sent) <= 1
 
 
+@given(SHARDS, SHARDS, st.integers(1, 20))
+def test_a_router_keeps_the_loads_that_follow_from_shards_and_what_was_sent(
+    first: list[Shard], second: list[Shard], number: int
+) -> None:
+    """The prompts are too short to be known anywhere, so each is the load of one request."""
+    router = ShardRouter()
+    before: list[Shard] = []
+    sent: list[float] = []
+    for shards in (first, second, [*second[:1], *first[1:]]):
+        router.record_shards(shards)
+        known = dict(zip(before, sent, strict=True))
+        before, sent = shards, [known.get(shard, 0.0) for shard in shards]
+        for _ in range(number):
+            chosen = router.choose_shard("short", salt=None, tenant=None)
+            assert chosen == shard_of_new_request(shards, sent)
+            sent[chosen] += 1
+
+
+def test_of_equal_loads_the_shard_takes_a_request_to_which_less_was_sent() -> None:
+    shards = [Shard(number=n, leader="x", num_workers=1 + n, num_running=4 * n) for n in range(2)]
+    assert [shard_of_new_request(shards, sent) for sent in ([2, 0], [3, 2], [2.0, 0.0])] == [1, 1, 1]
+    assert shard_of_new_request(shards, [0, 4]) == 0
+
+
 KEYS = st.one_of(st.text(min_size=1, max_size=20), st.sampled_from(["user-1", "user-2", "\ud800"]))
 
 
