@@ -245,7 +245,7 @@ class VirtualShard:
         if now_s >= config.warm_s:
             outcome.num_steps += 1
             outcome.num_rows += num_rows
-        self._deliver(led, [sequence for sequence, _ in got], delivered_s)
+        self._deliver(led, got, delivered_s)
         self._plan(led, worker, cost_s * config.scheduler.turn_part)
         if led.idle:
             self._plan_idle(led, cost_s * config.scheduler.turn_part)
@@ -253,24 +253,26 @@ class VirtualShard:
             outcome.core_cpu_s += (time.thread_time_ns() - began_ns) / 1e9
         return cost_s
 
-    def _deliver(self, led: Leadership, sequences: list[Sequence], delivered_s: float) -> None:
-        """Send a token of each of these sequences to its client, and end those that have all."""
+    def _deliver(self, led: Leadership, got: list[tuple[Sequence, int]], delivered_s: float) -> None:
+        """Send the token of each of these sequences to its client, and end those that have all."""
         gateways, request_of = self._around.gateways, self._request_of
         come_s = delivered_s
         if gateways.are_charged:
-            come_s = gateways.pass_tokens([request_of[sequence.group] for sequence in sequences], delivered_s)
+            come_s = gateways.pass_tokens([request_of[sequence.group] for sequence, _ in got], delivered_s)
         else:
-            self._around.outcome.count_tokens(delivered_s, len(sequences))
-        if self._without_token:
-            for sequence in [each for each in sequences if each in self._without_token]:
+            self._around.outcome.count_tokens(delivered_s, len(got))
+        # One pass over all, since these are most of what a simulation does: those with the first or the last token.
+        at_an_end = [s for s, _ in got if (num := len(s.token_ids) - s.num_prompt_tokens) == 1 or num >= s.max_tokens]
+        for sequence in at_an_end:
+            if sequence in self._without_token:
                 self._without_token.discard(sequence)
                 gateways.note_first(request_of[sequence.group], come_s)
         if self._stalled:
-            for sequence in sequences:
+            for sequence, _ in got:
                 since_s = self._stalled.pop(request_of[sequence.group], None)
                 if since_s is not None:
                     self._around.outcome.stalls_s.append(come_s - since_s)
-        for sequence in [each for each in sequences if len(each.token_ids) >= each.num_prompt_tokens + each.max_tokens]:
+        for sequence in [each for each in at_an_end if each.num_output_tokens >= each.max_tokens]:
             group = sequence.group
             led.core.finish(sequence)
             led.core.forget_group(group)
