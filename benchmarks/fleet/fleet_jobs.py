@@ -96,7 +96,6 @@ def shard_row(worker: WorkerCosts, rows: int, num_workers: int, factor: float = 
         num_clients=num_workers * rows,
         worker=worker,
         scheduler=replace(measured_scheduler(), factor=factor),
-        fixed_lengths=(32, 1000) if worker is FIXED_8_MS else None,
         num_blocks=8192,
         ramp_s=1.0,
         warm_s=3.0,

@@ -1,6 +1,7 @@
 """Fleets in virtual time, small: nothing is lost whatever dies, all shards are led, two runs are the same, by hand."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from benchmarks.fleet.costs import (
 )
 from benchmarks.fleet.fleet import Fleet
 from benchmarks.fleet.fleet_config import DETECT_S, FleetConfig
-from benchmarks.fleet.fleet_jobs import start_row, three_shards_row
+from benchmarks.fleet.fleet_jobs import shard_row, start_row, three_shards_row
 from benchmarks.fleet.page import write_page
 from benchmarks.fleet.scheduler_process import SchedulerProcess
 from benchmarks.fleet.sizing import most_workers
@@ -52,6 +53,12 @@ def test_two_runs_are_the_same_and_another_seed_is_another_run() -> None:
     short = replace(RACKS, seconds=6.0)
     first = Fleet(short).run()
     assert Fleet(short).run() == first != Fleet(replace(short, seed=21)).run()
+
+
+def test_a_row_is_the_same_in_a_process_of_its_own() -> None:
+    """Such a process gets copies of what describes its job."""
+    row = shard_row(pickle.loads(pickle.dumps(FIXED_8_MS)), 8, 1)
+    assert row == shard_row(FIXED_8_MS, 8, 1) and row["num_ended"]
 
 
 def test_what_ran_on_lost_workers_goes_on_when_they_are_missed() -> None:
