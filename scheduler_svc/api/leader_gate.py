@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from common.generated_handlers import GeneratedHandlers
 from quire.errors import NotLeaderError
 
 
@@ -17,7 +18,7 @@ class LeaderGate(grpc.GenericRpcHandler):
 
     def __init__(self, services: Sequence[str]) -> None:
         """`services`: full names of the services behind the gate."""
-        self.services: Any = _Handlers()  # generated code takes it for a server
+        self.services: Any = GeneratedHandlers()  # generated code takes it for a server
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._is_open = False
         self._leader: str | None = None
@@ -99,17 +100,3 @@ class LeaderGate(grpc.GenericRpcHandler):
     def _not_leader(self) -> NotLeaderError:
         where = f"; {self._leader} does" if self._leader is not None else ", and no leader is known at the moment"
         return NotLeaderError(f"this scheduler does not lead{where}", self._leader)
-
-
-class _Handlers:
-    """Handlers that generated code registers."""
-
-    def __init__(self) -> None:
-        self.handlers: list[Any] = []
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Add the handlers of one service."""
-        self.handlers += handlers
-
-    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
-        """Ignore the same handlers by name, for servers that look them up so."""

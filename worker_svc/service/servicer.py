@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from common.generated_handlers import GeneratedHandlers
 from common.step_codec import result_to_pb
 from common.step_wire import open_any_request, open_request, seal_response
 from quire.errors import FailedPreconditionError, UnavailableError
@@ -184,14 +185,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
 
 def add_to_server(servicer: WorkerServicer, server: grpc.aio.Server) -> None:
-    """Adds handlers before the generated ones: they check a step's checksum on the bytes, and send frames as bytes."""
+    """Add handlers before the generated ones: they check a step's checksum on the bytes, and send frames as bytes."""
+    generated: Any = GeneratedHandlers()
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, generated)
     sealed: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "StepStream": grpc.stream_stream_rpc_method_handler(servicer.StepStream, open_request, seal_response),
         "ReadBlocks": grpc.unary_stream_rpc_method_handler(servicer.ReadBlocks, pb.ReadBlocksRequest.FromString, bytes),
         "Step": grpc.unary_unary_rpc_method_handler(servicer.Step, open_any_request, pb.StepResponse.SerializeToString),
     }
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE_NAME, sealed)])
-    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+    ours = grpc.method_handlers_generic_handler(SERVICE_NAME, sealed)
+    server.add_generic_rpc_handlers([ours, *generated.handlers])
 
 
 def _draining() -> UnavailableError:
