@@ -66,6 +66,3 @@ class DeferredSession:
     def _end(self, error: QuireError) -> None:
         self._entry.request.fail(error)
         self._task.cancel()
-
-
-OpenSession = Session | DeferredSession

@@ -19,6 +19,23 @@ MAX_POSITION = 2**31 - 1  # longer than any context
 class OpenRequest:
     """A request and its output that was received but not read."""
 
+    # Who reads hundreds of streams touches each once a step: most of the cost is what is not in the processor's caches.
+    __slots__ = (
+        "__weakref__",
+        "_buffer_tokens",
+        "_chunks",
+        "_ended_samples",
+        "_num_buffered",
+        "_on_arrival",
+        "_positions",
+        "_waiters",
+        "accepted",
+        "error",
+        "is_behind",
+        "outcome",
+        "request_id",
+    )  # fmt: skip
+
     def __init__(self, request_id: str, *, from_positions: Sequence[int], buffer_tokens: int) -> None:
         self.request_id = request_id
         self._positions = dict(enumerate(from_positions))  # by sample, of those not at their beginning
@@ -32,10 +49,16 @@ class OpenRequest:
         self._num_buffered = 0
         self._ended_samples: set[int] = set()
         self._waiters: list[asyncio.Future[None]] = []
+        self._on_arrival: Callable[[], None] | None = None
 
     @property
     def has_ended(self) -> bool:
         return self.outcome is not None or self.error is not None
+
+    @property
+    def is_read(self) -> bool:
+        """True if it has ended and its output was taken."""
+        return self.has_ended and not self._chunks
 
     @property
     def next_positions(self) -> list[int]:
@@ -59,7 +82,7 @@ class OpenRequest:
 
         Raises QuireError if the positions are impossible, which is a fault of the server.
         """
-        if self.is_behind or chunk.index in self._ended_samples or self.has_ended:
+        if self.is_behind or (self._ended_samples and chunk.index in self._ended_samples) or self.has_ended:
             return
         due = self._positions.get(chunk.index, 0)
         end = chunk.position + chunk.num_tokens
@@ -103,23 +126,36 @@ class OpenRequest:
             self.error = error
             self._wake()
 
-    async def next_chunk(self, on_drained: Callable[["OpenRequest"], None]) -> Chunk | None:
-        """The next chunk; None after the last. Raises the error of `fail`, after the output before it.
+    def listen(self, on_arrival: Callable[[], None] | None) -> None:
+        """Call back for each chunk that has arrived or arrives, and for the end, within the session's turn; None: stop.
+
+        It may be called more often.
+        """
+        self._on_arrival = on_arrival
+        for _ in range(len(self._chunks) + self.has_ended):
+            self._tell()
+
+    def take_chunk(self, on_drained: Callable[["OpenRequest"], None]) -> Chunk | None:
+        """The next chunk that has arrived; None if none has. Raises the error of `fail`, after the output before it.
 
         Args:
             on_drained: called when the buffer is empty and output was dropped.
         """
-        while not self._chunks:
+        if not self._chunks:
             if self.error is not None:
                 raise self.error
-            if self.outcome is not None:
-                return None
-            await self._wait()
+            return None
         chunk = self._chunks.popleft()
         self._num_buffered -= max(1, chunk.num_tokens)
         if self.is_behind and not self._chunks:
             self.is_behind = False
             on_drained(self)
+        return chunk
+
+    async def next_chunk(self, on_drained: Callable[["OpenRequest"], None]) -> Chunk | None:
+        """The next chunk; None after the last. Otherwise as `take_chunk`."""
+        while (chunk := self.take_chunk(on_drained)) is None and self.outcome is None:
+            await self._wait()
         return chunk
 
     async def wait_accepted(self) -> Accepted:
@@ -136,7 +172,18 @@ class OpenRequest:
         await waiter
 
     def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():  # it is if its task was cancelled
-                waiter.set_result(None)
-        self._waiters.clear()
+        self._tell()
+        if self._waiters:
+            for waiter in self._waiters:
+                if not waiter.done():  # it is if its task was cancelled
+                    waiter.set_result(None)
+            self._waiters.clear()
+
+    def _tell(self) -> None:
+        if self._on_arrival is None:
+            return
+        try:
+            self._on_arrival()
+        except Exception as error:  # is not the session's, which carries other requests
+            told = {"message": f"the listener of request {self.request_id} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(told)

@@ -16,6 +16,8 @@ Action = Literal["wait", "ask", "renew"]
 class Silence:
     """The silence of one request."""
 
+    __slots__ = ("_answer_s", "_ask_after_s", "_is_answered", "_since_s")
+
     def __init__(self) -> None:
         self._since_s = 0.0
         self._is_answered = False

@@ -5,15 +5,16 @@ leaves the request alone.
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from quire.answer_reader import AnswerReader
-from quire.deferred_session import OpenSession
 from quire.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
 from quire.open_request import OpenRequest
 from quire.params import ChatMessage
 from quire.parsing.deltas import parsed_answer
 from quire.results import Accepted, Chunk, Completion, Outcome, RequestState, Sample
+from quire.session import Placed
 
 
 class CompletionStream:
@@ -23,14 +24,17 @@ class CompletionStream:
     `finish`, the iteration with the request. Ranked samples (beams, and `best_of` beyond `n`) come at the end; the
     prefix that all beams share is streamed before, in sample 0.
 
-    Use it as a context manager where the loop may be left early. Iteration raises RequestCancelledError,
+    A program that reads many streams at once may `listen` instead, and `take` what has arrived: no task has to wait for
+    each. Use it as a context manager where the loop may be left early. Iteration raises RequestCancelledError,
     RequestExpiredError or RequestFailedError, after the output so far, if the request ended so; OverloadedError or
     UnavailableError if it was refused or the server stayed away; InvalidRequestError if it can never be served.
     """
 
+    __slots__ = ("__weakref__", "_answers", "_chunks", "_let_go", "_loop", "_num_tokens", "_request", "_session")
+
     def __init__(
         self,
-        session: OpenSession,
+        session: Placed,
         request: OpenRequest,
         *,
         cancels_on_close: bool,
@@ -41,7 +45,8 @@ class CompletionStream:
         self._answers = answers
         self._let_go = partial(_let_go, session, request, cancels_on_close)  # does not keep the stream
         self._loop = asyncio.get_running_loop()
-        self._chunks: list[Chunk] = []
+        self._chunks: list[Chunk] = []  # of the iteration
+        self._num_tokens = 0  # that were read
 
     @property
     def request_id(self) -> str:
@@ -62,12 +67,37 @@ class CompletionStream:
     async def __anext__(self) -> Chunk:
         chunk = await self._request.next_chunk(self._session.catch_up)
         if chunk is None:
-            _raise_unless_finished(self._request, self._chunks)
+            _raise_unless_finished(self._request, self._num_tokens)
             raise StopAsyncIteration
+        self._num_tokens += chunk.num_tokens
         if self._answers is not None:
             chunk = self._answers.read(await self.accepted(), chunk)
         self._chunks.append(chunk)
         return chunk
+
+    def listen(self, on_arrival: Callable[[], None]) -> None:
+        """Call back for each chunk that has arrived or arrives, and for the end, until the stream is closed.
+
+        The callback is called in the event loop's turn, and maybe more often than that. It must not block.
+        """
+        self._request.listen(on_arrival)
+
+    def take(self) -> Chunk | None:
+        """The next chunk if it has arrived, else None; None at the end, too. Raises as iteration.
+
+        Chunks that were taken are no part of `completion`, and have no deltas.
+        """
+        chunk = self._request.take_chunk(self._session.catch_up)
+        if chunk is not None:
+            self._num_tokens += chunk.num_tokens
+        elif self._request.outcome is not None:
+            _raise_unless_finished(self._request, self._num_tokens)
+        return chunk
+
+    @property
+    def is_at_end(self) -> bool:
+        """True once the request has ended and its output was read or taken."""
+        return self._request.is_read
 
     async def completion(self) -> Completion:
         """Reads to the end and returns the whole output, from where the stream began."""
@@ -79,6 +109,7 @@ class CompletionStream:
 
     def detach(self) -> None:
         """Stops reading; the request's on_disconnect decides whether it goes on, as if its connection was lost."""
+        self._request.listen(None)
         if not self._request.has_ended:
             self._session.detach(self._request)
 
@@ -98,7 +129,8 @@ class CompletionStream:
             self._loop.call_soon_threadsafe(self._let_go)
 
 
-def _let_go(session: OpenSession, request: OpenRequest, cancels: bool) -> None:
+def _let_go(session: Placed, request: OpenRequest, cancels: bool) -> None:
+    request.listen(None)
     if request.has_ended:
         return
     if cancels:
@@ -107,12 +139,11 @@ def _let_go(session: OpenSession, request: OpenRequest, cancels: bool) -> None:
         session.detach(request)
 
 
-def _raise_unless_finished(request: OpenRequest, chunks: list[Chunk]) -> None:
+def _raise_unless_finished(request: OpenRequest, num_tokens: int) -> None:
     outcome = request.outcome
     assert outcome is not None  # the last chunk comes with it
     if outcome.state is RequestState.FINISHED:
         return
-    num_tokens = sum(chunk.num_tokens for chunk in chunks)
     where = f"request {request.request_id}, after {num_tokens} tokens of output"
     match outcome.state:
         case RequestState.CANCELLED:

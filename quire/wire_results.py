@@ -49,7 +49,7 @@ def chunk_from_pb(message: pb.Chunk) -> Chunk:
         position=message.position,
         num_tokens=message.num_tokens,
         text=message.text,
-        token_ids=tuple(message.token_ids),
+        token_ids=tuple(message.token_ids) if message.token_ids else (),
         logprobs=_logprobs(message.logprobs) if message.logprobs else (),
         prompt_logprobs=_logprobs(message.prompt_logprobs) if message.prompt_logprobs else (),
         finish=_finish(message.finish) if message.HasField("finish") else None,
