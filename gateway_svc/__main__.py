@@ -1,12 +1,14 @@
 """Entry point of the gateway: reads the settings, listens, and serves until told to end."""
 
 import asyncio
+import gc
 import socket
 import sys
 
 import structlog
 from starlette.types import ASGIApp
 
+import common.grpc_poller  # noqa: F401 - before grpc is loaded
 import quire
 from common.access import AccessError, accepted_keys, key_to_send
 from common.log import set_up_service_logging
@@ -47,6 +49,7 @@ def main() -> None:
     except (AccessError, ListenError, ValueError) as error:
         refuse_to_start(SERVICE, str(error), names)
     app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys)
+    gc.freeze()  # what was imported and made stays: a full collection, which stops every stream, need not walk it
     run_service(serve(settings, sock, client, app))
 
 
