@@ -1,14 +1,14 @@
 """The answer to a call: whole, or as events; the same for every API. Knows no form of an answer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from starlette.responses import Response
 
 import quire
 from gateway_svc.api_error import ApiError, from_quire
-from gateway_svc.event_stream import EventStream
+from gateway_svc.event_stream import EventStream, Steps, Wait
 from gateway_svc.generation import Generation
 from gateway_svc.resumption import EventCounts
 from gateway_svc.single_tokens import single_tokens
@@ -27,6 +27,10 @@ class Call(ABC):
         self.num_prompt_tokens = 0  # of all prompts; `answer` keeps both counts
         self.num_output_tokens = 0  # of all outputs so far, in a streamed answer
 
+    def begin(self, accepted: Sequence[quire.Accepted]) -> None:
+        """Begin to answer requests that were accepted, one for each prompt."""
+        self.num_prompt_tokens = sum(each.num_prompt_tokens for each in accepted)
+
     @abstractmethod
     async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
         """The whole answer."""
@@ -35,9 +39,13 @@ class Call(ABC):
     def first_events(self, num_prompt_tokens: int) -> Iterable[bytes]:
         """Events before any output."""
 
+    def preparation(self, output: int, chunk: quire.Chunk) -> Wait | None:
+        """The wait that the events of a chunk need before they can be made; None: none."""
+        return None
+
     @abstractmethod
-    async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
-        """The events of a chunk; None if it has nothing to say yet."""
+    def event(self, output: int, chunk: quire.Chunk) -> bytes:
+        """The events of a chunk; empty if it has nothing to say yet."""
 
     @abstractmethod
     def last_event(self, usage: quire.Usage) -> bytes:
@@ -59,11 +67,12 @@ async def answer(generation: Generation, call: Call, *, streamed: bool, counts: 
     """
     headers = {call.id_header: call.request_id}
     try:
-        call.num_prompt_tokens = await generation.accepted()
+        accepted = await generation.accepted()
         if counts is not None:
-            counts.check_attached(generation.is_attached)
+            counts.check_attached(all(each.attached for each in accepted))
+        call.begin(accepted)
         if streamed:
-            return EventStream(_events(generation, call, counts), headers)
+            return EventStream(generation, _steps(generation, call, counts), headers)
         completions = await generation.completions()
         body = await call.whole(completions, generation.usage)
     except quire.QuireError as error:
@@ -75,32 +84,36 @@ async def answer(generation: Generation, call: Call, *, streamed: bool, counts: 
     return Response(body, media_type="application/json", headers=headers)
 
 
-async def _events(generation: Generation, call: Call, counts: EventCounts | None) -> AsyncGenerator[bytes, None]:
+def _steps(generation: Generation, call: Call, counts: EventCounts | None) -> Steps:
     try:
         if counts is None or not counts.is_resumed:
-            for event in call.first_events(call.num_prompt_tokens):
+            yield from call.first_events(call.num_prompt_tokens)
+        while (found := generation.take()) is not None or not generation.is_at_end:
+            if found is None:
+                yield None
+                continue
+            output, chunk = found
+            if preparation := call.preparation(output, chunk):
+                yield preparation
+            if event := _of_chunk(call, output, chunk, counts):
                 yield event
-        async for output, chunk in generation.chunks():
-            if found := await _of_chunk(call, output, chunk, counts):
-                yield found
-        if last := call.last_event(generation.usage):
-            yield last if counts is None else counts.last(last)
+        last = call.last_event(generation.usage)
+        if last and (counts is None or (last := counts.last(last))):
+            yield last
     except quire.QuireError as error:
         yield call.error_event(call.failure(error))
-    finally:
-        await generation.close()
     if call.end:
         yield call.end
 
 
-async def _of_chunk(call: Call, output: int, chunk: quire.Chunk, counts: EventCounts | None) -> bytes:
+def _of_chunk(call: Call, output: int, chunk: quire.Chunk, counts: EventCounts | None) -> bytes:
     """Events of a chunk: one, or one for each token if they have ids."""
     if counts is None:
         call.num_output_tokens += chunk.num_tokens
-        return await call.event(output, chunk) or b""
+        return call.event(output, chunk)
     events = []
     for token in single_tokens(chunk):
         call.num_output_tokens += token.num_tokens
-        if event := await call.event(output, token):
+        if event := call.event(output, token):
             events.append(counts.numbered(output, event))
     return b"".join(events)

@@ -4,19 +4,27 @@ Knows no API: an event is bytes, as `data_event` makes them.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Generator
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from common.waits import end_tasks
+from gateway_svc.body_writer import body_writer
 from gateway_svc.departure import unless_departed
+from gateway_svc.generation import Generation
 
 SILENCE_S = 15.0  # after which proxies and clients are told that the answer goes on
 _COMMENT = b": waiting\n\n"  # no event
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events
+
+Wait = Callable[[], Awaitable[None]]
+Step = bytes | Wait | None  # events to send; what to wait for before the next step; None: for output to arrive
+Steps = Generator[Step, None, None]
+
+
+async def _end() -> None:
+    """Wait for nothing: there are no more steps."""
 
 
 def data_event(data: bytes) -> bytes:
@@ -35,46 +43,97 @@ def with_id(event_id: str, event: bytes) -> bytes:
 
 
 class EventStream(Response):
-    """Sends the events of a generator, and closes it when the client disconnects.
+    """Sends the events that are made of a generation, which is closed in the end, also when the client disconnects.
 
-    While it has none, a comment is sent now and then: a proxy would take the connection for dead, and its end cancels
-    a request that only waits for its turn.
+    An event is written in the turn of the loop in which its output arrives: no task wakes up for it. The task of the
+    answer waits for whatever else there is: a client that reads slowly, tokens that have to be looked up, the end.
+    While nothing comes, it sends a comment now and then: a proxy would take the connection for dead, and its end
+    cancels a request that only waits for its turn.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        generation: Generation,
+        steps: Steps,
         headers: dict[str, str] | None = None,
         *,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """`silence_s`: without an event, after which a comment is sent."""
+        """Send events.
+
+        Args:
+            generation: output of which the steps make events.
+            steps: events in their order, and what to wait for between them.
+            headers: of the answer.
+            silence_s: without an event, after which a comment is sent.
+        """
         super().__init__(headers={**_HEADERS, **(headers or {})})
         del self.headers["content-length"]
-        self._events = events
+        self._generation = generation
+        self._steps = steps
         self._silence_s = silence_s
         self._num_sent = 0
+        self._is_idle = False  # while the task waits for output
+        self._met: asyncio.Future[Wait]  # what else is to be waited for then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_departed(receive, self._send_events(send))
+        await unless_departed(receive, self._send_events(scope, send))
 
-    async def _send_events(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        commenting = asyncio.create_task(self._send_comments(send))
+    async def _send_events(self, scope: Scope, send: Send) -> None:
+        self._body = body_writer(scope)
         try:
-            async with aclosing(self._events) as events:
-                async for event in events:
-                    self._num_sent += 1
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._body.begin()
+            self._generation.listen(self._write_arrived)
+            await self._write_all()
         finally:
-            await end_tasks(commenting)
+            self._is_idle = False
+            self._body.flush()
+            self._steps.close()
+            await self._generation.close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_comments(self, send: Send) -> None:
+    async def _write_all(self) -> None:
+        wait = self._write()
+        while wait is not _end:
+            if wait is None:
+                wait = await self._wait_for_output()
+            else:
+                await wait()
+                wait = self._write()
+
+    async def _wait_for_output(self) -> Wait:
+        """Wait while what arrives is written in its turn. Returns what to wait for then."""
+        self._is_idle, self._met = True, asyncio.get_running_loop().create_future()
         while True:
             num_sent = self._num_sent
-            await asyncio.sleep(self._silence_s)
+            done, _ = await asyncio.wait({self._met}, timeout=self._silence_s)
+            if done:
+                return self._met.result()
             if num_sent == self._num_sent:
-                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+                self._body.write(_COMMENT)
+
+    def _write_arrived(self) -> None:
+        """Write what has arrived, unless the task waits for something else, and will."""
+        if not self._is_idle:
+            return
+        try:
+            wait = self._write()
+            if wait is not None:
+                self._is_idle = False
+                self._met.set_result(wait)
+        except Exception as error:  # is raised where it is waited for
+            self._is_idle = False
+            self._met.set_exception(error)
+
+    def _write(self) -> Wait | None:
+        """Write events as long as there are any. Returns what to wait for; None: for output to arrive."""
+        while not self._body.is_paused:
+            step = next(self._steps, _end)
+            if not isinstance(step, bytes):
+                return step
+            self._num_sent += 1
+            self._body.write(step)
+        return self._body.drained

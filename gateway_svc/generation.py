@@ -4,17 +4,19 @@ Knows the SDK and no API.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import quire
 from quire.results import Usage
 from quire.stream import CompletionStream
 
-_Found = tuple[int, "quire.Chunk"] | Exception | None  # None: a stream has ended
-
 
 class Generation:
     """Streams of one call, submitted together. Leave it by `close`, which cancels what has not ended."""
+
+    __slots__ = ("_arrivals", "_detaches", "_num_outputs", "_open", "_single", "_streams")
 
     def __init__(self, streams: Sequence[CompletionStream], num_outputs: int, *, detaches: bool) -> None:
         """Hold streams that were submitted.
@@ -27,42 +29,45 @@ class Generation:
         self._streams = streams
         self._num_outputs = num_outputs
         self._detaches = detaches
-        self.is_attached = False  # True once all requests are accepted, if the server knew each of them before
+        self._single = streams[0] if len(streams) == 1 else None
+        # Of several streams:
+        self._arrivals: deque[int] = deque()  # their numbers, once for each chunk or end that has arrived
+        self._open = set(range(len(streams)))  # numbers of those that are not at their end
 
-    async def accepted(self) -> int:
-        """Wait until all requests are durable. Returns the number of their prompts' tokens.
-
-        Raises the error of the first that is refused.
-        """
-        accepted = [await stream.accepted() for stream in self._streams]
-        self.is_attached = all(each.attached for each in accepted)
-        return sum(each.num_prompt_tokens for each in accepted)
+    async def accepted(self) -> list["quire.Accepted"]:
+        """Wait until all requests are durable. Raises the error of the first that is refused."""
+        return [await stream.accepted() for stream in self._streams]
 
     async def completions(self) -> list["quire.Completion"]:
         """The whole outputs, by prompt. Raises as `CompletionStream`."""
         return list(await asyncio.gather(*(stream.completion() for stream in self._streams)))
 
-    async def chunks(self) -> AsyncGenerator[tuple[int, "quire.Chunk"], None]:
-        """Chunks as they come, each with the number of its output. Raises as `CompletionStream`."""
-        if len(self._streams) == 1:
-            async for chunk in self._streams[0]:
-                yield chunk.index, chunk
+    def listen(self, on_arrival: Callable[[], None]) -> None:
+        """Call back whenever there is something to take, or the end, until closed."""
+        if self._single is not None:
+            self._single.listen(on_arrival)
             return
-        queue: asyncio.Queue[_Found] = asyncio.Queue(maxsize=len(self._streams))
-        readers = [asyncio.create_task(self._read(number, queue)) for number in range(len(self._streams))]
-        num_open = len(readers)
-        try:
-            while num_open:
-                match await queue.get():
-                    case None:
-                        num_open -= 1
-                    case Exception() as error:
-                        raise error
-                    case found:
-                        yield found
-        finally:
-            for reader in readers:
-                reader.cancel()
+        for number, stream in enumerate(self._streams):
+            stream.listen(partial(self._note, number, on_arrival))
+
+    def take(self) -> tuple[int, "quire.Chunk"] | None:
+        """The next chunk that has arrived, with the number of its output, or None. Raises as `CompletionStream`."""
+        if self._single is not None:
+            chunk = self._single.take()
+            return None if chunk is None else (chunk.index, chunk)
+        while self._arrivals:
+            number = self._arrivals.popleft()
+            stream = self._streams[number]
+            if (chunk := stream.take()) is not None:
+                return number * self._num_outputs + chunk.index, chunk
+            if stream.is_at_end:
+                self._open.discard(number)
+        return None
+
+    @property
+    def is_at_end(self) -> bool:
+        """True once all requests have ended and their output was taken."""
+        return not self._open if self._single is None else self._single.is_at_end
 
     @property
     def usage(self) -> Usage:
@@ -82,10 +87,6 @@ class Generation:
             else:
                 await stream.aclose()
 
-    async def _read(self, number: int, queue: "asyncio.Queue[_Found]") -> None:
-        try:
-            async for chunk in self._streams[number]:
-                await queue.put((number * self._num_outputs + chunk.index, chunk))
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
+    def _note(self, number: int, on_arrival: Callable[[], None]) -> None:
+        self._arrivals.append(number)
+        on_arrival()

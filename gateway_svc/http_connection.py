@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from gateway_svc.body_writer import TurnWrites, offer_body_writer
+
 MAX_HEAD_BYTES = 64 << 10  # of the URL, and the names and values of the fields, of a request
 _MAX_PENDING_BYTES = 2 * MAX_HEAD_BYTES  # received without the end of a field, or a piece of a body
 _FIELD_BYTES = len(b": \r\n")  # beside its name and its value
@@ -27,10 +29,19 @@ class HttpConnection(HttpToolsProtocol):
     follows for that protocol's, and the request's body would be lost.
     """
 
-    def __init__(self, *arguments: Any, busy: ASGIApp, silence_s: float, **keywords: Any) -> None:
-        """`busy` answers in place of the application beyond the bound of connections. The rest is uvicorn's."""
+    def __init__(self, *arguments: Any, busy: ASGIApp, silence_s: float, turn: TurnWrites, **keywords: Any) -> None:
+        """Make a connection.
+
+        Args:
+            arguments: uvicorn's.
+            busy: answers in place of the application beyond the bound of connections.
+            silence_s: see the class.
+            turn: writes of all connections.
+            keywords: uvicorn's.
+        """
         super().__init__(*arguments, **keywords)
         self._busy = busy
+        self._turn = turn
         self._silence_s = silence_s
         self._silence: asyncio.TimerHandle | None = None
         self._is_arriving = True  # a request has not come whole, or the first has not begun
@@ -155,6 +166,7 @@ class HttpConnection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        offer_body_writer(cycle, self._turn)
         if app is service_unavailable:
             app = self._busy
         if cycle.scope["http_version"] == "1.0":

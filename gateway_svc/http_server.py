@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway_svc.body_writer import TurnWrites
 from gateway_svc.http_connection import HttpConnection
 
 SILENCE_S = 60.0  # within a request that has not come whole
@@ -30,7 +31,7 @@ class HttpServer(uvicorn.Server):
         tls_key: Path | None = None,
     ) -> None:
         """Serve `app`, and `busy` in its place where there are more connections than the bound."""
-        connection: Any = partial(HttpConnection, busy=busy, silence_s=silence_s)
+        connection: Any = partial(HttpConnection, busy=busy, silence_s=silence_s, turn=TurnWrites())
         super().__init__(
             uvicorn.Config(
                 app,

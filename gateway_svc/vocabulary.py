@@ -3,7 +3,8 @@
 Knows one model at a time: another fingerprint empties what is kept.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 import quire
 
@@ -26,9 +27,13 @@ class Vocabulary:
     async def load(self, token_ids: Iterable[int]) -> None:
         """Make the pieces of these tokens known."""
         pieces = self._pieces
-        missing = sorted({each for each in token_ids if each not in pieces})
-        if missing:
+        if missing := self._missing(token_ids):
             pieces.update(zip(missing, await self._client.token_pieces(missing), strict=True))
+
+    def loading(self, token_ids: Iterable[int]) -> Callable[[], Awaitable[None]] | None:
+        """The call of `load` for these tokens; None if all are known."""
+        missing = self._missing(token_ids)
+        return partial(self.load, missing) if missing else None
 
     async def token_ids(self, texts: Iterable[str]) -> dict[str, int]:
         """Ids of those of a few texts that are tokens."""
@@ -46,6 +51,9 @@ class Vocabulary:
     def text(self, token_id: int) -> str:
         """Text of a token that was loaded; parts of characters become U+FFFD."""
         return self._pieces[token_id].decode(errors="replace")
+
+    def _missing(self, token_ids: Iterable[int]) -> list[int]:
+        return sorted({each for each in token_ids if each not in self._pieces})
 
 
 def ids_of(logprobs: Sequence[quire.TokenLogprobs]) -> Iterable[int]:

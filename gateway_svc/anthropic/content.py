@@ -140,6 +140,16 @@ class MessageContent:
                     events += self._extend(text)
         return events
 
+    @property
+    def is_in_text(self) -> bool:
+        """True if the last block is text of the answer, which goes on with more of it."""
+        return bool(self._blocks) and isinstance(self._blocks[-1], _Text)
+
+    def add_text(self, text: str) -> int:
+        """Add text to the last block, which is text. Returns the block's number: the event is `text_delta` of both."""
+        self._blocks[-1].pieces.append(text)
+        return len(self._blocks) - 1
+
     def end(self) -> list[Event]:
         """End the last block, behind the last delta."""
         return list(self._end_block())
@@ -168,10 +178,19 @@ class MessageContent:
             yield self._event("stop")
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        return {"type": f"content_block_{kind}", "index": len(self._blocks) - 1, **fields}
+        return _block_event(len(self._blocks) - 1, kind, **fields)
 
     def _comes_back(self, index: int) -> bool:
         return index == 0 or self._may_call_several
+
+
+def text_delta(block: int, text: str) -> Event:
+    """The event of more text of a block."""
+    return _block_event(block, "delta", delta=_Text().delta(text))
+
+
+def _block_event(block: int, kind: str, **fields: Any) -> Event:
+    return {"type": f"content_block_{kind}", "index": block, **fields}
 
 
 def input_of(arguments: str) -> dict[str, Any]:

@@ -7,14 +7,14 @@ import orjson
 
 import quire
 from gateway_svc.answering import Call
-from gateway_svc.anthropic.content import Event, MessageContent, to_json
+from gateway_svc.anthropic.content import Event, MessageContent, text_delta, to_json
 from gateway_svc.anthropic.errors import ID_HEADER, error_object
 from gateway_svc.anthropic.fields import MessageRequest
 from gateway_svc.api_error import ApiError
 from gateway_svc.event_stream import named_event
+from gateway_svc.text_templates import TextTemplates
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.answer_parser import AnswerParser
-from quire.stream import CompletionStream
 
 _STOP_REASONS = {quire.FinishReason.STOP: "end_turn", quire.FinishReason.LENGTH: "max_tokens"}
 
@@ -34,19 +34,24 @@ class MessageCall(Call):
         )
         self._has_pinged = False
         self._finish: quire.Finish | None = None
-        self._stream: CompletionStream | None = None
         self._format = AnswerFormat()
         self._parser: AnswerParser | None = None
+        self._text_deltas = TextTemplates(lambda block, text: _event(text_delta(block, text)))
 
-    def read(self, stream: CompletionStream, format: AnswerFormat) -> None:
-        """Read the answer of a stream, in this format."""
-        self._stream, self._format = stream, format
+    def read(self, format: AnswerFormat) -> None:
+        """Read the answer in this format."""
+        self._format = format
+
+    def begin(self, accepted: Sequence[quire.Accepted]) -> None:
+        """See Call."""
+        super().begin(accepted)
+        self._parser = AnswerParser(self._format, self.request_id, in_reasoning=accepted[0].in_reasoning)
 
     async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
         """The whole message."""
         sample = completions[0].samples[0]
-        parser = await self._opened_parser()
-        self._content.add(parser.push(sample.text) + parser.end())
+        assert self._parser is not None, "it has begun"
+        self._content.add(self._parser.push(sample.text) + self._parser.end())
         stop = stop_fields(sample.finish_reason, sample.stop_cause, has_calls=self._content.has_calls)
         return to_json(self._message(self._content.blocks, stop, usage_object(usage)))
 
@@ -56,14 +61,18 @@ class MessageCall(Call):
         message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
         return (_event({"type": "message_start", "message": message}),)
 
-    async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
-        """The events of a chunk; None if it has nothing to say yet."""
-        parser = await self._opened_parser()
-        events = self._content.add(parser.push(chunk.text))
+    def event(self, output: int, chunk: quire.Chunk) -> bytes:
+        """See Call."""
+        assert self._parser is not None, "it has begun"
+        deltas = self._parser.push(chunk.text)
+        match deltas:
+            case (quire.ContentDelta(text),) if chunk.finish is None and self._content.is_in_text:  # nearly all
+                return self._text_deltas.fill(self._content.add_text(text), text)
+        events = self._content.add(deltas)
         if chunk.finish is not None:
             self._finish = chunk.finish
-            events += self._content.add(parser.end())
-        return b"".join(map(self._with_ping, events)) or None
+            events += self._content.add(self._parser.end())
+        return b"".join(map(self._with_ping, events))
 
     def last_event(self, usage: quire.Usage) -> bytes:
         """The end of the content and of the message."""
@@ -75,14 +84,6 @@ class MessageCall(Call):
     def error_event(self, error: ApiError) -> bytes:
         """The event that ends a message which failed."""
         return named_event("error", orjson.dumps(error_object(error, self.request_id)))
-
-    async def _opened_parser(self) -> AnswerParser:
-        """Parser of the answer, which is the only one of its request."""
-        if self._parser is None:
-            assert self._stream is not None, "it is read"
-            accepted = await self._stream.accepted()
-            self._parser = AnswerParser(self._format, self.request_id, in_reasoning=accepted.in_reasoning)
-        return self._parser
 
     def _with_ping(self, event: Event) -> bytes:
         """The event; a ping comes behind the first."""

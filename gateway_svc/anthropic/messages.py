@@ -41,7 +41,7 @@ class Messages:
                 template_kwargs=chat.template_kwargs,
                 **keywords,
             )
-        call.read(stream, format)
+        call.read(format)
         generation = Generation([stream], 1, detaches=idempotency_key is not None)
         return await answer(generation, call, streamed=bool(body.stream))
 

@@ -9,6 +9,7 @@ import quire
 from gateway_svc.answering import answer
 from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
+from gateway_svc.event_stream import Wait
 from gateway_svc.generation import Generation
 from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completion_call import CompletionCall, stop_reason
@@ -17,10 +18,10 @@ from gateway_svc.openai.tools import MessageDelta, message_object
 from gateway_svc.request_fields import new_request_id
 from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
+from gateway_svc.text_templates import TextTemplates
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.answer_reader import AnswerReader
 from quire.parsing.answer_format import AnswerFormat
-from quire.stream import CompletionStream
 
 
 class Chats:
@@ -62,7 +63,7 @@ class Chats:
                 answer_format=None if body.stream else format,  # events are of single tokens
                 **keywords,
             )
-        call.read(stream, format)
+        call.read(format)
         generation = Generation([stream], body.num_outputs, detaches=idempotency_key is not None)
         return await answer(generation, call, streamed=bool(body.stream), counts=counts)
 
@@ -78,18 +79,26 @@ class _Call(CompletionCall):
         self._has_reasoning = body.include_reasoning is not False
         self.prompt_token_ids: Sequence[int] | None = None  # to be returned
         self._calling: set[int] = set()  # outputs with calls
-        self._stream: CompletionStream | None = None
         self._accepted: quire.Accepted | None = None
         self._answers = AnswerReader(AnswerFormat())
+        self._content_events = TextTemplates(
+            lambda output, text: self.choice_event(_choice_of(output, {"content": text}, None, None))
+        )
 
-    def read(self, stream: CompletionStream, format: AnswerFormat) -> None:
-        """Read the answers of a stream, in this format."""
-        self._stream, self._answers = stream, AnswerReader(format)
+    def read(self, format: AnswerFormat) -> None:
+        """Read answers in this format."""
+        self._answers = AnswerReader(format)
+
+    def begin(self, accepted: Sequence[quire.Accepted]) -> None:
+        """See Call."""
+        super().begin(accepted)
+        self._accepted = accepted[0]
 
     async def whole(self, completions: Sequence[quire.Completion], usage: quire.Usage) -> bytes:
         """The whole answer."""
         choices = []
         for sample in completions[0].samples:
+            await self._vocabulary.load(self._named_ids(sample.logprobs))
             assert sample.message is not None, "answers are parsed"
             message = message_object(
                 sample.message, parallel_calls=self._parallel_calls, has_reasoning=self._has_reasoning
@@ -97,7 +106,7 @@ class _Call(CompletionCall):
             choice: dict[str, Any] = {
                 "index": sample.index,
                 "message": message,
-                "logprobs": await self._logprobs(sample.logprobs),
+                "logprobs": self._logprobs(sample.logprobs),
                 "finish_reason": _reason(sample.finish_reason, has_calls="tool_calls" in message),
                 "stop_reason": stop_reason(sample.stop_cause),
             }
@@ -108,31 +117,36 @@ class _Call(CompletionCall):
 
     def first_events(self, num_prompt_tokens: int) -> Iterable[bytes]:
         """An event for each output, which says who speaks."""
-        return [
-            self.choice_event(_choice(output, {"role": "assistant", "content": "", "refusal": None}, None, None), **ids)
-            for output, ids in enumerate([self._ids_of_prompt(), *[{}] * (self._body.num_outputs - 1)])
-        ]
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        for output in range(self._body.num_outputs):
+            ids = {} if output else self._ids_of_prompt()
+            yield self.choice_event(_choice_of(output, delta, None, None), **ids)
 
-    async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
-        """The event of a chunk; None if it has nothing to say yet."""
-        has_ids = self._body.return_token_ids and chunk.token_ids
-        assert self._stream is not None, "it is read"
-        if self._accepted is None:
-            self._accepted = await self._stream.accepted()
+    def preparation(self, output: int, chunk: quire.Chunk) -> Wait | None:
+        """See Call."""
+        return self._vocabulary.loading(self._named_ids(chunk.logprobs)) if chunk.logprobs else None
+
+    def event(self, output: int, chunk: quire.Chunk) -> bytes:
+        """See Call."""
+        assert self._accepted is not None, "it has begun"
         deltas = self._answers.deltas_of(self._accepted, chunk)
+        has_more = chunk.logprobs or chunk.finish or (self._body.return_token_ids and chunk.token_ids)
+        match deltas:
+            case (quire.ContentDelta(text),) if not (has_more or self.has_continuous_usage):  # nearly all
+                return self._content_events.fill(output, text)
         delta = MessageDelta(deltas, parallel_calls=self._parallel_calls, has_reasoning=self._has_reasoning)
-        if not (delta.fields or chunk.logprobs or chunk.finish or has_ids):
-            return None
+        return self.choice_event(self._choice(output, delta, chunk)) if delta.fields or has_more else b""
+
+    def _choice(self, output: int, delta: MessageDelta, chunk: quire.Chunk) -> dict[str, Any]:
         if delta.has_calls:
             self._calling.add(output)
         reason = _reason(chunk.finish.reason, has_calls=output in self._calling) if chunk.finish else None
-        logprobs = await self._logprobs(chunk.logprobs) if chunk.logprobs else None
-        choice = _choice(output, delta.fields, logprobs, reason)
+        choice = _choice_of(output, delta.fields, self._logprobs(chunk.logprobs) if chunk.logprobs else None, reason)
         if chunk.finish:
             choice["stop_reason"] = stop_reason(chunk.finish.cause)
-        if has_ids:
+        if self._body.return_token_ids and chunk.token_ids:
             choice["token_ids"] = chunk.token_ids
-        return self.choice_event(choice)
+        return choice
 
     def _ids_of_prompt(self) -> dict[str, Any]:
         return {} if self.prompt_token_ids is None else {"prompt_token_ids": self.prompt_token_ids}
@@ -144,16 +158,21 @@ class _Call(CompletionCall):
         await self._vocabulary.load(ids_of(completion.prompt_logprobs))
         return {"prompt_logprobs": prompt_logprobs(completion.prompt_logprobs, num_top, self._vocabulary)}
 
-    async def _logprobs(self, logprobs: Sequence[quire.TokenLogprobs]) -> dict[str, Any] | None:
+    def _named_ids(self, logprobs: Sequence[quire.TokenLogprobs]) -> Iterable[int]:
+        """Tokens that the log-probabilities which come back name."""
+        return ids_of(logprobs) if self._body.logprobs else ()
+
+    def _logprobs(self, logprobs: Sequence[quire.TokenLogprobs]) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        await self._vocabulary.load(ids_of(logprobs))
         num_top = self._body.top_logprobs or 0
         as_ids = bool(self._body.return_tokens_as_token_ids)
         return {"content": chat_logprobs(logprobs, num_top, self._vocabulary, as_ids=as_ids), "refusal": None}
 
 
-def _choice(output: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+def _choice_of(
+    output: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None
+) -> dict[str, Any]:
     """The next piece of an answer."""
     return {"index": output, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 

@@ -32,7 +32,7 @@ class CompletionCall(Call):
         super().__init__(request_id, fields.names)
         self._head = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
         self._has_usage_event = fields.has_usage_event
-        self._has_continuous_usage = fields.has_continuous_usage
+        self.has_continuous_usage = fields.has_continuous_usage
         # Nearly all of an event's bytes are those of each other one.
         self._before_choice = orjson.dumps(self._head)[:-1] + b',"choices":['
         self._after_choice = b'],"usage":null}' if self._has_usage_event else b"]}"
@@ -47,7 +47,7 @@ class CompletionCall(Call):
         `more`: further members of the event.
         """
         after = self._after_choice
-        if self._has_continuous_usage:
+        if self.has_continuous_usage:
             so_far = quire.Usage(prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_output_tokens)
             after = b'],"usage":' + orjson.dumps(usage_of(so_far)) + b"}"
         if more:

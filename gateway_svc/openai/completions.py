@@ -1,6 +1,6 @@
 """`/v1/completions`: prompts as text or token ids, answered whole or as events."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from starlette.responses import Response
 import quire
 from gateway_svc.answering import answer
 from gateway_svc.api_error import invalid, sdk_refusals
+from gateway_svc.event_stream import Wait
 from gateway_svc.generation import Generation
 from gateway_svc.openai.completion_call import CompletionCall, stop_reason
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
@@ -17,6 +18,7 @@ from gateway_svc.openai.logprobs import CompletionLogprobs, joined, prompt_logpr
 from gateway_svc.request_fields import Unsupported, new_request_id
 from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
+from gateway_svc.text_templates import TextTemplates
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.params import GenerateParams
 
@@ -119,7 +121,9 @@ class _Call(CompletionCall):
         self._echoed: set[int] = set()
         self._with_ids: set[int] = set()  # outputs that had their prompt's token ids
         self._is_echo_alone = body.max_tokens == 0  # the token that is computed all the same does not come back
-        self._is_plain = not body.echo and body.logprobs is None  # a choice is its text and its end
+        has_more = body.echo or body.return_token_ids or body.has_continuous_usage
+        self._is_text_alone = not has_more and body.logprobs is None  # but for the end
+        self._text_events = TextTemplates(lambda output, text: self.choice_event(_choice_of(text, output, None, None)))
 
     def id_of(self, number: int) -> str:
         """Id of the request of one of the prompts."""
@@ -131,8 +135,9 @@ class _Call(CompletionCall):
         for number, completion in enumerate(completions):
             for sample in completion.samples:
                 output = number * self.body.num_outputs + sample.index
+                await self._vocabulary.load(self._named_ids(output, sample.logprobs, completion.prompt_logprobs))
                 finish = quire.Finish(sample.finish_reason, sample.stop_cause)
-                choice = await self._choice(output, sample.text, sample.logprobs, completion.prompt_logprobs, finish)
+                choice = self._choice(output, sample.text, sample.logprobs, completion.prompt_logprobs, finish)
                 if self.body.return_token_ids:
                     self._add_ids(choice, sample.token_ids)
                 if self.body.prompt_logprobs is not None:
@@ -147,18 +152,23 @@ class _Call(CompletionCall):
     def _delivered(self, usage: quire.Usage) -> quire.Usage:
         return replace(usage, completion_tokens=0) if self._is_echo_alone else usage
 
-    async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
-        """The event of a chunk; None if it has nothing to say yet."""
+    def preparation(self, output: int, chunk: quire.Chunk) -> Wait | None:
+        """See Call."""
+        if self._is_text_alone:
+            return None
+        return self._vocabulary.loading(self._named_ids(output, chunk.logprobs, chunk.prompt_logprobs))
+
+    def event(self, output: int, chunk: quire.Chunk) -> bytes:
+        """See Call."""
         finish = chunk.finish
+        if self._is_text_alone and finish is None:  # nearly all
+            return self._text_events.fill(output, chunk.text) if chunk.text else b""
         if self._is_echo_alone:
             self.num_output_tokens = 0
         is_echo = bool(self.body.echo) and output not in self._echoed
         if not (chunk.text or chunk.logprobs or finish or is_echo or (self.body.return_token_ids and chunk.token_ids)):
-            return None
-        if self._is_plain:
-            choice = _choice_of(chunk.text, output, None, finish)
-        else:
-            choice = await self._choice(output, chunk.text, chunk.logprobs, chunk.prompt_logprobs, finish)
+            return b""
+        choice = self._choice(output, chunk.text, chunk.logprobs, chunk.prompt_logprobs, finish)
         if self.body.return_token_ids:
             self._add_ids(choice, chunk.token_ids)
         return self.choice_event(choice)
@@ -175,7 +185,19 @@ class _Call(CompletionCall):
         await self._vocabulary.load(ids_of(completion.prompt_logprobs))
         return prompt_logprobs(completion.prompt_logprobs, num_top, self._vocabulary)
 
-    async def _choice(
+    def _named_ids(
+        self, output: int, logprobs: Sequence[quire.TokenLogprobs], prompt_logprobs: Sequence[quire.TokenLogprobs]
+    ) -> Iterator[int]:
+        """Tokens that the log-probabilities of an output's next choice name."""
+        if self.body.logprobs is None:
+            return
+        yield from ids_of(logprobs)
+        if self.body.echo and output not in self._echoed:
+            number = output // self.body.num_outputs
+            yield from self.prompts[number][1] or ()
+            yield from ids_of(self._prompt_logprobs.get(number, prompt_logprobs))
+
+    def _choice(
         self,
         output: int,
         text: str,
@@ -183,7 +205,10 @@ class _Call(CompletionCall):
         prompt_logprobs: Sequence[quire.TokenLogprobs],
         finish: quire.Finish | None,
     ) -> dict[str, Any]:
-        """A choice with the next text of an output; the first one of an output begins with an echoed prompt."""
+        """A choice with the next text of an output; the first one of an output begins with an echoed prompt.
+
+        The pieces of the tokens that it names must be known.
+        """
         if self._is_echo_alone:
             text, logprobs = "", ()
         is_echo = bool(self.body.echo) and output not in self._echoed
@@ -198,10 +223,8 @@ class _Call(CompletionCall):
                 as_ids = bool(self.body.return_tokens_as_token_ids)
                 of_output = CompletionLogprobs(self._vocabulary, self.body.logprobs, as_ids=as_ids)
                 self._logprobs[output] = of_output
-            await self._vocabulary.load(ids_of(logprobs))
             if is_echo:
                 assert token_ids is not None, "an echo with log-probabilities is of token ids"
-                await self._vocabulary.load([*token_ids, *ids_of(prompt_logprobs)])
                 lists.append(of_output.prompt(prompt, token_ids, prompt_logprobs))
             lists.append(of_output.tokens(logprobs))
         if is_echo:

@@ -22,21 +22,21 @@ class PlainCall(CompletionCall):
         """The whole answer."""
         return self.to_json([], usage)
 
-    async def event(self, output: int, chunk: quire.Chunk) -> bytes | None:
+    def event(self, output: int, chunk: quire.Chunk) -> bytes:
         """The event of a chunk."""
         return self.choice_event({"index": output, "text": chunk.text})
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @given(text=st.text(), output=st.integers(0, 127), model=st.text(max_size=9), num_tokens=st.integers(0, 2**40))
-async def test_an_event_is_the_object_of_its_choice(
+def test_an_event_is_the_object_of_its_choice(
     options: Any, text: str, output: int, model: str, num_tokens: int
 ) -> None:
     fields = CompletionRequest.model_validate({"prompt": "x", "stream": True, "stream_options": options})
     call = PlainCall(fields, "text_completion", model, "cmpl-1")
     call.num_prompt_tokens, call.num_output_tokens = 7, num_tokens
-    made = await call.event(output, quire.Chunk(position=0, num_tokens=1, text=text))
-    assert made is not None and made.startswith(b"data: ") and made.endswith(b"\n\n")
+    made = call.event(output, quire.Chunk(position=0, num_tokens=1, text=text))
+    assert made.startswith(b"data: ") and made.endswith(b"\n\n")
     read = orjson.loads(made.removeprefix(b"data: "))
     assert made == b"data: " + orjson.dumps(read) + b"\n\n", "no byte more than it takes"
     assert read["choices"] == [{"index": output, "text": text}]

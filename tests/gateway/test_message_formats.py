@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import anthropic
-import httpx2
 import pytest
 
 import quire
@@ -17,8 +16,10 @@ from gateway_svc.anthropic.content import MessageContent, input_of
 from gateway_svc.app import create_app
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.answer_parser import AnswerParser, template_call_id
+from tests.gateway.raw_http import served
 from tests.gateway.reciter import MODEL, asking
 from tests.gateway.test_message_tools import FLAT, blocks_of
+from tests.patience import patient
 from tests.quire.spoken_answers import FORMATS, SPOKEN, Spoken
 
 WHOLE = [name for name, spoken in SPOKEN.items() if not spoken.in_reasoning]  # as the reciter's prompts are
@@ -39,13 +40,14 @@ class ToldClient(quire.AsyncClient):
 
 @pytest.fixture
 async def claude(reciter: tuple[str, str], format: AnswerFormat) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with ToldClient(reciter[0], format) as client:
-        transport = httpx2.ASGITransport(create_app(client, max_body_bytes=1 << 20))
-        http = httpx2.AsyncClient(transport=transport)
-        async with anthropic.AsyncAnthropic(
-            base_url="http://gateway", api_key="none", max_retries=0, http_client=http
-        ) as found:
-            yield found
+    async with (
+        ToldClient(reciter[0], format) as client,
+        served(create_app(client, max_body_bytes=1 << 20)) as port,
+        anthropic.AsyncAnthropic(
+            base_url=f"http://127.0.0.1:{port}", api_key="none", max_retries=0, timeout=patient(60)
+        ) as found,
+    ):
+        yield found
 
 
 async def both(claude: anthropic.AsyncAnthropic, **fields: Any) -> list[anthropic.types.Message]:

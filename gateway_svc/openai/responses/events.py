@@ -4,6 +4,7 @@ Events are those of single tokens, however the output arrives. A stream that res
 beginning, and leaves out those that its reader has.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from gateway_svc.openai.errors import error_object
 from gateway_svc.openai.responses.output import Addition, ItemStatus, Output, OutputItem, content_part
 from gateway_svc.openai.responses.response_object import ResponseHead, Snapshot, item_status
 from gateway_svc.single_tokens import single_tokens
+from gateway_svc.text_templates import TextTemplates
 
 _LAST_EVENTS = {"completed": "response.completed", "failed": "response.failed"}  # all others: response.incomplete
 _TEXTS = {
@@ -34,6 +36,7 @@ class ResponseEvents:
         self._after = after
         self._next = 0
         self._item: OutputItem | None = None  # the last that has begun
+        self._text_deltas = TextTemplates(lambda item, text: _delta_fields(output.items[item], text, ()))
 
     def begin(self) -> bytes:
         """Events before any output."""
@@ -41,13 +44,16 @@ class ResponseEvents:
         response = self._head.beginning(status)
         return self._event("response.created", response=response) + self._event(f"response.{status}", response=response)
 
-    async def add(self, chunk: quire.Chunk) -> bytes:
-        """Events of a chunk, token by token: of each piece of an item, and of items that begin and end."""
+    def add(self, chunk: quire.Chunk) -> bytes:
+        """Events of a chunk, token by token: of each piece of an item, and of items that begin and end.
+
+        Its log-probabilities name known tokens.
+        """
         events = []
         for token in single_tokens(chunk):
             if not self._output.num_tokens and token.num_tokens and self._head.annotation.background:
                 events.append(self._event("response.in_progress", response=self._head.beginning("in_progress")))
-            events += [self._addition(each) for each in await self._output.add(token)]
+            events += map(self._addition, self._output.add(token))
         return b"".join(events)
 
     def end(self, outcome: quire.Outcome) -> bytes:
@@ -76,8 +82,11 @@ class ResponseEvents:
             self._item = item
         if not addition.text and not addition.logprobs:
             return began
-        extra = {"logprobs": addition.logprobs} if item.kind == "message" else {}
-        return began + self._event(f"{_TEXTS[item.kind]}.delta", **_place(item), delta=addition.text, **extra)
+        if addition.logprobs:
+            fields = _delta_fields(item, addition.text, addition.logprobs)
+        else:  # nearly all
+            fields = self._text_deltas.fill(item.index, addition.text)
+        return began + self._numbered(f"{_TEXTS[item.kind]}.delta", fields)
 
     def _begin_item(self, item: OutputItem) -> bytes:
         added = self._event("response.output_item.added", output_index=item.index, item=item.begun())
@@ -99,11 +108,21 @@ class ResponseEvents:
         return done + self._event("response.output_item.done", output_index=item.index, item=item.made(status))
 
     def _event(self, kind: str, **fields: Any) -> bytes:
+        return self._numbered(kind, orjson.dumps(fields))
+
+    def _numbered(self, kind: str, fields: bytes) -> bytes:
+        """The next event, with more fields, as JSON; empty if the reader has it."""
         number, self._next = self._next, self._next + 1
         if number <= self._after:
             return b""
-        data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
+        data = b'{"type":"%b","sequence_number":%d,%b' % (kind.encode(), number, fields[1:])
         return with_id(str(number), named_event(kind, data))
+
+
+def _delta_fields(item: OutputItem, text: str, logprobs: Sequence[dict[str, Any]]) -> bytes:
+    """Fields of the event of a piece of an item, as JSON."""
+    extra = {"logprobs": logprobs} if item.kind == "message" else {}
+    return orjson.dumps({**_place(item), "delta": text, **extra})
 
 
 def _place(item: OutputItem) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import quire
 from gateway_svc.openai.logprobs import chat_logprobs
 from gateway_svc.openai.responses.annotation import ID_PREFIX, Annotation
-from gateway_svc.vocabulary import Vocabulary, ids_of
+from gateway_svc.vocabulary import Vocabulary
 from quire.parsing.answer_parser import AnswerParser
 from quire.parsing.deltas import Delta
 
@@ -87,16 +87,15 @@ class Output:
         self.num_tokens = 0
         self.reason: quire.FinishReason | None = None
 
-    async def add(self, token: quire.Chunk) -> list[Addition]:
-        """Add a chunk of at most one token. Returns what it adds.
+    def add(self, token: quire.Chunk) -> list[Addition]:
+        """Add a chunk of at most one token, whose log-probabilities name known tokens. Returns what it adds.
 
         Log-probabilities are those of a message's tokens. They come with its text, which may be held back until it is
         known that no call begins.
         """
-        await self._vocabulary.load(ids_of(token.logprobs))
         self.reason = token.finish.reason if token.finish else None
         additions = self.add_text(token.text, token.num_tokens)
-        if additions or self._message is not None:
+        if token.logprobs and (additions or self._message is not None):
             self._held += chat_logprobs(token.logprobs, self._annotation.top_logprobs, self._vocabulary)
         return self._with_logprobs(additions) if additions else []
 

@@ -12,7 +12,8 @@ from starlette.responses import Response
 import quire
 from gateway_svc.api_error import from_quire, invalid, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
-from gateway_svc.event_stream import DONE, EventStream
+from gateway_svc.event_stream import DONE, EventStream, Steps
+from gateway_svc.generation import Generation
 from gateway_svc.openai.errors import ID_HEADER
 from gateway_svc.openai.responses.annotation import ID_PREFIX
 from gateway_svc.openai.responses.compaction import CompactionRequest, Compactions
@@ -29,7 +30,7 @@ from gateway_svc.request_fields import new_request_id
 from gateway_svc.resumption import not_resumable
 from gateway_svc.served_model import ServedModel
 from gateway_svc.single_tokens import single_tokens
-from gateway_svc.vocabulary import Vocabulary
+from gateway_svc.vocabulary import Vocabulary, ids_of
 
 
 class Responses:
@@ -175,8 +176,9 @@ class Responses:
         """The end of a response, whatever it is, once it has come."""
         output = self._output(head, in_reasoning=(await stream.accepted()).in_reasoning)
         async for chunk in _chunks(stream):
+            await self._vocabulary.load(ids_of(chunk.logprobs))
             for token in single_tokens(chunk):
-                await output.add(token)
+                output.add(token)
         output.end()
         return Snapshot.of_end(_outcome(stream), output)
 
@@ -185,23 +187,35 @@ class Responses:
     ) -> EventStream:
         output = self._output(head, in_reasoning=(await stream.accepted()).in_reasoning)
         events = ResponseEvents(head, output, after=after)
-        return EventStream(_sent(events, stream, detaches=detaches), {ID_HEADER: head.response_id})
+        generation = Generation([stream], 1, detaches=detaches)
+        return EventStream(generation, self._steps(events, generation, stream), {ID_HEADER: head.response_id})
+
+    def _steps(self, events: ResponseEvents, generation: Generation, stream: quire.CompletionStream) -> Steps:
+        try:
+            yield events.begin()
+            while (chunk := _taken(generation, stream)) is not None or not stream.is_at_end:
+                if chunk is None:
+                    yield None
+                    continue
+                if chunk.logprobs and (loading := self._vocabulary.loading(ids_of(chunk.logprobs))):
+                    yield loading
+                if made := events.add(chunk):
+                    yield made
+            yield events.end(_outcome(stream))
+        except quire.QuireError as error:
+            yield events.error(from_quire(error, {}, stream.request_id))
+        yield DONE
 
 
-async def _sent(
-    events: ResponseEvents, stream: quire.CompletionStream, *, detaches: bool
-) -> AsyncGenerator[bytes, None]:
+def _taken(generation: Generation, stream: quire.CompletionStream) -> quire.Chunk | None:
+    """The next chunk that has arrived of a generation's only stream; otherwise as `_chunks`."""
     try:
-        yield events.begin()
-        async for chunk in _chunks(stream):
-            if made := await events.add(chunk):
-                yield made
-        yield events.end(_outcome(stream))
-    except quire.QuireError as error:
-        yield events.error(from_quire(error, {}, stream.request_id))
-    finally:
-        await _let_go(stream, detaches=detaches)
-    yield DONE
+        found = generation.take()
+    except quire.QuireError:
+        if stream.outcome is None:
+            raise
+        return None
+    return None if found is None else found[1]
 
 
 async def _chunks(stream: quire.CompletionStream) -> AsyncGenerator[quire.Chunk, None]:

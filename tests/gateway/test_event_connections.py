@@ -1,0 +1,70 @@
+"""Streams of events over real connections: to clients that do not read, behind each other, and over comments."""
+
+import asyncio
+import re
+
+import openai
+import pytest
+from anthropic._streaming import SSEDecoder
+from starlette.types import Receive, Scope, Send
+
+from gateway_svc.app import create_app
+from gateway_svc.event_stream import EventStream, data_event
+from gateway_svc.generation import Generation
+from quire.open_request import OpenRequest
+from quire.results import Chunk
+from quire.stream import CompletionStream
+from tests.gateway.raw_http import served, talk
+from tests.gateway.scripted_client import Scripted, ScriptedClient, ScriptedSession, chunks_of, outcome
+from tests.gateway.wire import texts
+from tests.patience import patient
+
+COMMENT = b": waiting\n\n"
+
+
+async def test_a_client_that_does_not_read_stops_its_stream_alone_and_gets_all_of_it_later() -> None:
+    text, request = "x" * 100_000, OpenRequest("r", from_positions=(), buffer_tokens=4)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        stream = CompletionStream(ScriptedSession(), request, cancels_on_close=True)
+        generation = Generation([stream], 1, detaches=False)
+        await EventStream(generation, texts(generation))(scope, receive, send)
+
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        num_pushed = 0
+        async with asyncio.timeout(patient(30)):
+            while not request.is_behind:
+                request.push_chunk(Chunk(position=request.num_tokens, num_tokens=1, text=text))
+                await asyncio.sleep(0)
+        num_pushed = request.num_tokens
+        received = 0
+        while received < num_pushed * len(text):
+            received += len(await reader.read(1 << 20))
+        assert not request.is_behind
+        request.record_outcome(outcome(()))
+        assert await reader.read() == b""
+        assert received == num_pushed * len(text)
+        writer.close()
+
+
+async def test_requests_of_one_connection_are_answered_in_turn() -> None:
+    client = ScriptedClient(Scripted(chunks=chunks_of(["a", "b", "c"])))
+    body = b'{"prompt": "x", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    sent = head % len(body) + b"\r\n" + body
+    last = head % len(body) + b"connection: close\r\n\r\n" + body
+    async with served(create_app(client, max_body_bytes=1 << 10)) as port:
+        *answers, rest = (await talk(port, sent * 2 + last)).split(b"0\r\n\r\n")
+    assert rest == b""
+    assert [each.startswith(b"HTTP/1.1 200") for each in answers] == [True] * 3
+    assert [re.findall(rb'"text":"(.)"', each) for each in answers] == [[b"a", b"b", b"c"]] * 3
+    assert [each.count(b"data: [DONE]") for each in answers] == [1] * 3
+
+
+@pytest.mark.parametrize("decoder", [openai._streaming.SSEDecoder, SSEDecoder])
+def test_clients_read_over_comments(decoder: type[SSEDecoder]) -> None:
+    read = decoder().iter_bytes(iter([COMMENT, data_event(b"1"), COMMENT, data_event(b"2")]))
+    assert [each.data for each in read] == ["1", "2"]
