@@ -1,6 +1,6 @@
 """Handlers that generated code registers at a server, collected instead of served.
 
-gRPC gives handlers that are registered by name precedence over generic ones from 1.83 on or so, and knew no others for
+gRPC gives handlers that are registered by name precedence over generic ones from 1.84 on, and knew no others for
 asyncio before. Where generic handlers have to come before the generated ones, those are added as generic ones, too.
 """
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway_svc.app import create_app
 from gateway_svc.text_templates import TextTemplates
 from tests.gateway.scripted_client import Scripted, ScriptedClient, chunks_of
-from tests.gateway.wire import WiredCall
+from tests.gateway.wire import WiredCall, unframed
 
 TEXT = st.text(max_size=12) | st.sampled_from([" ", "\n\n", "%d %b", '"\\', "\u2028", "</think>", "\U0001f600"])
 BODIES: Mapping[str, dict[str, Any]] = {
@@ -37,8 +37,7 @@ async def streamed(path: str, pieces: Sequence[str]) -> list[bytes]:
     CLIENT.script = Scripted(chunks=chunks_of(pieces, has_ends=True))
     call = WiredCall(path=path, body=orjson.dumps({**BODIES[path], "stream": True}))
     await call.answer(APP)
-    frames = [each.partition(b"\r\n")[2].removesuffix(b"\r\n") for each in call.wire.pieces[1:-1]]
-    return [event for frame in frames for event in frame.split(b"\n\n")[:-1]]
+    return unframed(call.wire.body).split(b"\n\n")[:-1]
 
 
 def text_of(path: str, made: Any) -> str | None:

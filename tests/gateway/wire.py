@@ -78,6 +78,17 @@ def frames(*pieces: bytes) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in pieces)
 
 
+def unframed(data: bytes) -> bytes:
+    """The body that chunks of HTTP/1.1 carry."""
+    body = b""
+    while data:
+        size, _, rest = data.partition(b"\r\n")
+        end = int(size, 16)
+        assert rest[end : end + 2] == b"\r\n", data
+        body, data = body + rest[:end], rest[end + 2 :]
+    return body
+
+
 def texts(generation: Generation) -> Steps:
     """Each chunk's text as its event."""
     while (found := generation.take()) is not None or not generation.is_at_end:
