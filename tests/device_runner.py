@@ -14,12 +14,9 @@ import pytest
 
 VARIABLE = "QUIRE_WORKER_RUNNER"
 _SERVE_START = "tests/quire/test_serve_start.py"
-_GROUPS = "tensor-parallel groups are processes on CPUs, and a worker refuses them with another runner"
 
 # By the beginning of a test's id.
 LEFT_OUT: Mapping[str, str] = {
-    "tests/e2e/test_tensor_parallel.py": _GROUPS,
-    "tests/e2e/test_structured_output.py::test_a_tensor_parallel_group_gives_the_same": _GROUPS,
     "tests/e2e/test_int8_kv.py": "int8 keys and values need the CPU's native kernels, and a worker refuses them here",
     f"{_SERVE_START}::test_on_a_terminal_one_line_lives_and_warnings_of_workers_are_in_the_greeting": (
         "the warning is of a CPU's runner without native kernels"

@@ -5,6 +5,7 @@ messages. Messages name options by their flags; the caller that shows them uses 
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ FP8_WEIGHTS_NEED_16_BITS = (
 )
 DEVICE_DTYPES = ("fp8", "int4")  # of keys, values and weights: with the runner of an accelerator alone
 _AMD_DRIVER = Path("/dev/kfd")  # some builds of torch offer AMD devices as `cuda`
+_NO_DEVICE = 100  # what NVIDIA's driver says without one
 
 
 class OptionError(ValueError):
@@ -37,6 +39,7 @@ class CheckedOptions:
     memory_bytes: int | None
     max_model_len: int | None
     tensor_parallel: int = 1
+    group_address: str | None = None
 
     @classmethod
     def of(cls, settings: object) -> Self:
@@ -53,6 +56,18 @@ def has_cuda_driver() -> bool:
     return True
 
 
+def num_cuda_devices() -> int | None:
+    """Number of CUDA devices that this process may use, as NVIDIA's driver counts them; None if it does not say."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    status, count = driver.cuInit(0), ctypes.c_int()
+    if status == _NO_DEVICE:
+        return 0
+    return None if status or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
 def has_triton() -> bool:
     """True if Triton is installed."""
     return find_spec("triton") is not None
@@ -65,8 +80,17 @@ def is_on_cuda(options: CheckedOptions, *, has_driver: bool) -> bool | None:
     return options.device.startswith("cuda")
 
 
-def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: bool) -> None:
-    """Raises OptionError. Options that depend on devices which only torch can list pass."""
+def check_options(
+    options: CheckedOptions,
+    *,
+    has_driver: bool,
+    has_kernels: bool,
+    count_devices: Callable[[], int | None] = lambda: None,
+) -> None:
+    """Raises OptionError. Options that depend on devices which only torch can list pass.
+
+    `count_devices`: number of CUDA devices, or None; called only if a group needs several, since it takes a moment.
+    """
     if options.device.startswith("cuda") and not has_driver:
         raise OptionError(
             f"--device {options.device} was asked for, but there is no CUDA driver (libcuda.so.1 cannot be loaded): "
@@ -84,8 +108,8 @@ def check_options(options: CheckedOptions, *, has_driver: bool, has_kernels: boo
         _check_no_device_dtypes(options)
     if on_cuda and (options.weight_dtype, options.dtype) == ("fp8", "float32"):
         raise OptionError(FP8_WEIGHTS_NEED_16_BITS)
-    if options.tensor_parallel > 1 and (on_cuda or kind == "device"):
-        raise OptionError(tensor_parallel_refused(options.tensor_parallel))
+    if options.tensor_parallel > 1 and options.group_address is None and on_cuda is not False and kind != "cpu":
+        _check_devices(options, count_devices())
     _check_int8(options, is_on_host=kind == "cpu" and on_cuda is False, is_elsewhere=bool(on_cuda) or kind == "device")
     num_blocks, max_model_len = options.num_blocks, options.max_model_len
     if num_blocks is not None and max_model_len is not None and num_blocks * options.block_size < max_model_len:
@@ -114,11 +138,15 @@ def cpu_runner_refused(device: object) -> str:
     return f"--runner cpu computes on the CPU alone, and --device is {device}: leave --runner out, or give --device cpu"
 
 
-def tensor_parallel_refused(num_ranks: int) -> str:
-    """Message for a tensor-parallel group with another runner than the CPU's."""
+def devices_too_few(num_ranks: int, first: int, num_devices: int) -> str:
+    """Message for a group that takes a CUDA device for each of its ranks, from number `first` on."""
+    there = f"there is only cuda:{first}" if num_devices == first + 1 else f"the last one is cuda:{num_devices - 1}"
+    most = num_devices - first
+    remedy = f"give at most --tensor-parallel {most}" if most > 1 else "leave it out"
     return (
-        f"--tensor-parallel {num_ranks} divides a model among processes on CPUs alone so far: leave it out, or give "
-        "--device cpu and --runner cpu"
+        f"--tensor-parallel {num_ranks} takes a CUDA device for each rank, cuda:{first} to "
+        f"cuda:{first + num_ranks - 1}, and {there}: {remedy}, or start the ranks on several machines with --rank and "
+        "--group-address"
     )
 
 
@@ -151,6 +179,13 @@ def pool_too_small(pool: str, remedy: str, held: int, max_model_len: int) -> str
         f"{pool} holds {held} tokens, less than one sequence of --max-model-len {max_model_len}: {remedy}, "
         f"or --max-model-len {held} or less"
     )
+
+
+def _check_devices(options: CheckedOptions, num_devices: int | None) -> None:
+    """Raises OptionError if there are too few CUDA devices for a group on one machine; without any it is on CPUs."""
+    first = int(options.device.partition(":")[2] or 0)
+    if num_devices and first < num_devices < first + options.tensor_parallel:
+        raise OptionError(devices_too_few(options.tensor_parallel, first, num_devices))
 
 
 def _check_no_device_dtypes(options: CheckedOptions) -> None:

@@ -13,6 +13,7 @@ from worker_svc.option_check import (
     OptionError,
     cpu_runner_refused,
     device_runner_needed,
+    devices_too_few,
     has_triton,
     int8_refused,
     kernels_missing,
@@ -47,6 +48,7 @@ class RequestedRunner:
     runner: Literal["auto", "cpu", "device"]
     kv_dtype: KvDtype
     weight_dtype: WeightDtype = "auto"
+    num_ranks: int = 1  # of a group on this machine, each on a device of its own, one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,9 @@ def choose_runner(requested: RequestedRunner, machine: Machine) -> RunnerChoice:
         kind = "device" if device.type == "cuda" else "cpu"
     if kind == "cpu" and device.type != "cpu":
         raise DeviceError(cpu_runner_refused(device))
+    num_devices = len(machine.cuda_capabilities)
+    if device.type == "cuda" and _index(device) + requested.num_ranks > num_devices:
+        raise DeviceError(devices_too_few(requested.num_ranks, _index(device), num_devices))
     choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[requested.kv_dtype])
     if choice.has_kernels and not machine.has_triton:
         raise DeviceError(kernels_missing(device))
@@ -93,6 +98,19 @@ def choose_runner(requested: RequestedRunner, machine: Machine) -> RunnerChoice:
         if dtype == "int8" and choice.kind != "cpu":
             raise DeviceError(int8_refused(flag))
     return choice
+
+
+def device_of_rank(first: torch.device, rank: int) -> str:
+    """Name of the device of a rank, on the machine on which rank 0 has the first one."""
+    return f"cuda:{_index(first) + rank}" if first.type == "cuda" else str(first)
+
+
+def device_kind(device: torch.device) -> str:
+    """Kind of a device in words, equal for devices on which a pass is the same."""
+    if device.type != "cuda":
+        return "the CPU"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} with {properties.multi_processor_count} multiprocessors"
 
 
 def _device(name: str, machine: Machine) -> torch.device:

@@ -4,7 +4,7 @@ Knows commands, limits and needs of stages; how they are run and reported is not
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -38,6 +38,7 @@ FIRST_KERNELS: dict[str, tuple[str, ...]] = {
     ),
     "cascade attention": ("test_cascade_attention.py::test_the_configurations_that_are_launched",),
 }
+LEAST_GPUS_OF_GROUP = 2
 # A warning of a library's other version is no failure here, and a first launch compiles.
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-s", "-o", "timeout=190")
 _DURATIONS = ("--durations", "3")
@@ -49,6 +50,7 @@ _ON_CPU = {"ON_GPU_TESTS": "cpu"}
 _INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 _QUICK_INTERPRETER = ("-p", "tests.kernels.on_device.quick_interpreter")
 _MODEL_STAGE = "random model"
+_GROUP_STAGE, _GROUP_TESTS = "groups of GPUs", "tests/on_gpu/test_groups.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class CheckPlan:
     """Groups of stages, one after another."""
 
     groups: tuple[StageGroup, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)  # stages that this machine cannot run, and why
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -84,17 +87,17 @@ class CheckPlan:
             replace(group, stages=tuple(stage for stage in group.stages if stage.name in names))
             for group in self.groups
         )
-        return CheckPlan(tuple(group for group in groups if group.stages))
+        return CheckPlan(tuple(group for group in groups if group.stages), self.left_out)
 
 
-def gpu_plan(model: Path, fa3_library: Path | None = None) -> CheckPlan:
-    """Stages for a machine with a GPU. `model`: folder of the random model of 8 B parameters, which is written once."""
-    return _Stages(model, fa3_library, is_dry=False).plan()
+def gpu_plan(model: Path, fa3_library: Path | None = None, num_gpus: int = LEAST_GPUS_OF_GROUP) -> CheckPlan:
+    """Stages for a machine with GPUs. `model`: folder of the random model of 8 B parameters, which is written once."""
+    return _Stages(model, fa3_library, num_gpus, is_dry=False).plan()
 
 
 def dry_plan(model: Path) -> CheckPlan:
     """The same stages in small on a CPU: kernels in Triton's interpreter, workers of models and services on the CPU."""
-    return _Stages(model, None, is_dry=True).plan()
+    return _Stages(model, None, LEAST_GPUS_OF_GROUP, is_dry=True).plan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +106,21 @@ class _Stages:
 
     model: Path
     fa3_library: Path | None
+    num_gpus: int
     is_dry: bool
 
     def plan(self) -> CheckPlan:
         """The groups: what tells most first."""
+        tests = (*self._groups_of_gpus(), *self._models(), *self._services(), *self._kernels(), self._runner())
         return CheckPlan(
             (
                 StageGroup((self._benchmark("device", "roofline", limit_s=60),), is_parallel=False),
                 StageGroup((self._first_model(), *self._first_kernels()), is_parallel=True),
                 StageGroup((self._random_model(), *self._main_figures()), is_parallel=False),
-                StageGroup((*self._models(), *self._services(), *self._kernels(), self._runner()), is_parallel=True),
+                StageGroup(tests, is_parallel=True),
                 StageGroup(self._other_figures(), is_parallel=False),
-            )
+            ),
+            {} if self._has_group else {_GROUP_STAGE: f"needs {LEAST_GPUS_OF_GROUP} GPUs, and there is one"},
         )
 
     def _first_model(self) -> Stage:
@@ -137,9 +143,18 @@ class _Stages:
             self._kernel_speed("prefill", "prefill", limit_s=90),
         )
 
+    @property
+    def _has_group(self) -> bool:
+        return self.num_gpus >= LEAST_GPUS_OF_GROUP
+
+    def _groups_of_gpus(self) -> Iterator[Stage]:
+        if self._has_group:
+            yield self._tests(_GROUP_STAGE, _GROUP_TESTS, environment=_ON_CPU | _SERVICES)
+
     def _models(self) -> Iterator[Stage]:
         for path in _test_files("tests/on_gpu"):
-            if path.name != "test_served_streams.py":  # the first one of all
+            # Streams are the first of all, and groups have a stage of their own.
+            if path.name not in ("test_served_streams.py", Path(_GROUP_TESTS).name):
                 yield self._tests(f"models/{path.stem}", str(path), environment=_ON_CPU | _SERVICES)
 
     def _services(self) -> Iterator[Stage]:

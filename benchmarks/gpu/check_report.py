@@ -4,7 +4,7 @@ Rewritten after each stage, so that it is whole whenever the check is ended. Run
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ class Report:
     planned: Sequence[str]
     environment: dict[str, Any]
     circumstances: dict[str, Any]
+    left_out: Mapping[str, str] = field(default_factory=dict)  # stages that this machine cannot run, and why
     is_dry_run: bool = False
     results: list[StageResult] = field(default_factory=list)
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -87,6 +88,7 @@ class Report:
             "is_complete": self.is_complete,
             "is_correct": self.is_correct,
             "not_ended": self.not_ended,
+            "left_out": dict(self.left_out),
             **self.circumstances,
             **self._identity(),
             "environment": self.environment,
@@ -120,6 +122,8 @@ class Report:
         correct = "All that was tested is correct." if self.is_correct else "**NOT correct.**"
         left = ", ".join(self.not_ended)
         yield f"{correct} {'Complete.' if self.is_complete else f'Not complete; `--resume` continues with: {left}.'}"
+        for name, why in self.left_out.items():
+            yield f"Not run on this machine: {name}, which {why}."
 
     def _figures(self) -> Iterator[str]:
         """Measured figures beside the roofline."""

@@ -62,7 +62,10 @@ def main() -> None:
     scratch = _scratch_folder(is_large=not options.dry_run)
     try:
         model = scratch / "model"
-        whole = dry_plan(model) if options.dry_run else gpu_plan(model, options.fa3_library)
+        if options.dry_run:
+            whole = dry_plan(model)
+        else:
+            whole = gpu_plan(model, options.fa3_library, environment["gpu"]["num_gpus"])
         report = _report(options, whole, environment)
         plan = whole.part(options.only, report.passed)
         if not plan.groups and not options.resume:
@@ -79,7 +82,7 @@ def main() -> None:
 def _report(options: argparse.Namespace, plan: CheckPlan, environment: dict[str, Any]) -> Report:
     """Report in the folder: a new one, or the one that is there."""
     names = [stage.name for stage in plan.stages]
-    report = Report(options.out, names, environment, circumstances(), is_dry_run=options.dry_run)
+    report = Report(options.out, names, environment, circumstances(), plan.left_out, is_dry_run=options.dry_run)
     if options.resume:
         try:
             report.resume()
@@ -137,6 +140,8 @@ def _print_summary(report: Report) -> None:
     for each in report.results:
         if each.status != "passed":
             print(f"\n----- {each.name}: {each.status}\n{each.tail[-2000:]}")
+    for name, why in report.left_out.items():
+        print(f"\nnot run on this machine: {name}, which {why}")
     words = f"{'correct' if report.is_correct else 'NOT correct'}, {'' if report.is_complete else 'not '}complete"
     print(f"\n{words}; see {report.folder / PAGE_FILE}")
 

@@ -152,6 +152,18 @@ def test_what_tells_most_comes_first_and_every_stage_runs_a_file_that_exists() -
             assert (ROOT / f"{each.command[1].replace('.', '/')}.py").is_file(), each
 
 
+def test_groups_of_gpus_are_checked_where_there_are_two_and_else_the_page_says_so(tmp_path: Path) -> None:
+    one, two = (gpu_plan(Path("/model"), num_gpus=number) for number in (1, 2))
+    assert {each.name for each in two.stages} - {each.name for each in one.stages} == {"groups of GPUs"}
+    assert one.left_out == {"groups of GPUs": "needs 2 GPUs, and there is one"} == one.part(["device"]).left_out
+    assert two.left_out == dry_plan(Path("/model")).left_out == {}
+    names = [each.name for each in one.stages]
+    report = Report(tmp_path, names, {"gpu": None}, {"commit": "abc"}, one.left_out)
+    report.write()
+    assert "Not run on this machine: groups of GPUs, which needs 2 GPUs, and there is one." in report.page()
+    assert json.loads((tmp_path / REPORT_FILE).read_text())["left_out"] == dict(one.left_out)
+
+
 def test_each_kind_of_kernel_comes_first_by_tests_that_exist() -> None:
     for test in (test for tests in FIRST_KERNELS.values() for test in tests):
         file, _, name = test.partition("::")

@@ -61,10 +61,11 @@ async def test_outputs_are_the_same_all_at_once(site: ModelSite, texts: Texts, f
         assert sum(each.usage.num_preemptions for each in completions) > len(ASKS) / 3
 
 
-async def test_a_tensor_parallel_group_gives_the_same(texts: Texts) -> None:
-    """Rank 0 follows the grammars, and forces tokens, for all ranks."""
+@pytest.mark.parametrize("runner", ["cpu", "device"])
+async def test_a_tensor_parallel_group_gives_the_same(texts: Texts, runner: str) -> None:
+    """On CPUs rank 0 follows the grammars, and forces tokens, for all; on accelerators each rank follows them."""
     site = ModelSite(DEMO_MODEL)
-    with site.start_worker("group", "--tensor-parallel", "2", *POOL):
+    with site.start_worker("group", "--tensor-parallel", "2", "--runner", runner, *POOL):
         async with site.client("--preempt-every", "9") as client:
             assert (await run_asks(client))[0] == texts
 

@@ -52,11 +52,11 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Groups:
     return Groups(folder, answers_of(reference, asks, Margins(site.reference)), largest)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_a_group_under_memory_pressure_answers_as_one_process_does(groups: Groups, num_ranks: int) -> None:
+@pytest.mark.parametrize(("num_ranks", "runner"), [(2, "cpu"), (4, "cpu"), (2, "device")])
+def test_a_group_under_memory_pressure_answers_as_one_process_does(groups: Groups, num_ranks: int, runner: str) -> None:
     """Greedy, samples, beams, penalties; preempted by swap and by recomputation."""
     site = ModelSite(groups.folder)
-    flags = ("--tensor-parallel", str(num_ranks), *groups.pool, *groups.host_pool)
+    flags = ("--tensor-parallel", str(num_ranks), "--runner", runner, *groups.pool, *groups.host_pool)
     with site.start_worker("group", *flags) as worker:
         run = asyncio.run(run_asks(site, groups.answers.asks, *BUDGET))
         groups.answers.assert_same(run)
@@ -94,11 +94,12 @@ def hang_last(ranks: list[int]) -> None:
     os.kill(ranks[-1], signal.SIGSTOP)
 
 
+@pytest.mark.parametrize("runner", ["cpu", "device"])
 @pytest.mark.parametrize("strike", [kill_first, hang_last])
 async def test_requests_of_a_group_whose_rank_is_lost_finish_elsewhere(
-    groups: Groups, site: ModelSite, strike: Callable[[list[int]], None]
+    groups: Groups, site: ModelSite, strike: Callable[[list[int]], None], runner: str
 ) -> None:
-    flags = ("--tensor-parallel", "2", "--rank-timeout-s", "1.5", *groups.pool)
+    flags = ("--tensor-parallel", "2", "--rank-timeout-s", "1.5", "--runner", runner, *groups.pool)
     with ExitStack() as stack:
         struck = stack.enter_context(site.start_worker("struck", *flags))
         stack.enter_context(site.start_worker("other", *groups.pool))

@@ -49,8 +49,6 @@ USUAL = CheckedOptions(
         ),
         ({"weight_dtype": "int8", "dtype": "float16"}, False, "--weight-dtype int8 needs native kernels"),
         ({"weight_dtype": "int8", "dtype": "float16", "device": "cpu"}, True, "there are none for --dtype float16"),
-        ({"tensor_parallel": 2, "device": "cuda"}, True, "--tensor-parallel 2 divides a model among processes on CPUs"),
-        ({"tensor_parallel": 2, "runner": "device"}, False, "give --device cpu and --runner cpu"),
         ({"num_blocks": 2, "max_model_len": 33}, False, "give --num-blocks 3 or more, or --max-model-len 32"),
     ],
 )
@@ -85,6 +83,60 @@ def test_kernels_without_their_library_are_refused_where_a_device_was_asked_for(
 def test_what_can_be_passes(changes: dict[str, object], has_driver: bool) -> None:
     options = replace(USUAL, **changes)  # type: ignore[arg-type]
     check_options(options, has_driver=has_driver, has_kernels=has_driver)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_devices", "said"),
+    [
+        (
+            {"device": "cuda"},
+            2,
+            "cuda:0 to cuda:3, and the last one is cuda:1: give at most --tensor-parallel 2, or start",
+        ),
+        (
+            {"device": "cuda"},
+            1,
+            "--tensor-parallel 4 takes a CUDA device for each rank, .* there is only cuda:0: leave it",
+        ),
+        ({"device": "cuda:2"}, 5, "cuda:2 to cuda:5, and the last one is cuda:4: give at most --tensor-parallel 3"),
+        ({}, 3, "cuda:0 to cuda:3, and the last one is cuda:2"),
+        ({"runner": "device"}, 3, "or start the ranks on several machines with --rank and --group-address"),
+    ],
+)
+def test_a_group_on_one_machine_needs_a_device_for_each_rank(
+    changes: dict[str, object], num_devices: int, said: str
+) -> None:
+    options = replace(USUAL, tensor_parallel=4, **changes)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=said):
+        check_options(options, has_driver=True, has_kernels=True, count_devices=lambda: num_devices)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_devices"),
+    [
+        ({"device": "cuda"}, 4),
+        ({"device": "cuda:4"}, 8),
+        ({"device": "cuda:9"}, 4),  # one that torch refuses by its own number
+        ({"device": "cuda"}, None),  # AMD's driver does not tell
+        ({}, 0),  # a group on CPUs
+        ({"device": "cpu", "runner": "device"}, 1),
+        ({"device": "cuda", "group_address": "10.0.0.7:7900"}, 1),
+    ],
+)
+def test_groups_that_have_their_devices_pass(changes: dict[str, object], num_devices: int | None) -> None:
+    options = replace(USUAL, tensor_parallel=4, **changes)  # type: ignore[arg-type]
+    check_options(options, has_driver=True, has_kernels=True, count_devices=lambda: num_devices)
+
+
+def test_devices_are_counted_for_groups_alone() -> None:
+    """Counting wakes the driver."""
+
+    def count() -> int:
+        raise AssertionError("no group needs several devices")
+
+    for changes in ({}, {"device": "cuda"}, {"device": "cpu", "tensor_parallel": 2}):
+        options = replace(USUAL, **changes)
+        check_options(options, has_driver=True, has_kernels=True, count_devices=count)
 
 
 def test_what_only_torch_can_tell_is_left_to_it() -> None:

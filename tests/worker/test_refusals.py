@@ -62,8 +62,6 @@ CASES = [
     Case(name="ranks that do not divide the model", given={"tensor_parallel": "3"}, also={"device": "cpu"},
          said="^{tensor_parallel} 3 does not divide this model of 4 attention heads, .*: "
               "give {tensor_parallel} 1, 2 or 4"),
-    Case(name="ranks with an accelerator's runner", given={"tensor_parallel": "2", "runner": "device"},
-         said="^{tensor_parallel} 2 divides .* on CPUs alone so far: leave it out, or .* {runner} cpu"),
     Case(name="a group's pool of less than a block", given={"kv_memory_bytes": "100", "tensor_parallel": "4"},
          also={"device": "cpu"}, said="^{kv_memory_bytes} 100 is less than the 24576 bytes of one block"),
     Case(name="two sizes of the pool", given={"num_blocks": "4", "kv_memory_bytes": "9"},

@@ -62,6 +62,11 @@ def test_weights_can_have_8_or_4_bits_with_the_accelerators_runner(weight_dtype:
     [
         (replace(NOTHING_ASKED, device="cuda"), NO_GPU, "torch sees no CUDA device: use --device cpu"),
         (replace(NOTHING_ASKED, device="cuda:2"), HOPPERS, "the last CUDA device is cuda:1"),
+        (
+            replace(NOTHING_ASKED, device="cuda:1", num_ranks=2),
+            HOPPERS,
+            "takes a CUDA device for each rank, cuda:1 to cuda:2, and the last one is cuda:1: leave it out",
+        ),
         (NOTHING_ASKED, replace(HOPPERS, has_triton=False), "run pip install '.[gpu]' in a clone of Quire, or"),
         (replace(NOTHING_ASKED, kv_dtype="fp8"), NO_GPU, "leave it out, or give --runner device"),
         (

@@ -92,26 +92,34 @@ def group(folder: Path, num_ranks: int, **options: Any) -> Iterator[LoadedModel]
         loaded.close()
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_a_group_computes_what_one_process_does(reference: Reference, num_ranks: int) -> None:
-    with group(reference.folder, num_ranks) as loaded:
+@pytest.mark.parametrize(("num_ranks", "runner"), [(2, "cpu"), (4, "cpu"), (2, "device")])
+def test_a_group_computes_what_one_process_does(reference: Reference, num_ranks: int, runner: str) -> None:
+    with group(reference.folder, num_ranks, runner=runner) as loaded:
         check_group(loaded, reference)
 
 
+@pytest.mark.parametrize("reference", ["gpt2", "llama_mqa"], indirect=True)
+def test_so_do_four_ranks_with_the_accelerators_runner(reference: Reference) -> None:
+    with group(reference.folder, 4, runner="device") as loaded:
+        check_group(loaded, reference)
+
+
+@pytest.mark.parametrize("runner", ["cpu", "device"])
 @pytest.mark.parametrize("reference", ["opt", "llama_gqa"], indirect=True)
-def test_ranks_without_native_kernels_reduce_by_gloo(reference: Reference) -> None:
-    with group(reference.folder, 2, kernels="torch") as loaded:
+def test_ranks_without_native_kernels_reduce_by_gloo(reference: Reference, runner: str) -> None:
+    with group(reference.folder, 2, kernels="torch", runner=runner) as loaded:
         check_group(loaded, reference)
 
 
-def test_a_rank_whose_part_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runner", ["cpu", "device"])
+def test_a_rank_whose_part_cannot_be_loaded_says_why(runner: str, tmp_path: Path) -> None:
     """Only the last rank reads the damaged rows."""
     folder = write_tiny_model("llama_gqa", tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"][-1, 0] = float("nan")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     refusal = pytest.raises(CheckpointError, match=r"^rank 1 of the group: tensor 'lm_head.weight' in .* has NaN")
-    with refusal, group(folder, 2):
+    with refusal, group(folder, 2, runner=runner):
         raise AssertionError("a damaged model was loaded")
 
 

@@ -7,14 +7,15 @@ device, so it can be captured in a graph. Knows no seats and no steps.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.shape import ScoreRule
 from kernels.layers.layer_ops import Rotary, activate
 from kernels.layers.step_inputs_reference import StepInputs
+from kernels.native.shared_ranks import RankReduction
 from worker_svc.gpu.attention_plans import BatchAttention
+from worker_svc.gpu.divided_pass import DividedPass
 from worker_svc.gpu.quantised_products import with_operations
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.config import NormPlace
@@ -26,8 +27,12 @@ from worker_svc.operations import Operations
 class DeviceForward:
     """A decoder's weights and the pool that it writes, on one device."""
 
-    def __init__(self, decoder: Decoder, kv_pool: KVPool, operations: Operations) -> None:
+    def __init__(
+        self, decoder: Decoder, kv_pool: KVPool, operations: Operations, ranks: RankReduction | None = None
+    ) -> None:
+        """`ranks`: the group among which the decoder is divided; all its ranks compute the same passes."""
         config = decoder.config
+        self._divided = DividedPass(decoder, ranks)
         self._decoder = with_operations(decoder, operations)
         self._kv_pool = kv_pool
         self._operations = operations
@@ -85,7 +90,7 @@ class DeviceForward:
             hidden = hidden.index_select(0, logit_rows)
         if decoder.project_out is not None:
             hidden = decoder.project_out(hidden)
-        return decoder.head(hidden)
+        return self._divided.logits(decoder.head(hidden))
 
     def _final(self, state: "_LayerState") -> Tensor:
         norm, (hidden, residual) = self._decoder.final_norm, state
@@ -94,14 +99,14 @@ class DeviceForward:
         return hidden if residual is None else hidden + residual
 
     def _embed(self, inputs: StepInputs) -> Tensor:
-        decoder = self._decoder
-        hidden = F.embedding(inputs.token_ids, decoder.token_embedding)
+        decoder, config = self._decoder, self._decoder.config
+        hidden = self._divided.look_up(decoder.token_embedding, inputs.token_ids, config.vocab_size)
         if decoder.project_in is not None:
             hidden = decoder.project_in(hidden)
         if decoder.position_embedding is not None:
-            places = inputs.positions + decoder.config.position_offset
-            hidden += F.embedding(places, decoder.position_embedding)
-        return hidden
+            places, total = inputs.positions + config.position_offset, config.position_offset + config.max_model_len
+            hidden += self._divided.look_up(decoder.position_embedding, places, total)
+        return self._divided.summed(hidden)
 
     def _rotary(self, positions: Tensor) -> Rotary | None:
         if self._angles is None:
@@ -136,15 +141,18 @@ class DeviceForward:
         if tokens.attention.prefill:
             rows = tokens.attention.prefill[window]
             self._operations.prefill_attention(query, key_cache, value_cache, rows, self._rule, False, out)
-        return attention.out(out.view(num_tokens, -1))
+        return self._divided.summed(attention.out(out.view(num_tokens, -1)))
 
     def _norm_heads(self, norm: Norm, heads: Tensor) -> Tensor:
         """Norm of each head, or of all heads of a token as one vector, as its size says. heads: [T, heads, head_dim]"""
-        return self._norm(norm, heads.view(len(heads), -1, norm.size), None).view(heads.shape)
+        if norm.size == heads.shape[-1]:
+            return self._norm(norm, heads, None)
+        every = self._divided.norm_of_all(lambda rows: self._norm(norm, rows, None), heads.view(len(heads), -1))
+        return every.view(heads.shape)
 
     def _mlp(self, mlp: Mlp, x: Tensor) -> Tensor:
         activation = self._operations.gated_activation if mlp.gated else activate
-        return mlp.down(activation(mlp.up(x), self._activation))
+        return self._divided.summed(mlp.down(activation(mlp.up(x), self._activation)))
 
     def _add_and_norm(self, norm: Norm, state: "_LayerState") -> tuple[Tensor, Tensor]:
         """The normalised sum of a state, and the sum itself, which becomes the residual."""

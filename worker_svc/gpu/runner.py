@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.step import Step, StepResult
 from kernels.attention.cascade_groups import SharingCost, sharing_cost
+from kernels.native.shared_ranks import RankReduction
 from kernels.sampling.logit_edits import TokenMasks
 from worker_svc.gpu.attention_plans import AttentionPlans
 from worker_svc.gpu.batch_layout import lay_out
@@ -83,11 +84,13 @@ class DeviceRunner:
         cost: SharingCost | None = None,
         graphs: GraphMaker | None = None,
         grammars: SeatGrammars | None = None,
+        ranks: RankReduction | None = None,
     ) -> None:
         """`graph_sizes` are the batch sizes of decode steps; the last holds all seats.
 
         `grammars` are those of these seats; None if no step has a grammar.
         `graphs` captures passes; None: the device's own way, if it is a CUDA device.
+        `ranks` is the group among which the decoder is divided; all its ranks launch the same steps in the same order.
         `cost` is the cost of rows that attend to a common prefix together; None: estimated from the model's shape.
         """
         assert graph_sizes[-1] >= limits.num_seats, "every seat may decode at once"
@@ -99,7 +102,7 @@ class DeviceRunner:
         arrays = fixed_arrays(max_tokens, max_rows, plans.most_work(max_tokens, max_rows), plans.num_windows)
         self._upload = StepUpload(device, arrays, _UPLOAD_BYTES)
         self._mover = BlockMover(kv_pool, operations.copy_by_table, operations.swap_blocks)
-        self._forward = DeviceForward(decoder, kv_pool, operations)
+        self._forward = DeviceForward(decoder, kv_pool, operations, ranks)
         self._batch = BatchPass(
             self._forward, plans, self._seats, self._upload, graph_sizes, cost or sharing_cost(plans.shape)
         )

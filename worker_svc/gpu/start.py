@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
 import torch
@@ -41,6 +41,14 @@ class GraphRunner(StepRunner, Protocol):
 R = TypeVar("R", bound=GraphRunner)
 MakeRunner = Callable[[KVPool, StepLimits], GraphRunner]
 CompileAhead = Callable[[KVPool, StepLimits], None]  # for the steps that fit these limits and this pool
+AgreeOnLeast = Callable[[int], int]  # the least number of all ranks of a group; of a process by itself its own
+
+
+class Preparation(NamedTuple):
+    """Needs of a trial: compiled kernels, and the consent of a group's ranks."""
+
+    compile_ahead: CompileAhead
+    agree_on_least: AgreeOnLeast
 
 
 def start_runner(
@@ -74,15 +82,16 @@ def measure_memory(
     *,
     graphs: bool,
     clock: PhaseClock,
-    compile_ahead: CompileAhead,
+    prepare: Preparation,
 ) -> MemoryProfile:
     """Memory of a CUDA device that steps take beside the pool; compiles the kernels that they need.
 
-    Memory that is in use already counts as weights. The trial leaves nothing behind but the compiled kernels. Raises
-    PoolSizeError if the device does not hold even the trial.
+    Ranks of a group do so at the same time, and capture the same graphs. Memory that is in use already counts as
+    weights. The trial leaves nothing behind but the compiled kernels. Raises PoolSizeError if the device does not hold
+    even the trial.
     """
     with _refuse_short_memory("with the model loaded"):
-        profile = _try(make, shape, limits, device, graphs=graphs, clock=clock, compile_ahead=compile_ahead)
+        profile = _try(make, shape, limits, device, graphs=graphs, clock=clock, prepare=prepare)
     _settled_free_bytes(device)  # the trial's memory goes back
     log.info("memory measured", bytes=profile.parts, max_mixed_tokens=profile.max_mixed_tokens)
     return profile
@@ -96,14 +105,15 @@ def _try(
     *,
     graphs: bool,
     clock: PhaseClock,
-    compile_ahead: CompileAhead,
+    prepare: Preparation,
 ) -> MemoryProfile:
     weights = _allocated_bytes(device)
     limits = replace(limits, num_blocks=num_trial_blocks(limits), num_host_blocks=0)
     pool = KVPool(shape, limits.num_blocks, device)
     with clock.phase("compiling"):
-        compile_ahead(pool, limits)
+        prepare.compile_ahead(pool, limits)
         _settled_free_bytes(device)  # what the references took goes back
+        prepare.agree_on_least(0)  # which waits for the ranks that compile
     with clock.phase("kernels"):
         runner = make(pool, limits)
         compile_kernels(runner, limits)
@@ -120,7 +130,7 @@ def _try(
         )
         if not graphs:
             return profile
-        most = graph_tokens(profile, limits.max_batched_tokens)
+        most = prepare.agree_on_least(graph_tokens(profile, limits.max_batched_tokens))
         return replace(profile, graphs=_graph_bytes(runner, device, most), max_mixed_tokens=most)
 
 

@@ -10,27 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import ProcessGroupGloo
 
-_START_S = 300.0  # for all ranks to find each other
-
-
-class GlooStore:
-    """The store by which ranks find each other, on rank 0's host."""
-
-    def __init__(self, host: str, port: int, size: int, *, is_master: bool) -> None:
-        """Raises RuntimeError if the store cannot be reached. `port`: 0 on rank 0 takes any free one."""
-        self.store = TCPStore(host, port, size, is_master, datetime.timedelta(seconds=_START_S), wait_for_workers=False)
-
-    @property
-    def port(self) -> int:
-        return int(self.store.port)
+from worker_svc.ranks.rank_store import RankStore
 
 
 class GlooRanks:
     """A rank's connections to the others. A `RankReduction`."""
 
-    def __init__(self, store: GlooStore, rank: int, size: int, *, timeout_s: float, on_one_machine: bool) -> None:
+    def __init__(self, store: RankStore, rank: int, size: int, *, timeout_s: float, on_one_machine: bool) -> None:
         """Connects to all ranks, which must do so at the same time. Raises RuntimeError.
 
         Calls raise RuntimeError if a rank does not come within `timeout_s`.
@@ -54,14 +42,14 @@ class GlooRanks:
     def join_columns(self, x: Tensor, out: Tensor) -> None:
         """See RankReduction."""
         if len(x):
-            out.copy_(torch.cat(self._gather(x.contiguous()), dim=1))
+            parts = self._gather(self._padded(x, out.shape[1]))
+            out.copy_(torch.cat(parts, dim=1)[:, : out.shape[1]])
 
     def collect_columns(self, x: Tensor, out: Tensor | None, total: int) -> None:
         """See RankReduction."""
         if not len(x):
             return
-        own = x.new_zeros(len(x), -(-total // self.size))  # all parts have the same size on the wire
-        own[:, : x.shape[1]] = x
+        own = self._padded(x, total)
         parts = [torch.empty_like(own) for _ in range(self.size)] if out is not None else []
         self._group.gather([[_as_bytes(each) for each in parts]] if parts else [], [_as_bytes(own)]).wait()
         if out is not None:
@@ -70,6 +58,12 @@ class GlooRanks:
     def fail(self) -> None:
         """See RankReduction. The other ranks see that this process ends."""
         self.has_failed = True
+
+    def _padded(self, x: Tensor, total: int) -> Tensor:
+        """Part of `total` columns that this rank has, in memory of its own; parts have the same size on the wire."""
+        own = x.new_zeros(len(x), -(-total // self.size))
+        own[:, : x.shape[1]] = x
+        return own
 
     def _gather(self, x: Tensor) -> list[Tensor]:
         """The rows of all ranks."""

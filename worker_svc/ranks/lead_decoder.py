@@ -3,8 +3,7 @@
 A pass that breaks off leaves the ranks at different places, so it ends the group.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from worker_svc.model.batch import ForwardBatch
 from worker_svc.model.config import ModelConfig
 from worker_svc.ranks.rank_connection import FrameKind
 from worker_svc.ranks.rank_group import RankGroup
-from worker_svc.steps.step_runner import DeviceLostError
+from worker_svc.ranks.whole_pass import whole_or_lost
 
 
 class LeadDecoder:
@@ -55,7 +54,7 @@ class LeadDecoder:
     def hidden(self, batch: ForwardBatch, kv_pool: KVPool) -> Tensor:
         """See HostDecoder.hidden."""
         self.group.begin_pass(batch, with_logits=False)
-        with self._whole_or_lost():
+        with whole_or_lost(self.reduction):
             hidden = self._model.hidden(batch, kv_pool)
         self._first_row, self._stride = int(hidden.storage_offset()), max(1, hidden.stride(0))
         return hidden
@@ -63,26 +62,15 @@ class LeadDecoder:
     def greedy(self, batch: ForwardBatch, kv_pool: KVPool) -> GreedyChoice:
         """See HostDecoder.greedy."""
         self.group.begin_pass(batch, with_logits=True)
-        with self._whole_or_lost():
+        with whole_or_lost(self.reduction):
             return self._model.greedy(batch, kv_pool)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See HostDecoder.logits. hidden: rows, one after the other, of the last result of `hidden`."""
         begin = (int(hidden.storage_offset()) - self._first_row) // self._stride
         self.group.begin_logits(begin, begin + len(hidden))
-        with self._whole_or_lost():
+        with whole_or_lost(self.reduction):
             return self._model.logits(hidden)
-
-    @contextmanager
-    def _whole_or_lost(self) -> Iterator[None]:
-        """Raises DeviceLostError if the ranks do not all come to the end."""
-        try:
-            yield
-        except Exception as error:
-            self.reduction.fail()
-            raise DeviceLostError(f"a pass of the group broke off: {type(error).__name__}: {error}") from error
-        if self.reduction.has_failed:
-            raise DeviceLostError("a rank of the group did not come to the end of a pass")
 
 
 class LeadPool(KVPool):

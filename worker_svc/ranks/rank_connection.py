@@ -27,13 +27,14 @@ class FrameKind(IntEnum):
     LOADED = 3  # of a rank: its part of the weights is loaded
     REFUSED = 4  # of a rank: why it cannot be loaded
     PLAN = 5  # of rank 0: all ranks are loaded
-    PLANNED = 6  # of a rank: blocks that fit into its memory
-    POOL = 7  # of rank 0: blocks that fit into the memory of every rank
+    OFFER = 6  # of a rank: its number in an agreement, such as the blocks that fit into its memory
+    LEAST = 7  # of rank 0: the least number of all ranks
     SWAP_OUT = 8  # of rank 0, as all that follow: block pairs
     SWAP_IN = 9
     COPY = 10
     PASS = 11  # a batch
     LOGITS = 12  # rows of the hidden states of the last pass
+    STEP = 13  # for ranks on accelerators, instead of all above: the scheduler's step
 
 
 class RankLostError(ConnectionError):

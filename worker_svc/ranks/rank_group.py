@@ -1,4 +1,4 @@
-"""The other ranks of a group as rank 0 sees them: their connections, the agreement on the pool, and their end.
+"""The other ranks of a group as rank 0 sees them: their connections, what they agree on, and their end.
 
 Knows how to tell them what to compute, and nothing of how they are started.
 """
@@ -10,14 +10,18 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import structlog
 
+from common.step import Step
+from common.step_codec import step_to_pb
 from kernels.native.shared_ranks import RankMemory, RankReduction
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.model.batch import ForwardBatch
+from worker_svc.option_check import OptionError
 from worker_svc.ranks.pass_codec import encode_pass, encode_rows
 from worker_svc.ranks.rank_connection import FrameKind, RankConnection, RankLostError
 from worker_svc.steps.step_runner import DeviceLostError
@@ -25,6 +29,8 @@ from worker_svc.steps.step_runner import DeviceLostError
 log = structlog.get_logger()
 
 _START_S = 120.0  # without a heartbeat: a rank loads its libraries first
+_WATCH_S = 1.0  # between two looks
+_LAST_WORDS_S = 3.0  # after a rank has ended during the start, to read why and to refuse with its words
 
 BlockPairs = Sequence[tuple[int, int]]
 
@@ -39,8 +45,8 @@ class RankSetUp:
     settings: dict[str, Any]  # of `WorkerSettings`, as rank 0 has settled them
     fingerprint: str  # of the model folder
     native: bool  # rank 0 has native kernels
-    slot_bytes: int | None  # of the shared memory, which is passed next; None: ranks reduce by Gloo
-    store_port: int | None  # of the store by which Gloo's connections are made, on rank 0's host
+    slot_bytes: int | None  # of the shared memory, which is passed next; None: ranks reduce by Gloo or NCCL
+    store_port: int | None  # of the store by which their connections are made, on rank 0's host
     timeout_s: float
 
 
@@ -52,6 +58,7 @@ class RankGroup:
         self._connections = list(connections)
         self._timeout_s = timeout_s
         self._is_closing = False
+        self._is_started = threading.Event()
         self.sent_bytes = 0  # to each of the ranks, for block moves and passes
 
     @property
@@ -66,25 +73,38 @@ class RankGroup:
             if memory is not None:
                 connection.send_fd(memory.fd)
 
-    def await_loaded(self) -> list[int]:
-        """Wait until all ranks have their weights, and return the bytes of these. Raises CheckpointError."""
+    def await_loaded(self, device: str) -> list[int]:
+        """Wait until all ranks have their weights, and return the bytes of these. `device`: rank 0's, by its kind.
+
+        Raises CheckpointError; OptionError if a rank computes on another kind of device. From now on this process ends
+        when a rank does: it may be in an exchange with the lost rank.
+        """
         loaded = [self._receive(rank, FrameKind.LOADED) for rank in range(1, self.size)]
+        for rank, each in enumerate(loaded, start=1):
+            if each["device"] != device:
+                raise OptionError(other_device(rank, each["device"], device))
+        self._start_thread(self._watch_start)
         for connection in self._connections:
             connection.send_json(FrameKind.PLAN)
         return [int(each["weight_bytes"]) for each in loaded]
 
-    def agree_on_blocks(self, num_blocks: int) -> int:
-        """The least number of blocks that fits into every rank's memory; `num_blocks` fit into rank 0's."""
-        planned = [self._receive(rank, FrameKind.PLANNED) for rank in range(1, self.size)]
-        least = min(num_blocks, *(int(each["num_blocks"]) for each in planned))
+    def agree_on_least(self, number: int) -> int:
+        """The least of all ranks' numbers, which they give at the same point of their start; `number`: rank 0's.
+
+        Raises CheckpointError with the reason of a rank that cannot go on.
+        """
+        least = min(number, *(int(self._receive(rank, FrameKind.OFFER)["number"]) for rank in range(1, self.size)))
         for connection in self._connections:
-            connection.send_json(FrameKind.POOL, num_blocks=least)
+            connection.send_json(FrameKind.LEAST, number=least)
         return least
 
-    def watch(self, reduction: RankReduction) -> None:
-        """From now on end this process when a rank ends or is silent: a group lives and ends as one."""
-        context = contextvars.copy_context()  # has the fields that are bound to log lines
-        threading.Thread(target=context.run, args=(self._watch, reduction.fail), name="ranks", daemon=True).start()
+    def watch(self, reduction: RankReduction, waited_s: Callable[[], float] = lambda: 0.0) -> None:
+        """From now on end this process when a rank ends or is silent: a group lives and ends as one.
+
+        Also if no step has ended for so long. `waited_s`: seconds since one has, while steps run.
+        """
+        self._is_started.set()
+        self._start_thread(lambda: self._watch(reduction.fail, waited_s))
 
     def move_blocks(self, kind: FrameKind, pairs: BlockPairs) -> None:
         """Have the ranks move blocks as rank 0 does. Raises DeviceLostError."""
@@ -97,12 +117,17 @@ class RankGroup:
         """
         self._tell(FrameKind.PASS, encode_pass(batch, with_logits=with_logits))
 
+    def begin_step(self, step: Step) -> None:
+        """Have the ranks execute a step. Raises DeviceLostError."""
+        self._tell(FrameKind.STEP, step_to_pb(step).SerializeToString())
+
     def begin_logits(self, begin: int, end: int) -> None:
         """Have the ranks compute logits of some rows of the last pass. Raises DeviceLostError."""
         self._tell(FrameKind.LOGITS, encode_rows(begin, end))
 
     def abandon(self) -> None:
         """Have the ranks end though they are not watched yet."""
+        self._is_closing = True
         for connection in self._connections:
             connection.end()
             connection.close()
@@ -130,14 +155,28 @@ class RankGroup:
             raise RankLostError(f"rank {rank} sent {came.name} instead of {kind.name}")
         return fields
 
-    def _watch(self, fail: Callable[[], None]) -> None:
+    def _start_thread(self, work: Callable[[], None]) -> None:
+        context = contextvars.copy_context()  # has the fields that are bound to log lines
+        threading.Thread(target=context.run, args=(work,), name="ranks", daemon=True).start()
+
+    def _watch_start(self) -> None:
+        """End this process when a rank has ended, unless its last words have ended it before. Reads nothing."""
+        while not self._is_started.is_set() and not self._is_closing:
+            ended = []
+            with suppress(ValueError):  # it was closed just now
+                ended = [rank for rank, each in enumerate(self._connections, start=1) if each.wait_for_end(0.0)]
+            if ended and not self._is_started.wait(_LAST_WORDS_S) and not self._is_closing:
+                _end_process(lambda: None, ended[0], "has ended during the start")
+            self._is_started.wait(_WATCH_S)
+
+    def _watch(self, fail: Callable[[], None], waited_s: Callable[[], float]) -> None:
         poll = select.poll()
         seen_s = dict.fromkeys((each.fileno() for each in self._connections), time.monotonic())
         for each in self._connections:
             poll.register(each.fileno(), select.POLLIN)
         by_fd = {each.fileno(): rank for rank, each in enumerate(self._connections, start=1)}
         while True:
-            for fd, _ in poll.poll(1000):
+            for fd, _ in poll.poll(_WATCH_S * 1000):
                 if self._connections[by_fd[fd] - 1].drain_heartbeats():
                     seen_s[fd] = time.monotonic()
                 elif self._is_closing:
@@ -149,10 +188,22 @@ class RankGroup:
             for fd, last_s in seen_s.items():
                 if time.monotonic() - last_s > self._timeout_s:
                     _end_process(fail, by_fd[fd], f"has been silent for {self._timeout_s:g} s")
+            if waited_s() > self._timeout_s:
+                _end_process(fail, None, f"no step has ended for {self._timeout_s:g} s")
 
 
-def _end_process(fail: Callable[[], None], rank: int, reason: str) -> None:
-    """End rank 0 without waiting: its pass would wait for the lost rank."""
-    fail()
-    log.critical("rank lost: its group ends, and is started again as one", rank=rank, reason=reason)
-    os._exit(1)
+def other_device(rank: int, device: str, of_rank_0: str) -> str:
+    """Message for a rank that computes on another kind of device."""
+    return (
+        f"--device: rank {rank} of the group computes on {device}, and rank 0 on {of_rank_0}: give all ranks of a "
+        "group the same kind of device"
+    )
+
+
+def _end_process(fail: Callable[[], None], rank: int | None, reason: str) -> None:
+    """End rank 0 without waiting: its pass would wait for the lost rank. `rank`: None if it is not known which."""
+    try:
+        fail()
+    finally:
+        log.critical("rank lost: its group ends, and is started again as one", rank=rank, reason=reason)
+        os._exit(1)

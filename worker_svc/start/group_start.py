@@ -9,10 +9,13 @@ import torch
 from kernels.native.shared_ranks import RankMemory, RankReduction, SharedRanks, make_memory
 from quire.worker_settings import WorkerSettings
 from worker_svc.model.config import ModelConfig
-from worker_svc.ranks.gloo_ranks import GlooRanks, GlooStore
+from worker_svc.ranks.gloo_ranks import GlooRanks
 from worker_svc.ranks.rank_connection import RankConnection
 from worker_svc.ranks.rank_group import RankGroup, RankSetUp
 from worker_svc.ranks.rank_starting import StartRank, accept_ranks, start_ranks
+from worker_svc.ranks.rank_store import RankStore
+from worker_svc.runner_choice import RunnerChoice, device_kind, device_of_rank
+from worker_svc.start.device_ranks import connect_devices
 from worker_svc.start.runner_start import Lead
 
 
@@ -27,9 +30,10 @@ class ReductionChoice(NamedTuple):
 class StartingGroup:
     """The ranks from their start until their weights are loaded."""
 
-    def __init__(self, settings: WorkerSettings, start_rank: StartRank) -> None:
+    def __init__(self, settings: WorkerSettings, runner: RunnerChoice, start_rank: StartRank) -> None:
         """Start ranks here, or wait for those of other machines. Raises OptionError if they cannot be waited for."""
         self._settings = settings
+        self._runner = runner
         size = settings.tensor_parallel
         self.num_on_machine = size if settings.group_address is None else 1
         self._connections: Sequence[RankConnection]
@@ -38,44 +42,59 @@ class StartingGroup:
         else:
             self._connections = accept_ranks(settings.group_address, size)
         self.group = RankGroup(self._connections, settings.rank_timeout_s)
+        self._store: RankStore | None = None
+        self._reduction: RankReduction | None = None
 
-    def set_up(self, fingerprint: str, choice: ReductionChoice, *, model: str) -> RankReduction:
+    def set_up(self, fingerprint: str, choice: ReductionChoice, *, model: str) -> None:
         """Have all ranks load what rank 0 loads now. Raises RankLostError."""
         size, timeout_s = self.group.size, self._settings.rank_timeout_s
         memory = self._shared_memory(choice)
-        store = None
         if memory is None:
             host = "127.0.0.1" if self.num_on_machine > 1 else socket.gethostname()
-            store = GlooStore(host, 0, size, is_master=True)
+            self._store = RankStore(host, 0, size, is_master=True)
         dtype = str(choice.dtype).removeprefix("torch.")
-        settings = self._settings.model_copy(update={"model": model, "dtype": dtype, "rank": None})
+        settings = self._settings.model_copy(
+            update={"model": model, "dtype": dtype, "rank": None, "runner": self._runner.kind}
+        )
         ranks = [
             RankSetUp(
                 rank=rank,
                 size=size,
                 num_on_machine=self.num_on_machine,
-                settings=settings.model_copy(update={"group_address": None}).model_dump(mode="json"),
+                settings=settings.model_copy(
+                    update={"group_address": None, "device": device_of_rank(self._runner.device, rank)}
+                ).model_dump(mode="json"),
                 fingerprint=fingerprint,
                 native=choice.has_native,
                 slot_bytes=None if memory is None else memory.slot_bytes,
-                store_port=None if store is None else store.port,
+                store_port=None if self._store is None else self._store.port,
                 timeout_s=timeout_s,
             )
             for rank in range(1, size)
         ]
         self.group.set_up(ranks, memory)
         if memory is not None:
-            return SharedRanks(memory, 0, size, timeout_s=timeout_s)
-        assert store is not None, "ranks reduce by shared memory or by Gloo"
-        return GlooRanks(store, 0, size, timeout_s=timeout_s, on_one_machine=self.num_on_machine > 1)
+            self._reduction = SharedRanks(memory, 0, size, timeout_s=timeout_s)
+        elif self._store is not None and not self._is_on_cuda:
+            on_one_machine = self.num_on_machine > 1
+            self._reduction = GlooRanks(self._store, 0, size, timeout_s=timeout_s, on_one_machine=on_one_machine)
 
-    def lead(self, reduction: RankReduction) -> Lead:
-        """The group, once all ranks have loaded their weights. Raises CheckpointError or RankLostError."""
-        return Lead(self.group, reduction, self.group.await_loaded(), self.num_on_machine)
+    def lead(self) -> Lead:
+        """The group, once all ranks have loaded their weights. Raises CheckpointError, OptionError or RankLostError."""
+        weight_bytes = self.group.await_loaded(device_kind(self._runner.device))
+        if self._reduction is None:  # CUDA devices are connected now, when no rank can be refused any more
+            assert self._store is not None, "ranks that share no memory have a store"
+            timeout_s = self._settings.rank_timeout_s
+            self._reduction = connect_devices(self._store, 0, self.group.size, self._runner.device, timeout_s)
+        return Lead(self.group, self._reduction, weight_bytes, self.num_on_machine)
+
+    @property
+    def _is_on_cuda(self) -> bool:
+        return self._runner.device.type == "cuda"
 
     def _shared_memory(self, choice: ReductionChoice) -> RankMemory | None:
-        """Memory for the widest rows that ranks exchange; None if they reduce by Gloo."""
-        if not choice.has_native or self.num_on_machine == 1:
+        """Memory for the widest rows that ranks exchange; None if they reduce by Gloo or NCCL."""
+        if not choice.has_native or self.num_on_machine == 1 or self._is_on_cuda:
             return None
         config = choice.config
         columns = max(config.hidden_size, config.embed_dim, config.query_size, -(-config.vocab_size // self.group.size))

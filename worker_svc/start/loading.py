@@ -18,27 +18,23 @@ from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.dtype_choice import choose_dtype, saved_dtype
 from worker_svc.checkpoint.generation_defaults import read_sampling_defaults
 from worker_svc.checkpoint.model_folder import fingerprint, is_local, resolve_checkpoint
-from worker_svc.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.cpu.start import choose_host
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
-from worker_svc.gpu.quantised_products import quantising_maker
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.memory.huge_pages import collapse_memory
-from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
-from worker_svc.model.layers import Linear, MakeProduct
 from worker_svc.model.model_part import ModelPart
-from worker_svc.option_check import FP8_WEIGHTS_NEED_16_BITS, CheckedOptions, tensor_parallel_refused
+from worker_svc.option_check import FP8_WEIGHTS_NEED_16_BITS, CheckedOptions
 from worker_svc.ranks.rank_starting import StartRank, spawn_rank
-from worker_svc.runner_choice import DeviceError, RequestedRunner, RunnerChoice, choose_runner, detect_machine
-from worker_svc.sampling.grammar_matcher import GrammarVocabulary
-from worker_svc.sampling.seat_grammars import SeatGrammars
+from worker_svc.runner_choice import DeviceError, RunnerChoice, choose_runner, detect_machine
 from worker_svc.start.block_travel import block_format, travelling_blocks
 from worker_svc.start.group_start import ReductionChoice, StartingGroup, settings_of_rank
 from worker_svc.start.preflight import check_folder
-from worker_svc.start.runner_start import start_cpu_runner, start_device_runner
+from worker_svc.start.runner_start import lead_device_runner, start_cpu_runner, start_device_runner
+from worker_svc.start.settled_choices import device_products, requested_runner, seat_grammars, shares_memory
 from worker_svc.start.start_notices import notices
 from worker_svc.start.weight_form import check_weight_form
 
@@ -52,13 +48,11 @@ def load_model(
     """
     status = status or Status()
     clock = PhaseClock(status.phase)
-    choice = choose_runner(_requested_runner(settings), detect_machine())
+    choice = choose_runner(requested_runner(settings), detect_machine())
     starting = None
     if settings.tensor_parallel > 1:
-        if choice.kind != "cpu":
-            raise DeviceError(tensor_parallel_refused(settings.tensor_parallel))
         settings = settings_of_rank(settings, settings.threads or torch.get_num_threads())
-        starting = StartingGroup(settings, start_rank)
+        starting = StartingGroup(settings, choice, start_rank)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     try:
@@ -108,21 +102,22 @@ def _load(
             )
     elif settings.weight_dtype == "fp8" and choice.device.type == "cuda" and dtype == torch.float32:
         raise DeviceError(FP8_WEIGHTS_NEED_16_BITS)
-    reduction = None
-    if starting is not None and host is not None:
-        has_native = isinstance(host.kernels, NativeKernels)
+    if starting is not None:
+        has_native = shares_memory(settings, dtype) if host is None else isinstance(host.kernels, NativeKernels)
         reduction_choice = ReductionChoice(read_model_config(folder), dtype, has_native)
-        reduction = starting.set_up(model_fingerprint, reduction_choice, model=str(folder))
+        starting.set_up(model_fingerprint, reduction_choice, model=str(folder))
     with clock.phase("weights"):
-        make_product = _device_products(settings) if host is None else host.packing.make_product
+        make_product = device_products(settings) if host is None else host.packing.make_product
         model_part = ModelPart(0, settings.tensor_parallel)
         decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"), model_part)
         if settings.weight_dtype in ("fp8", "int4"):
             check_weight_form(decoder, settings.weight_dtype)
-        lead = None if starting is None or reduction is None else starting.lead(reduction)
-    grammars = None if tokenizer is None else _seat_grammars(tokenizer, decoder.config)
+        lead = None if starting is None else starting.lead()
+    grammars = seat_grammars(tokenizer, decoder.config)
     if host is None:
-        started = start_device_runner(settings, decoder, choice, clock, grammars, partial(status.phase, "compiling"))
+        place, on_compiled = None if lead is None else lead.place, partial(status.phase, "compiling")
+        started = start_device_runner(settings, decoder, choice, clock, grammars, on_compiled, place)
+        started = started if lead is None else lead_device_runner(started, lead)
     else:
         started = start_cpu_runner(settings, decoder, choice, clock, host.kernels, grammars, lead)
     if choice.device.type == "cpu":
@@ -154,28 +149,6 @@ def _load(
     format = block_format(model_fingerprint, weights, started.pool.shape, layout)
     travel = travelling_blocks(started.pool, started.fetched, format)
     return LoadedModel(started.runner, description, travel=travel)
-
-
-def _seat_grammars(tokenizer: TokenizerFiles, config: ModelConfig) -> SeatGrammars:
-    return SeatGrammars(
-        partial(GrammarVocabulary, tokenizer.tokenizer_json, config.vocab_size, sorted(config.eos_token_ids))
-    )
-
-
-def _requested_runner(settings: WorkerSettings) -> RequestedRunner:
-    return RequestedRunner(
-        device=settings.device,
-        runner=settings.runner,
-        kv_dtype=settings.kv_dtype,
-        weight_dtype=settings.weight_dtype,
-    )
-
-
-def _device_products(settings: WorkerSettings) -> MakeProduct:
-    """Maker of the products of an accelerator's runner."""
-    form = settings.weight_dtype
-    assert form != "int8", "refused with the runner"
-    return Linear if form == "auto" else quantising_maker(form)
 
 
 def _describe_model(

@@ -10,13 +10,20 @@ from worker_svc.checkpoint.weight_files import check_tensor, read_headers
 from worker_svc.model.families import read_model_config
 from worker_svc.model.model_part import check_divisible
 from worker_svc.model.tensor_names import needed_tensors
-from worker_svc.option_check import CheckedOptions, check_length, check_options, has_cuda_driver, has_triton
+from worker_svc.option_check import (
+    CheckedOptions,
+    check_length,
+    check_options,
+    has_cuda_driver,
+    has_triton,
+    num_cuda_devices,
+)
 from worker_svc.start.pool_check import check_pool
 
 
 def check_start(model: str, options: CheckedOptions, *, generation_config: str) -> None:
     """Checks the model and the options of a worker. Raises OptionError or CheckpointError, which say what to do."""
-    check_options(options, has_driver=has_cuda_driver(), has_kernels=has_triton())
+    check_options(options, has_driver=has_cuda_driver(), has_kernels=has_triton(), count_devices=num_cuda_devices)
     check_model(model, options, sampling_defaults=generation_config == "model")
 
 

@@ -73,7 +73,7 @@ class RecordedGraphs(TorchDispatchMode):
 
     def operations(self, bundle: Operations) -> Operations:
         """The same operations, each recorded as one call whatever it does inside, as a kernel is."""
-        kept: dict[str, Any] = {field.name: self._whole(getattr(bundle, field.name)) for field in fields(bundle)}
+        kept: dict[str, Any] = {field.name: self.recorded(getattr(bundle, field.name)) for field in fields(bundle)}
         kept["sampling"] = bundle.sampling
         assert isinstance(bundle.sampling, SamplingOperations)
         return Operations(**kept)
@@ -90,7 +90,13 @@ class RecordedGraphs(TorchDispatchMode):
             self._calls.append(_Call(func, args, named, results))
         return results
 
-    def _whole(self, operation: Callable[..., object]) -> Callable[..., object]:
+    @property
+    def is_capturing(self) -> bool:
+        return self._calls is not None
+
+    def recorded(self, operation: Callable[..., object]) -> Callable[..., object]:
+        """The same operation, recorded as one call."""
+
         def recorded(*arguments: object) -> object:
             with self._paused() as calls:
                 results = operation(*arguments)

@@ -18,10 +18,11 @@ from tests.worker.device.sample_steps import comparable
 from tests.worker.runners import limits_for, poisoned_pool
 from tests.worker.tiny_models import write_tiny_model
 from worker_svc.gpu.graphs import graph_sizes
-from worker_svc.gpu.runner import DeviceRunner, PendingDeviceStep
+from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.gpu.torch_operations import OPERATIONS
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.steps.step_runner import PendingStep, StepRunner, result_of
 
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)  # so that anything shared is worth it
 MODELS = ("llama_gqa", "mistral", "opt")
@@ -56,15 +57,15 @@ def captured_runner(decoder: Decoder, max_mixed_tokens: int | None = None) -> De
     return runner
 
 
-def run(runner: DeviceRunner, steps: Sequence[Step], depth: int = 1) -> list[StepResult]:
+def run(runner: StepRunner, steps: Sequence[Step], depth: int = 1) -> list[StepResult]:
     """Run steps, of which `depth` are launched before the first of them is answered."""
-    launched: deque[PendingDeviceStep] = deque()
+    launched: deque[StepResult | PendingStep] = deque()
     results: list[StepResult] = []
     for step in steps:
         launched.append(runner.launch(step))
         if len(launched) == depth:
-            results.append(launched.popleft().wait())
-    return results + [pending.wait() for pending in launched]
+            results.append(result_of(launched.popleft()))
+    return results + [result_of(pending) for pending in launched]
 
 
 def check_equal(ours: Sequence[StepResult], theirs: Sequence[StepResult]) -> None:
