@@ -258,8 +258,10 @@ def test_the_patch_for_gpus_names_a_container_and_a_cache_that_the_image_uses() 
     base = pod_of("gpu", patch["metadata"]["name"])
     assert pod.container["name"] == base.container["name"]
     assert pod.container["resources"]["limits"]["nvidia.com/gpu"] == 1
-    (mount,) = pod.container["volumeMounts"]
-    assert f"TRITON_CACHE_DIR={mount['mountPath']} " in (ROOT / "Dockerfile").read_text()
+    paths = {each["name"]: each["mountPath"] for each in pod.container["volumeMounts"]}
+    assert f"TRITON_CACHE_DIR={paths['kernels']} " in (ROOT / "Dockerfile").read_text()
+    memory = {each["name"]: each["emptyDir"].get("medium") for each in patch["spec"]["template"]["spec"]["volumes"]}
+    assert (paths["shm"], memory) == ("/dev/shm", {"kernels": None, "shm": "Memory"})
 
 
 def test_an_update_of_workers_on_gpus_needs_no_gpu_beside_those_in_use() -> None:

@@ -140,13 +140,12 @@ def cpu_runner_refused(device: object) -> str:
 
 def devices_too_few(num_ranks: int, first: int, num_devices: int) -> str:
     """Message for a group that takes a CUDA device for each of its ranks, from number `first` on."""
-    there = f"there is only cuda:{first}" if num_devices == first + 1 else f"the last one is cuda:{num_devices - 1}"
     most = num_devices - first
     remedy = f"give at most --tensor-parallel {most}" if most > 1 else "leave it out"
     return (
         f"--tensor-parallel {num_ranks} takes a CUDA device for each rank, cuda:{first} to "
-        f"cuda:{first + num_ranks - 1}, and {there}: {remedy}, or start the ranks on several machines with --rank and "
-        "--group-address"
+        f"cuda:{first + num_ranks - 1}, and the last one is cuda:{num_devices - 1}: {remedy}, or start the ranks on "
+        "several machines with --rank and --group-address"
     )
 
 

@@ -96,7 +96,7 @@ def test_what_can_be_passes(changes: dict[str, object], has_driver: bool) -> Non
         (
             {"device": "cuda"},
             1,
-            "--tensor-parallel 4 takes a CUDA device for each rank, .* there is only cuda:0: leave it",
+            "--tensor-parallel 4 takes a CUDA device for each rank, .* the last one is cuda:0: leave it",
         ),
         ({"device": "cuda:2"}, 5, "cuda:2 to cuda:5, and the last one is cuda:4: give at most --tensor-parallel 3"),
         ({}, 3, "cuda:0 to cuda:3, and the last one is cuda:2"),

@@ -88,6 +88,8 @@ def test_a_step_that_is_refused_changes_nothing_on_any_rank(tmp_path: Path) -> N
             with pytest.raises(InvalidStepError):
                 group.runner.launch(Step(epoch=1, step_id=step.step_id, rows=[*step.rows, 11], num_tokens=()))
             results += run(group.runner, [step])
+        assert isinstance(group.runner, LeadRunner)
+        assert group.runner.unended.waited_s() == 0
     assert [comparable(each) for each in results] == [comparable(each) for each in expected]
 
 
