@@ -27,12 +27,13 @@ class Ends:
 
     def __init__(self) -> None:
         pairs = [socket.socketpair() for _ in range(2)]
+        self.spare = socket.socketpair()
         self.ranks = [RankConnection(theirs) for _, theirs in pairs]
         self.group = RankGroup([RankConnection(ours) for ours, _ in pairs], 60.0)
 
     def close(self) -> None:
         self.group.abandon()
-        for each in self.ranks:
+        for each in (*self.ranks, *self.spare):
             each.close()
 
 
@@ -55,6 +56,20 @@ def test_a_rank_that_cannot_go_on_says_why_instead(ends: Ends) -> None:
     ends.ranks[1].send_json(FrameKind.REFUSED, reason="its memory is full")
     with pytest.raises(CheckpointError, match=r"^rank 2 of the group: its memory is full$"):
         ends.group.agree_on_least(1)
+
+
+def test_the_words_of_a_rank_that_has_ended_can_be_read_by_several(ends: Ends) -> None:
+    connection, rank = RankConnection(ends.spare[0]), RankConnection(ends.spare[1])
+    assert connection.last_words() is None
+    rank.send(FrameKind.HEARTBEAT)
+    rank.send_json(FrameKind.OFFER, number=1)
+    assert connection.last_words() is None
+    rank.send_json(FrameKind.REFUSED, reason="its memory is full")
+    rank.end()
+    assert connection.last_words() == connection.last_words() == "its memory is full"
+    assert connection.receive_json(FrameKind.OFFER) == {"number": 1}
+    connection.close()
+    rank.close()
 
 
 def test_ranks_on_another_kind_of_device_are_refused(ends: Ends) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 _HEADER = struct.Struct("<II")
 _MOST_BYTES = 1 << 30
+_MOST_WORDS = 1 << 16  # bytes of a refusal and the frames before it
 _RDHUP = getattr(select, "POLLRDHUP", 0)  # Linux
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
@@ -116,6 +117,19 @@ class RankConnection:
             raise RankLostError(f"a frame {came.name} came instead of {kind.name}")
         fields: dict[str, Any] = json.loads(payload)
         return fields
+
+    def last_words(self) -> str | None:
+        """Why the other end has refused, if that has come; received frames are left."""
+        try:
+            came = self._socket.recv(_MOST_WORDS, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except OSError:
+            return None
+        while len(came) >= _HEADER.size:
+            kind, length = _HEADER.unpack_from(came)
+            payload, came = came[_HEADER.size : _HEADER.size + length], came[_HEADER.size + length :]
+            if kind == FrameKind.REFUSED and len(payload) == length:
+                return str(json.loads(payload)["reason"])
+        return None
 
     def drain_heartbeats(self) -> bool:
         """Drop what has come. False if the connection has ended."""

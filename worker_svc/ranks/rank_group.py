@@ -166,7 +166,8 @@ class RankGroup:
             with suppress(ValueError):  # it was closed just now
                 ended = [rank for rank, each in enumerate(self._connections, start=1) if each.wait_for_end(0.0)]
             if ended and not self._is_started.wait(_LAST_WORDS_S) and not self._is_closing:
-                _end_process(lambda: None, ended[0], "has ended during the start")
+                words = self._connections[ended[0] - 1].last_words()
+                _end_process(lambda: None, ended[0], words or "has ended during the start")
             self._is_started.wait(_WATCH_S)
 
     def _watch(self, fail: Callable[[], None], waited_s: Callable[[], float]) -> None:

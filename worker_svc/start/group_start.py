@@ -62,7 +62,7 @@ class StartingGroup:
                 size=size,
                 num_on_machine=self.num_on_machine,
                 settings=settings.model_copy(
-                    update={"group_address": None, "device": device_of_rank(self._runner.device, rank)}
+                    update={"group_address": None, "device": self._device_of(rank)}
                 ).model_dump(mode="json"),
                 fingerprint=fingerprint,
                 native=choice.has_native,
@@ -87,6 +87,11 @@ class StartingGroup:
             timeout_s = self._settings.rank_timeout_s
             self._reduction = connect_devices(self._store, 0, self.group.size, self._runner.device, timeout_s)
         return Lead(self.group, self._reduction, weight_bytes, self.num_on_machine)
+
+    def _device_of(self, rank: int) -> str:
+        """Device of a rank on this machine; of one elsewhere, which has its own, the type."""
+        device = self._runner.device
+        return device_of_rank(device, rank) if self.num_on_machine > 1 else device.type
 
     @property
     def _is_on_cuda(self) -> bool:

@@ -103,7 +103,10 @@ def _load(
     elif settings.weight_dtype == "fp8" and choice.device.type == "cuda" and dtype == torch.float32:
         raise DeviceError(FP8_WEIGHTS_NEED_16_BITS)
     if starting is not None:
-        has_native = shares_memory(settings, dtype) if host is None else isinstance(host.kernels, NativeKernels)
+        if host is None:
+            has_native = shares_memory(settings, choice.device, dtype)
+        else:
+            has_native = isinstance(host.kernels, NativeKernels)
         reduction_choice = ReductionChoice(read_model_config(folder), dtype, has_native)
         starting.set_up(model_fingerprint, reduction_choice, model=str(folder))
     with clock.phase("weights"):

@@ -43,8 +43,10 @@ def seat_grammars(tokenizer: TokenizerFiles | None, config: ModelConfig) -> Seat
     )
 
 
-def shares_memory(settings: WorkerSettings, dtype: torch.dtype) -> bool:
-    """True if ranks of the device runner on a CPU have native code, by which they reduce through shared memory."""
+def shares_memory(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> bool:
+    """True if ranks of the device runner can reduce through shared memory: on one CPU, by native code."""
+    if device.type != "cpu" or settings.group_address is not None:
+        return False
     try:
         kernels, _ = choose_kernels(settings.kernels, dtype)
     except NativeUnavailableError:

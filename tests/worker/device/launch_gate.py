@@ -23,6 +23,7 @@ CAPABILITIES = {
     "fp16": (90,),
     "weights of e4m3": (90,),
     "weights of 4 bits": (80, 90),
+    "rank of two": (90,),
 }
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
@@ -21,11 +23,13 @@ from kernels.attention.cascade_groups import SharingCost
 from kernels.launches.launch_recorder import LaunchKey, RecordedLaunch
 from worker_svc.gpu.graphs import GraphMaker, graph_sizes
 from worker_svc.gpu.launch_compilation import record_start, recording_operations
+from worker_svc.gpu.lone_rank import LoneRank
 from worker_svc.gpu.quantised_products import QuantisedForm, quantising_maker
 from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear
+from worker_svc.model.model_part import ModelPart
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.trial_steps import num_trial_blocks
 
@@ -48,24 +52,30 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         Qwen2Config(**_GATED, use_sliding_window=True, sliding_window=21, max_window_layers=1)
     ),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GATED, head_dim=32)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**_GATED)),
     "opt": lambda: OPTForCausalLM(OPTConfig(**_SHAPE, ffn_dim=112)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchCase:
-    """A model in some dtype, with a cache in some dtype, and weights in some form."""
+    """A model in some dtype, with a cache in some dtype, and weights in some form.
+
+    Of several ranks the last one's part, by itself: collectives are no launches of ours.
+    """
 
     model: str
     dtype: torch.dtype
     kv_dtype: torch.dtype | None = None
     weights: QuantisedForm | None = None
+    num_ranks: int = 1
 
     def decoder(self, folder: Path) -> Decoder:
         """Weights are random."""
         MODELS[self.model]().save_pretrained(folder)
         make_product = Linear if self.weights is None else quantising_maker(self.weights)
-        return load_decoder(folder, self.dtype, torch.device("cpu"), make_product)
+        part = ModelPart(self.num_ranks - 1, self.num_ranks)
+        return load_decoder(folder, self.dtype, torch.device("cpu"), make_product, model_part=part)
 
     def runner(self, decoder: Decoder, limits: StepLimits, graphs: GraphMaker | None = None) -> DeviceRunner:
         return self._runner(decoder, self._pool(decoder, limits), limits, graphs)
@@ -78,7 +88,8 @@ class LaunchCase:
         self, decoder: Decoder, pool: KVPool, limits: StepLimits, graphs: GraphMaker | None = None
     ) -> DeviceRunner:
         operations, sizes = recording_operations(), graph_sizes(limits.num_seats)
-        return DeviceRunner(decoder, pool, limits, operations, sizes, cost=FREE, graphs=graphs)
+        ranks = None if self.num_ranks == 1 else LoneRank(self.num_ranks - 1, self.num_ranks)
+        return DeviceRunner(decoder, pool, limits, operations, sizes, cost=FREE, graphs=graphs, ranks=ranks)
 
     def launches_of_start(self, decoder: Decoder) -> Mapping[LaunchKey, RecordedLaunch]:
         """Record the launches that a start on a GPU compiles, with a trial pool; the real one may shorten sequences."""
@@ -94,6 +105,7 @@ CASES = {
     "fp16": LaunchCase("opt", torch.float16),
     "weights of e4m3": LaunchCase("qwen3", torch.bfloat16, weights="fp8"),
     "weights of 4 bits": LaunchCase("qwen2", torch.bfloat16, weights="int4"),
+    "rank of two": LaunchCase("olmo2", torch.bfloat16, num_ranks=2),
 }
 LIMITS = StepLimits(
     num_seats=NUM_SEATS,

@@ -42,7 +42,9 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Started(case, decoder, case.launches_of_start(decoder))
 
 
-@pytest.mark.parametrize("started", ["bf16", "cache of e4m3", "weights of e4m3", "weights of 4 bits"], indirect=True)
+@pytest.mark.parametrize(
+    "started", ["bf16", "cache of e4m3", "weights of e4m3", "weights of 4 bits", "rank of two"], indirect=True
+)
 def test_no_step_launches_a_kernel_that_was_not_compiled_at_the_start(started: Started) -> None:
     """A compilation would hold up all requests for seconds. Two steps are on the way at once."""
     runner = started.case.runner(started.decoder, LIMITS)
@@ -60,7 +62,7 @@ def test_no_step_launches_a_kernel_that_was_not_compiled_at_the_start(started: S
     assert kernels == {launch.name for launch in started.compiled.values()}, "the steps do not launch all kernels"
 
 
-@pytest.mark.parametrize("started", ["bf16", "cache of e4m3", "weights of 4 bits"], indirect=True)
+@pytest.mark.parametrize("started", ["bf16", "cache of e4m3", "weights of 4 bits", "rank of two"], indirect=True)
 def test_no_graph_captures_a_kernel_that_was_not_compiled_ahead(started: Started) -> None:
     """Graphs are captured at padded sizes, whose numbers of rows and tiles may be of other kinds to the compiler."""
     graphs = StubGraphs()
