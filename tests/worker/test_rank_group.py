@@ -33,8 +33,10 @@ class Ends:
 
     def close(self) -> None:
         self.group.abandon()
-        for each in (*self.ranks, *self.spare):
-            each.close()
+        for rank in self.ranks:
+            rank.close()
+        for end in self.spare:
+            end.close()
 
 
 @pytest.fixture
