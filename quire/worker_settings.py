@@ -44,7 +44,8 @@ class WorkerSettings(PeerTlsSettings):
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="device to compute on: cpu, cuda, cuda:N; auto: cuda if there is one",
+        description="device to compute on: cpu, cuda, cuda:N; auto: cuda if there is one. With "
+        "--tensor-parallel that of rank 0; the other ranks of its machine take the devices behind it",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
@@ -132,7 +133,8 @@ class WorkerSettings(PeerTlsSettings):
         ge=1,
         le=32,
         description="number of processes (ranks) that compute each step of a worker together, each with its part of "
-        "the weights and of every KV block; they share the worker's threads and memory",
+        "the weights and of every KV block; on a CPU they share the worker's threads and memory, on cuda each has a "
+        "device of its own",
     )
     rank: int | None = Field(
         None,
@@ -151,7 +153,8 @@ class WorkerSettings(PeerTlsSettings):
         10.0,
         gt=0,
         le=3600,
-        description="seconds without a sign of life of a rank after which its group ends, to be started again as one",
+        description="seconds without a sign of life of a rank, or without the end of a step while steps run, after "
+        "which a group ends, to be started again as one",
     )
     metrics_listen: str | None = Field(
         None,

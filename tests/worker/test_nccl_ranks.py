@@ -1,6 +1,8 @@
 """Sums and joins by a process group of torch: its real signatures, with Gloo in the place of NCCL, and its end."""
 
 import datetime
+import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,8 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from tests.patience import patient
 from worker_svc.ranks.nccl_ranks import NcclRanks
+from worker_svc.ranks.rank_store import RankStore
+from worker_svc.start.device_ranks import connect_devices
 
 LONG = datetime.timedelta(seconds=60)
 
@@ -88,6 +92,46 @@ def test_a_first_exchange_is_made_before_any_capture() -> None:
         return ranks.has_failed
 
     assert on_all(2, warm_up) == [False, False]
+
+
+class GlooAsNccl:
+    """The constructor of `ProcessGroupNCCL`, which builds of torch for CPUs lack; the ranks reduce by Gloo."""
+
+    class Options:
+        _timeout: datetime.timedelta
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0", "torch reads it here"
+        assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+        self._group: Any = ProcessGroupGloo(store, rank, size, options._timeout)
+        self._is_connected = False
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        self._is_connected = True
+
+    def __getattr__(self, name: str) -> Any:
+        assert self._is_connected, "a communicator that is made by its first collective may be made in a capture"
+        return getattr(self._group, name)
+
+
+def test_ranks_on_devices_are_connected_before_their_first_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C._distributed_c10d, "ProcessGroupNCCL", GlooAsNccl, raising=False)
+    for name in ("BLOCKING_WAIT", "ASYNC_ERROR_HANDLING", "ENABLE_MONITORING"):
+        monkeypatch.setenv(f"TORCH_NCCL_{name}", "1")  # whatever the user has for other programs
+    monkeypatch.setitem(sys.modules, "worker_svc.ranks.nccl_group", None)
+    del sys.modules["worker_svc.ranks.nccl_group"]  # it is imported anew, and gone again after the test
+    master = RankStore("127.0.0.1", 0, 2, is_master=True)
+
+    def connect(rank: int) -> Tensor:
+        store = RankStore("127.0.0.1", master.port, 2, is_master=False) if rank else master
+        ranks = connect_devices(store, rank, 2, torch.device("cpu"), LONG.total_seconds())
+        rows = torch.full((1, 3), rank + 1.0)
+        ranks.sum_rows(rows)
+        return rows
+
+    with ThreadPoolExecutor(2) as threads:
+        totals = list(threads.map(connect, range(2)))
+    assert [each.tolist() for each in totals] == [[[3.0] * 3]] * 2
 
 
 def test_an_abort_that_does_not_return_keeps_no_process_from_its_end() -> None:

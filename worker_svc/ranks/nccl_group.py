@@ -9,6 +9,7 @@ from torch._C._distributed_c10d import ProcessGroupNCCL
 
 from worker_svc.ranks.nccl_ranks import NcclRanks
 from worker_svc.ranks.rank_store import RankStore
+from worker_svc.steps.streams import DeviceEvent
 
 # A group is watched by rank 0 and ends as one, so torch need not end processes by itself; nor may it have the host wait
 # for a collective.
@@ -31,5 +32,7 @@ def connect_nccl(store: RankStore, rank: int, size: int, device: torch.device, *
     group.eager_connect_single_device(device)
     ranks = NcclRanks(group, rank, size)
     ranks.warm_up(device)
-    torch.cuda.synchronize(device)
+    exchanged = DeviceEvent(device)
+    exchanged.record()
+    exchanged.synchronize()
     return ranks
