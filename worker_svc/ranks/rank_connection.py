@@ -119,7 +119,7 @@ class RankConnection:
         return fields
 
     def last_words(self) -> str | None:
-        """Why the other end has refused, if that has come; received frames are left."""
+        """Reason of a refusal by the other end, if that has come; received frames are left."""
         try:
             came = self._socket.recv(_MOST_WORDS, socket.MSG_DONTWAIT | socket.MSG_PEEK)
         except OSError:
