@@ -4,7 +4,8 @@ Knows a model's shape and the memory that plans work in; neither the sequences b
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,28 +27,54 @@ from kernels.attention.device_family import family_of
 from kernels.attention.prefill_config import prefill_config
 from kernels.attention.prefill_plan import most_work, prefill_work, work_room
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
-from kernels.attention.shape import AttentionShape
+from kernels.attention.shape import AttentionShape, ScoreRule
 from kernels.layers.step_inputs_reference import SeatTables, StepInputs
+from worker_svc.gpu.libraries.library import LibrarySetup, PassLibraries
+from worker_svc.gpu.library_plans import LibraryByWindow, LibraryPlans, Window
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
 from worker_svc.steps.step_check import IntArray
 
-Window = int | None
 DecodePlans = Mapping[Window, DecodePlan | CascadePlan]
 PrefillPlans = Mapping[Window, PrefillPlan]
+
+
+class LayerKeys(NamedTuple):
+    """Keys and values of one layer, [num_blocks, block_size, num_kv_heads, head_dim] each, and its window."""
+
+    key_cache: Tensor
+    value_cache: Tensor
+    window: Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAttention:
     """Attention plans for the tokens of a forward pass: rows of one token first, then those of several.
 
-    Decode attention writes the first tokens; then prefill attention writes those of its rows.
+    In layers of a window that a library has, it attends to all rows. In the others decode attention writes the first
+    tokens; then prefill attention writes those of its rows.
     """
 
     num_decode_tokens: int  # with padding, which may reach into rows of several tokens
     decode: DecodePlans  # not read without decode tokens
     prefill: PrefillPlans  # empty without other tokens
+    library: LibraryByWindow = field(default_factory=dict)
+
+    def attend(self, operations: Operations, rule: ScoreRule, layer: LayerKeys, query: Tensor, out: Tensor) -> None:
+        """Attention of all rows in one layer. query, out: [T, num_heads, head_dim]; padding may stay as it is."""
+        keys, values, window = layer
+        if window in self.library:
+            self.library[window].attend(query, keys, values, out)
+            return
+        if self.num_decode_tokens:
+            plan, count = self.decode[window], self.num_decode_tokens
+            if isinstance(plan, CascadePlan):
+                operations.cascade_attention(query[:count], keys, values, plan, rule, out[:count])
+            else:
+                operations.decode_attention(query[:count], keys, values, plan, rule, False, out[:count])
+        if self.prefill:
+            operations.prefill_attention(query, keys, values, self.prefill[window], rule, False, out)
 
 
 class AttentionPlans:
@@ -65,6 +92,7 @@ class AttentionPlans:
             kv_dtype=kv_pool.shape.dtype,
         )
         self._operations = operations
+        self._device, self._max_rows, self._max_blocks = device, max_rows, max_blocks
         self.block_size = kv_pool.block_size
         self._windows = tuple(dict.fromkeys(config.sliding_windows))
         self._family = family_of(device)
@@ -96,6 +124,19 @@ class AttentionPlans:
     def can_share_prefixes(self) -> bool:
         """True if any layer sees all keys of a row."""
         return self._cascade is not None
+
+    def library_plans(self, libraries: PassLibraries, rule: ScoreRule, max_tokens: int) -> LibraryPlans:
+        """Passes by these libraries, of at most `max_tokens` tokens, in the layers that they can compute."""
+        setup = LibrarySetup(
+            shape=self.shape,
+            rule=rule,
+            block_size=self.block_size,
+            device=self._device,
+            max_rows=self._max_rows,
+            max_blocks=self._max_blocks,
+            max_tokens=max_tokens,
+        )
+        return LibraryPlans(libraries, setup, self._windows)
 
     def gather(self, tables: SeatTables, seats: Tensor, positions: Tensor, inputs: StepInputs) -> None:
         """Fill `inputs`, which contain the rows of plans, for these tokens. Can be captured in a graph."""

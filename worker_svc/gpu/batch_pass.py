@@ -29,6 +29,7 @@ from worker_svc.gpu.batch_layout import BatchLayout
 from worker_svc.gpu.device_seats import DeviceSeats
 from worker_svc.gpu.forward import DeviceForward
 from worker_svc.gpu.graphs import CapturedPass, GraphMaker
+from worker_svc.gpu.library_plans import LibraryByWindow, LibraryPlans, PlannedPass
 from worker_svc.gpu.mixed_batch import (
     PADDING,
     MixedSize,
@@ -66,6 +67,7 @@ class PackedBatch:
     how: GraphKind | NoGraph  # a mixed pass is launched
     num_tokens: int  # without padding
     logit_tokens: Tensor | None  # [L] int64, of a mixed pass
+    planned: PlannedPass | None  # what a library plans before the launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class BatchPass:
         upload: StepUpload,
         sizes: tuple[int, ...],
         sharing_cost: SharingCost,
+        libraries: LibraryPlans,
     ) -> None:
         device, max_blocks = seats.tokens.device, seats.block_tables.shape[1]
         self._forward = forward
@@ -94,23 +97,27 @@ class BatchPass:
         self._tables = SeatTables(seats.tokens, seats.block_tables)
         self._upload = upload
         self._sharing_cost = sharing_cost
+        self._libraries = libraries
         self._inputs = empty_step_inputs(len(upload.fixed["seats"]), sizes[-1], max_blocks, device)
         self._row_inputs = empty_step_inputs(sizes[-1], sizes[-1], max_blocks, device)
         self._logits = torch.zeros((sizes[-1], forward.vocab_size), dtype=forward.dtype, device=device)
         rows = {size: _decode_rows(self._inputs.first(size, size)) for size in sizes}
-        self._decode_plans = {size: plans.decode(rows[size]) for size in sizes}
-        self._decode = CapturedPass(lambda size: self._decode_pass(size, self._decode_plans[size]), sizes)
+        self._library_passes = {size: libraries.decode(rows[size]) for size in sizes}
+        self._decode_plans = {size: _without(plans.decode(rows[size]), self._library_passes[size]) for size in sizes}
+        self._decode = CapturedPass(
+            lambda size: self._decode_pass(size, self._decode_plans[size], self._library_passes[size]), sizes
+        )
         self._shared_plans: Mapping[int, DecodePlans] = {}
         if plans.can_share_prefixes:
             groups = {size: prefix_groups(upload.fixed, size) for size in sizes}
             self._shared_plans = {size: plans.cascade(rows[size], groups[size]) for size in sizes}
         self._shared = CapturedPass(
-            lambda size: self._decode_pass(size, self._shared_plans[size]), list(self._shared_plans)
+            lambda size: self._decode_pass(size, self._shared_plans[size], {}), list(self._shared_plans)
         )
         # By whether rows of one token attend to common prefixes together.
         self._mixed = {
             shared: MixedGraphs(
-                partial(self._mixed_pass, shared=shared),
+                partial(self._mixed_pass, shared=shared, is_padded=True),
                 lambda num_tokens: plans.work_room(num_tokens, sizes[-1]),
                 max_rows=sizes[-1],
                 max_tokens=len(upload.fixed["seats"]),
@@ -127,15 +134,18 @@ class BatchPass:
     def warm_up(self) -> None:
         """Computes padding at all sizes, launch by launch, which compiles the kernels of passes."""
         self._send_padding()
-        for plans in (self._decode_plans, self._shared_plans):
-            for size in plans:
-                self._decode_pass(size, plans[size])
+        for size in self._decode_plans:
+            self._decode_pass(size, self._decode_plans[size], self._library_passes[size])
+        for size in self._shared_plans:
+            self._decode_pass(size, self._shared_plans[size], {})
         for shared, graphs in self._mixed.items():
-            self._mixed_pass(graphs.smallest, shared=shared)
+            self._libraries.plan_padding(graphs.smallest)
+            self._mixed_pass(graphs.smallest, shared=shared, is_padded=False)
 
     def capture(self, maker: GraphMaker, max_mixed_tokens: int | None) -> None:
         """Captures the graphs, which compute padding meanwhile; those with prompts of at most so many tokens."""
         self._send_padding()
+        self._libraries.prepare_mixed(self._mixed[False].sizes_up_to(max_mixed_tokens))
         for graphs in self._mixed.values():
             graphs.capture(maker, max_mixed_tokens)
         self._decode.capture(maker)
@@ -160,10 +170,13 @@ class BatchPass:
         self._put_tokens(layout.token_seats, layout.positions, size)
         prefixes = self._pack_prefixes(table, rows.seats, rows.ends)
         how = GraphKind.SHARED_PREFIX if prefixes else GraphKind.DECODE
-        return PackedBatch(layout.order, size, prefixes, None, how, num_tokens, None)
+        planned = None if prefixes else self._libraries.pack_decode(self._upload, table, rows, size)
+        return PackedBatch(layout.order, size, prefixes, None, how, num_tokens, None, planned)
 
     def launch(self, packed: PackedBatch) -> Computed:
         """Queues the pass, after the upload was sent, and all that the rows read is in the pool or queued."""
+        if packed.planned is not None:
+            self._libraries.plan(packed.planned, is_padded=isinstance(packed.how, GraphKind))
         if packed.decode_size is not None:
             by_graph = (self._shared if packed.prefixes else self._decode).replay(packed.decode_size)
             self.counts.record(packed.how if by_graph else NoGraph.NO_GRAPHS)
@@ -173,7 +186,7 @@ class BatchPass:
         if isinstance(packed.how, GraphKind):
             hidden = self._mixed[bool(packed.prefixes)].replay(packed.mixed)
         else:
-            hidden = self._mixed_pass(packed.mixed, shared=bool(packed.prefixes))
+            hidden = self._mixed_pass(packed.mixed, shared=bool(packed.prefixes), is_padded=False)
         logits = None if packed.logit_tokens is None else self._forward.logits(hidden, packed.logit_tokens)
         return Computed(logits, hidden)
 
@@ -195,7 +208,8 @@ class BatchPass:
         logit_index = np.full(len(layout.order), _NO_ROW)
         logit_index[logit_rows] = np.arange(len(logit_rows))
         logit_tokens = self._upload.add(layout.last_tokens[logit_rows]) if len(logit_rows) else None
-        return PackedBatch(logit_index, None, prefixes, size, how, num_tokens, logit_tokens)
+        planned = None if prefixes else self._libraries.pack_mixed(self._upload, table, rows, layout, size)
+        return PackedBatch(logit_index, None, prefixes, size, how, num_tokens, logit_tokens, planned)
 
     def _send_padding(self) -> None:
         """Uploads the most tokens, rows and work, all of them padding."""
@@ -231,17 +245,21 @@ class BatchPass:
             self._put_prefixes(prefixes)
         return prefixes
 
-    def _decode_pass(self, size: int, plans: DecodePlans) -> None:
+    def _decode_pass(self, size: int, plans: DecodePlans, library: LibraryByWindow) -> None:
         """One decode pass as it is captured: all memory that it reads and writes has a fixed address."""
         inputs = self._inputs.first(size, size)
         fixed = self._upload.fixed
         self._plans.gather(self._tables, fixed["seats"][:size], fixed["positions"][:size], inputs)
         self._plans.fill(plans)
-        hidden = self._forward.forward(inputs, BatchAttention(num_decode_tokens=size, decode=plans, prefill={}))
+        attention = BatchAttention(num_decode_tokens=size, decode=plans, prefill={}, library=library)
+        hidden = self._forward.forward(inputs, attention)
         self._logits[:size].copy_(self._forward.logits(hidden, None))
 
-    def _mixed_pass(self, size: MixedSize, *, shared: bool) -> Tensor:
-        """One pass with prompts as it is captured; of the same batch it also reads only its fixed arrays."""
+    def _mixed_pass(self, size: MixedSize, *, shared: bool, is_padded: bool) -> Tensor:
+        """One pass with prompts as it is captured; of the same batch it also reads only its fixed arrays.
+
+        is_padded: to the size of a graph, captured or not
+        """
         fixed = self._upload.fixed
         inputs = self._inputs.first(size.num_tokens, 0)
         rows = mixed_rows(fixed, self._row_inputs, size, self._plans.num_windows)
@@ -249,17 +267,24 @@ class BatchPass:
             self._tables, fixed["seats"][: size.num_tokens], fixed["positions"][: size.num_tokens], inputs
         )
         self._plans.gather(self._tables, rows.seats, rows.positions, rows.inputs)
+        library: LibraryByWindow = {}
+        if not shared:
+            library = self._libraries.mixed(rows.prefill, size.num_tokens, is_padded=is_padded)
         decode: DecodePlans = {}
         if size.num_decode:
             if shared:
                 decode = self._plans.cascade(rows.decode, prefix_groups(fixed, size.num_decode))
             else:
-                decode = self._plans.decode(rows.decode)
+                decode = _without(self._plans.decode(rows.decode), library)
             self._plans.fill(decode)
         prefill = self._plans.prefill(rows.prefill, rows.work) if size.num_work else {}
-        return self._forward.forward(
-            inputs, BatchAttention(num_decode_tokens=size.num_decode, decode=decode, prefill=prefill)
-        )
+        attention = BatchAttention(num_decode_tokens=size.num_decode, decode=decode, prefill=prefill, library=library)
+        return self._forward.forward(inputs, attention)
+
+
+def _without(plans: DecodePlans, library: LibraryByWindow) -> DecodePlans:
+    """Plans of the windows that no library has; the others need no filling."""
+    return {window: plan for window, plan in plans.items() if window not in library}
 
 
 def _decode_rows(inputs: StepInputs) -> DecodeRows:

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.shape import ScoreRule
 from kernels.layers.layer_ops import Rotary, activate
 from kernels.layers.step_inputs_reference import StepInputs
 from kernels.native.shared_ranks import RankReduction
-from worker_svc.gpu.attention_plans import BatchAttention
+from worker_svc.gpu.attention_plans import BatchAttention, LayerKeys
 from worker_svc.gpu.divided_pass import DividedPass
 from worker_svc.gpu.quantised_products import with_operations
 from worker_svc.memory.kv_pool import KVPool
@@ -36,7 +35,7 @@ class DeviceForward:
         self._decoder = with_operations(decoder, operations)
         self._kv_pool = kv_pool
         self._operations = operations
-        self._rule = ScoreRule(config.attention_scale)
+        self.rule = ScoreRule(config.attention_scale)
         self._activation = config.activation
         # At most 64 MiB for 131,072 positions, which saves launches in each step. [2, max_model_len, head_dim / 2]
         angles = decoder.rotary_angles()
@@ -121,8 +120,8 @@ class DeviceForward:
         return torch.zeros(size, dtype=self.dtype, device=self._decoder.device)
 
     def _attend(self, attention: Attention, x: Tensor, tokens: "_LayerTokens") -> Tensor:
-        """One product, one launch that rotates and writes, and attention of decode and prefill rows into one output."""
-        num_tokens, num_decode = len(x), tokens.attention.num_decode_tokens
+        """One product, one launch that rotates and writes, and attention of all rows into one output."""
+        num_tokens = len(x)
         key_cache, value_cache = self._kv_pool.key_cache(tokens.layer), self._kv_pool.value_cache(tokens.layer)
         window = self._decoder.config.sliding_windows[tokens.layer]
         heads = attention.qkv(x).view(num_tokens, -1, attention.head_dim)
@@ -132,15 +131,7 @@ class DeviceForward:
             query, key = self._norm_heads(attention.q_norm, query), self._norm_heads(attention.k_norm, key)
         self._operations.rotate_and_write(query, key, value, tokens.rotary, key_cache, value_cache, tokens.slot_mapping)
         out = tokens.attended
-        if num_decode:
-            plan, ones, ones_out = tokens.attention.decode[window], query[:num_decode], out[:num_decode]
-            if isinstance(plan, CascadePlan):
-                self._operations.cascade_attention(ones, key_cache, value_cache, plan, self._rule, ones_out)
-            else:
-                self._operations.decode_attention(ones, key_cache, value_cache, plan, self._rule, False, ones_out)
-        if tokens.attention.prefill:
-            rows = tokens.attention.prefill[window]
-            self._operations.prefill_attention(query, key_cache, value_cache, rows, self._rule, False, out)
+        tokens.attention.attend(self._operations, self.rule, LayerKeys(key_cache, value_cache, window), query, out)
         return self._divided.summed(attention.out(out.view(num_tokens, -1)))
 
     def _norm_heads(self, norm: Norm, heads: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def put_mixed(
     put_padded(upload, "row_seats", seats, size.num_rows, 0)
     put_padded(upload, "row_positions", ends - 1, size.num_rows, PADDING)
     put_padded(upload, "decode_lens", decode_lens, size.num_decode, 0)
-    upload.put("query_start", query_start)
+    put_padded(upload, "query_start", query_start, size.num_rows + 1, int(query_start[-1]))
     for name, fields in zip(work_names(len(work)), work, strict=True):
         put_padded(upload, name, fields.ravel(), size.num_work * WORK_FIELDS, NO_ROW)
 

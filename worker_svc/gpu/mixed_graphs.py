@@ -47,13 +47,17 @@ class MixedGraphs:
     def smallest(self) -> MixedSize:
         return next(iter(self._sizes.values()))
 
+    def sizes_up_to(self, most: int | None) -> list[MixedSize]:
+        """Sizes of at most `most` tokens, ascending; None: all."""
+        return [size for size in self._sizes.values() if most is None or size.num_tokens <= most]
+
     def capture(self, maker: GraphMaker, most: int | None) -> None:
         """Captures the sizes of at most `most` tokens, the largest first."""
-        chosen = [num_tokens for num_tokens in self._sizes if most is None or num_tokens <= most]
+        chosen = self.sizes_up_to(most)
         if not chosen:
             return
-        self._kept = torch.empty_like(self._run(self._sizes[chosen[-1]]))
-        self._captured.capture(maker, chosen[-1])
+        self._kept = torch.empty_like(self._run(chosen[-1]))
+        self._captured.capture(maker, chosen[-1].num_tokens)
         self._tokens = self._captured.captured_sizes
 
     def release(self) -> None:

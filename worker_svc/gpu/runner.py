@@ -24,6 +24,7 @@ from worker_svc.gpu.device_loss import device_lost_if_it_says_so
 from worker_svc.gpu.device_seats import DeviceSeats
 from worker_svc.gpu.forward import DeviceForward
 from worker_svc.gpu.graphs import CudaGraphs, GraphMaker, token_sizes
+from worker_svc.gpu.libraries.library import NO_LIBRARIES, PassLibraries
 from worker_svc.memory.kv_pool import KVPool, as_bytes
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
@@ -85,12 +86,14 @@ class DeviceRunner:
         graphs: GraphMaker | None = None,
         grammars: SeatGrammars | None = None,
         ranks: RankReduction | None = None,
+        libraries: PassLibraries = NO_LIBRARIES,
     ) -> None:
         """`graph_sizes` are the batch sizes of decode steps; the last holds all seats.
 
         `grammars` are those of these seats; None if no step has a grammar.
         `graphs` captures passes; None: the device's own way, if it is a CUDA device.
         `ranks` is the group among which the decoder is divided; all its ranks launch the same steps in the same order.
+        `libraries` attend instead of the operations in the passes that are theirs.
         `cost` is the cost of rows that attend to a common prefix together; None: estimated from the model's shape.
         """
         assert graph_sizes[-1] >= limits.num_seats, "every seat may decode at once"
@@ -104,7 +107,13 @@ class DeviceRunner:
         self._mover = BlockMover(kv_pool, operations.copy_by_table, operations.swap_blocks)
         self._forward = DeviceForward(decoder, kv_pool, operations, ranks)
         self._batch = BatchPass(
-            self._forward, plans, self._seats, self._upload, graph_sizes, cost or sharing_cost(plans.shape)
+            self._forward,
+            plans,
+            self._seats,
+            self._upload,
+            graph_sizes,
+            cost or sharing_cost(plans.shape),
+            plans.library_plans(libraries, self._forward.rule, max_tokens),
         )
         self._columns = SamplingColumns(limits.num_seats, limits.vocab_size)
         self._sampling = operations.sampling

@@ -94,14 +94,14 @@ class RecordedGraphs(TorchDispatchMode):
     def is_capturing(self) -> bool:
         return self._calls is not None
 
-    def recorded(self, operation: Callable[..., object]) -> Callable[..., object]:
-        """The same operation, recorded as one call."""
+    def recorded(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        """The same operation, recorded as one call whatever it does inside."""
 
-        def recorded(*arguments: object) -> object:
+        def recorded(*arguments: object, **named: object) -> object:
             with self._paused() as calls:
-                results = operation(*arguments)
+                results = operation(*arguments, **named)
             if calls is not None:
-                calls.append(_Call(operation, arguments, {}, results))
+                calls.append(_Call(operation, arguments, named, results))
             return results
 
         return recorded
