@@ -77,6 +77,11 @@ class WorkerSettings(PeerTlsSettings):
         description="kernels of a CPU for all but matrix products: native code, compiled at first use, or torch; "
         "auto: native, or torch with a warning where there is no compiler",
     )
+    attention: Literal["auto", "triton", "flashinfer", "flash-attn"] = Field(
+        "auto",
+        description="kernels of attention on cuda: Quire's own in Triton, or a library's where it takes the model's "
+        "heads and dtypes; auto: what is fastest of those that are installed, measured at the first start on a device",
+    )
     graphs: bool = Field(True, description="capture steps as CUDA graphs; without: quicker starts and slower steps")
     block_size: int = Field(16, ge=1, le=256, description="tokens in a block")
     num_blocks: int | None = Field(None, ge=1, le=MOST_BLOCKS, description="blocks of the KV pool")

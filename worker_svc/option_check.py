@@ -5,7 +5,7 @@ messages. Messages name options by their flags; the caller that shows them uses 
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,13 @@ from typing import Self
 FP8_WEIGHTS_NEED_16_BITS = (
     "--weight-dtype fp8 makes products of 16 bits on a GPU, and the model computes in float32: give --dtype bfloat16"
 )
+# Modules of the attention libraries, by their names for --attention; one of them is enough.
+_ATTENTION_MODULES = {"flashinfer": ("flashinfer",), "flash-attn": ("flash_attn_interface", "flash_attn_3")}
+_ATTENTION_REMEDIES = {
+    "flashinfer": "FlashInfer, which is not installed: run pip install '.[flashinfer]' in a clone of Quire",
+    "flash-attn": "FlashAttention-3 (the module flash_attn_interface; flash_attn alone is FlashAttention-2), which is "
+    "not installed: install it as the folder hopper of its sources says",
+}
 DEVICE_DTYPES = ("fp8", "int4")  # of keys, values and weights: with the runner of an accelerator alone
 _AMD_DRIVER = Path("/dev/kfd")  # some builds of torch offer AMD devices as `cuda`
 _NO_DEVICE = 100  # what NVIDIA's driver says without one
@@ -40,6 +47,7 @@ class CheckedOptions:
     max_model_len: int | None
     tensor_parallel: int = 1
     group_address: str | None = None
+    attention: str = "auto"
 
     @classmethod
     def of(cls, settings: object) -> Self:
@@ -73,6 +81,11 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def installed_attention() -> tuple[str, ...]:
+    """Names of the attention libraries that are installed, of which none is imported."""
+    return tuple(name for name, modules in _ATTENTION_MODULES.items() if any(map(find_spec, modules)))
+
+
 def is_on_cuda(options: CheckedOptions, *, has_driver: bool) -> bool | None:
     """True if the device will be a CUDA device; None if only torch can tell."""
     if options.device == "auto":
@@ -85,11 +98,13 @@ def check_options(
     *,
     has_driver: bool,
     has_kernels: bool,
+    libraries: Collection[str] = (),
     count_devices: Callable[[], int | None] = lambda: None,
 ) -> None:
     """Raises OptionError. Options that depend on devices which only torch can list pass.
 
-    `count_devices`: number of CUDA devices, or None; called only if a group needs several, since it takes a moment.
+    `libraries`: those of attention that are installed. `count_devices`: number of CUDA devices, or None; called only if
+    a group needs several, since it takes a moment.
     """
     if options.device.startswith("cuda") and not has_driver:
         raise OptionError(
@@ -104,6 +119,10 @@ def check_options(
         raise OptionError(cpu_runner_refused(options.device))
     if on_cuda and not has_kernels:
         raise OptionError(kernels_missing(options.device))
+    if on_cuda is False and options.attention != "auto":
+        raise OptionError(attention_refused(options.attention, "cpu"))
+    if options.attention in _ATTENTION_MODULES and options.attention not in libraries:
+        raise OptionError(attention_missing(options.attention))
     if kind == "cpu":
         _check_no_device_dtypes(options)
     if on_cuda and (options.weight_dtype, options.dtype) == ("fp8", "float32"):
@@ -130,6 +149,19 @@ def kernels_missing(device: object) -> str:
     return (
         f"on {device} steps are computed by Triton kernels, and Triton is missing: run pip install "
         "'.[gpu]' in a clone of Quire, or give --device cpu"
+    )
+
+
+def attention_missing(name: str) -> str:
+    """Message for an attention library that is not installed."""
+    return f"--attention {name} needs {_ATTENTION_REMEDIES[name]}, or leave --attention out"
+
+
+def attention_refused(name: str, device: object) -> str:
+    """Message for a choice of attention kernels on another device than a CUDA device."""
+    return (
+        f"--attention {name} chooses kernels of a CUDA device, and steps are computed on {device}: leave --attention "
+        "out, or give --device cuda"
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from worker_svc.option_check import (
     DEVICE_DTYPES,
     OptionError,
+    attention_refused,
     cpu_runner_refused,
     device_runner_needed,
     devices_too_few,
@@ -22,6 +23,7 @@ from worker_svc.option_check import (
 RunnerKind = Literal["cpu", "device"]
 KvDtype = Literal["auto", "fp8", "int8"]
 WeightDtype = Literal["auto", "int8", "fp8", "int4"]
+AttentionName = Literal["auto", "triton", "flashinfer", "flash-attn"]
 
 _KV_DTYPES: dict[KvDtype, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _FP8_CAPABILITY = (8, 9)  # the least compute capability that has e4m3
@@ -49,6 +51,7 @@ class RequestedRunner:
     kv_dtype: KvDtype
     weight_dtype: WeightDtype = "auto"
     num_ranks: int = 1  # of a group on this machine, each on a device of its own, one after the other
+    attention: AttentionName = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,8 @@ def choose_runner(requested: RequestedRunner, machine: Machine) -> RunnerChoice:
     num_devices = len(machine.cuda_capabilities)
     if device.type == "cuda" and _index(device) + requested.num_ranks > num_devices:
         raise DeviceError(devices_too_few(requested.num_ranks, _index(device), num_devices))
+    if requested.attention != "auto" and device.type != "cuda":
+        raise DeviceError(attention_refused(requested.attention, device))
     choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[requested.kv_dtype])
     if choice.has_kernels and not machine.has_triton:
         raise DeviceError(kernels_missing(device))

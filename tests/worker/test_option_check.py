@@ -49,6 +49,18 @@ USUAL = CheckedOptions(
         ),
         ({"weight_dtype": "int8", "dtype": "float16"}, False, "--weight-dtype int8 needs native kernels"),
         ({"weight_dtype": "int8", "dtype": "float16", "device": "cpu"}, True, "there are none for --dtype float16"),
+        (
+            {"attention": "flashinfer"},
+            True,
+            "run pip install '.[flashinfer]' in a clone of Quire, or leave --attention",
+        ),
+        (
+            {"attention": "flash-attn", "device": "cuda"},
+            True,
+            "needs FlashAttention-3 (the module flash_attn_interface",
+        ),
+        ({"attention": "triton"}, False, "--attention triton chooses kernels of a CUDA device"),
+        ({"attention": "flashinfer", "device": "cpu"}, True, "are computed on cpu: leave --attention out, or give"),
         ({"num_blocks": 2, "max_model_len": 33}, False, "give --num-blocks 3 or more, or --max-model-len 32"),
     ],
 )
@@ -56,14 +68,14 @@ def test_what_cannot_be_is_refused_by_the_names_of_options(
     changes: dict[str, object], has_driver: bool, said: str
 ) -> None:
     with pytest.raises(OptionError) as caught:
-        check_options(replace(USUAL, **changes), has_driver=has_driver, has_kernels=True)  # type: ignore[arg-type]
+        check_options(replace(USUAL, **changes), has_driver=has_driver, has_kernels=True, libraries=())  # type: ignore[arg-type]
     assert said in str(caught.value)
 
 
 def test_kernels_without_their_library_are_refused_where_a_device_was_asked_for() -> None:
     with pytest.raises(OptionError, match="Triton is missing"):
-        check_options(replace(USUAL, device="cuda"), has_driver=True, has_kernels=False)
-    check_options(replace(USUAL, device="cpu"), has_driver=True, has_kernels=False)
+        check_options(replace(USUAL, device="cuda"), has_driver=True, has_kernels=False, libraries=())
+    check_options(replace(USUAL, device="cpu"), has_driver=True, has_kernels=False, libraries=())
 
 
 @pytest.mark.parametrize("has_driver", [False, True])
@@ -82,7 +94,7 @@ def test_kernels_without_their_library_are_refused_where_a_device_was_asked_for(
 )
 def test_what_can_be_passes(changes: dict[str, object], has_driver: bool) -> None:
     options = replace(USUAL, **changes)  # type: ignore[arg-type]
-    check_options(options, has_driver=has_driver, has_kernels=has_driver)
+    check_options(options, has_driver=has_driver, has_kernels=has_driver, libraries=())
 
 
 @pytest.mark.parametrize(
@@ -146,5 +158,14 @@ def test_what_only_torch_can_tell_is_left_to_it() -> None:
         replace(USUAL, weight_dtype="int4"),
         replace(USUAL, kv_dtype="int8"),
         replace(USUAL, weight_dtype="int8"),
+        replace(USUAL, attention="triton"),
     ):
-        check_options(options, has_driver=True, has_kernels=True)
+        check_options(options, has_driver=True, has_kernels=True, libraries=())
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "flash-attn"])
+def test_an_attention_library_that_is_installed_can_be_had_on_a_cuda_device(name: str) -> None:
+    options = replace(USUAL, attention=name)
+    check_options(options, has_driver=True, has_kernels=True, libraries=(name,))
+    with pytest.raises(OptionError, match="chooses kernels of a CUDA device"):
+        check_options(options, has_driver=False, has_kernels=True, libraries=(name,))

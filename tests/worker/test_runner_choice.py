@@ -90,6 +90,12 @@ def test_weights_can_have_8_or_4_bits_with_the_accelerators_runner(weight_dtype:
             NO_GPU,
             "--weight-dtype int4 needs the runner of an accelerator: leave it out, or give --runner device",
         ),
+        (
+            replace(NOTHING_ASKED, attention="flashinfer"),
+            NO_GPU,
+            "--attention flashinfer chooses kernels of a CUDA device, and steps are computed on cpu: leave --attention",
+        ),
+        (replace(NOTHING_ASKED, attention="triton", device="cpu"), HOPPERS, "are computed on cpu: leave --attention"),
         (replace(NOTHING_ASKED, weight_dtype="int8"), HOPPERS, "--weight-dtype int8 needs the CPU's runner"),
         (replace(NOTHING_ASKED, kv_dtype="int8"), HOPPERS, "leave it out, or give --device cpu and --runner cpu"),
         (

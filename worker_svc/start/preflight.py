@@ -16,6 +16,7 @@ from worker_svc.option_check import (
     check_options,
     has_cuda_driver,
     has_triton,
+    installed_attention,
     num_cuda_devices,
 )
 from worker_svc.start.pool_check import check_pool
@@ -23,7 +24,13 @@ from worker_svc.start.pool_check import check_pool
 
 def check_start(model: str, options: CheckedOptions, *, generation_config: str) -> None:
     """Checks the model and the options of a worker. Raises OptionError or CheckpointError, which say what to do."""
-    check_options(options, has_driver=has_cuda_driver(), has_kernels=has_triton(), count_devices=num_cuda_devices)
+    check_options(
+        options,
+        has_driver=has_cuda_driver(),
+        has_kernels=has_triton(),
+        libraries=installed_attention(),
+        count_devices=num_cuda_devices,
+    )
     check_model(model, options, sampling_defaults=generation_config == "model")
 
 

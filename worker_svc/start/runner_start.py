@@ -20,6 +20,7 @@ from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.cpu.runner import CpuRunner, PassModel
 from worker_svc.description import MemoryUse, PhaseClock
 from worker_svc.gpu.graphs import graph_sizes
+from worker_svc.gpu.libraries.library import NO_LIBRARIES
 from worker_svc.gpu.lone_rank import LoneRank
 from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.gpu.start import Preparation, measure_memory, start_runner
@@ -33,6 +34,7 @@ from worker_svc.ranks.rank_group import RankGroup
 from worker_svc.ranks.rank_place import RankPlace
 from worker_svc.runner_choice import RunnerChoice
 from worker_svc.sampling.seat_grammars import SeatGrammars
+from worker_svc.start.attention_choice import start_attention
 from worker_svc.start.block_travel import num_fetched_blocks
 from worker_svc.start.device_kernels import compilation_for, operations_for
 from worker_svc.start.pool_sizes import (
@@ -175,14 +177,17 @@ def start_device_runner(
     """
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
     graphs = settings.graphs and choice.device.type == "cuda"
+    operations, libraries = operations_for(choice), NO_LIBRARIES
 
     def make_with(
         ranks: RankReduction | None, operations: Operations, pool: KVPool, limits: StepLimits
     ) -> DeviceRunner:
         sizes = graph_sizes(limits.num_seats)
-        return DeviceRunner(decoder, pool, limits, operations, sizes, grammars=grammars, ranks=ranks)
+        return DeviceRunner(
+            decoder, pool, limits, operations, sizes, grammars=grammars, ranks=ranks, libraries=libraries
+        )
 
-    make = partial(make_with, None if place is None else place.reduction, operations_for(choice))
+    make = partial(make_with, None if place is None else place.reduction, operations)
     agree_on_least = _own_number if place is None else place.agree_on_least
 
     step_bytes = step_bytes_of(settings, decoder)
@@ -192,6 +197,8 @@ def start_device_runner(
     if choice.device.type == "cuda":
         trial = PoolPlan(num_blocks=0, max_model_len=longest_sequence(sequences_of(settings, decoder)))
         limits = step_limits(settings, decoder, trial)
+        with clock.phase("attention"):
+            libraries = start_attention(settings.attention, decoder, shape, operations, limits)
         alone = None if place is None else LoneRank(place.reduction.rank, place.reduction.size)
         ahead = compilation_for(choice, partial(make_with, alone), on_compiled)
         if place is not None and not place.compiles:

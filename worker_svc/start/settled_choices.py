@@ -23,6 +23,7 @@ def requested_runner(settings: WorkerSettings) -> RequestedRunner:
         runner=settings.runner,
         kv_dtype=settings.kv_dtype,
         weight_dtype=settings.weight_dtype,
+        attention=settings.attention,
         num_ranks=settings.tensor_parallel if settings.group_address is None else 1,
     )
 

@@ -17,7 +17,7 @@ from quire.worker_settings import WorkerSettings
 
 LIMIT_S = 60.0  # a good folder takes 0.1 s; one of many files on a slow disk a few seconds
 _CHECKED = (
-    "model", "generation_config", "device", "runner", "dtype", "kv_dtype", "weight_dtype", "kernels",
+    "model", "generation_config", "device", "runner", "dtype", "kv_dtype", "weight_dtype", "kernels", "attention",
     "block_size", "num_blocks", "kv_memory_bytes", "memory_bytes", "max_model_len",
     "tensor_parallel", "group_address",
 )  # fmt: skip

@@ -12,7 +12,7 @@ PHASES = {
     "compiling": "compiling kernels (only the first time)",
     "kernels": "preparing kernels",
     "weights": "loading",
-    **dict.fromkeys(("kv_pool", "warm_up", "graphs", "profile", "huge_pages"), "measuring"),
+    **dict.fromkeys(("kv_pool", "warm_up", "graphs", "profile", "attention", "huge_pages"), "measuring"),
 }
 READY = "ready"
 
