@@ -182,6 +182,7 @@ class _Stages:
             self._benchmark(
                 "against transformers", "against_transformers", *limit, limit_s=220, least_s=90, on_model=True
             ),
+            self._benchmark("attention libraries", "attention_libraries", limit_s=150, least_s=30),
             self._benchmark("block moves", "block_moves", limit_s=60),
             self._benchmark("swap or recompute", "swap_or_recompute", limit_s=90, on_model=True),
             self._benchmark(

@@ -17,6 +17,7 @@ from benchmarks.durability import durability_cost, failover_time, journal_cost, 
 from benchmarks.fleet import section as fleet
 from benchmarks.gpu import (
     against_transformers,
+    attention_libraries,
     block_moves,
     block_size_sweep,
     decode_step,
@@ -76,6 +77,7 @@ SECTIONS: tuple[PageSection, ...] = (
     start_compilation.SECTION,
     roofline.SECTION,
     kernels.SECTION,
+    attention_libraries.SECTION,
     gpu_host.SECTION,
     decode_step.SECTION,
     against_transformers.SECTION,

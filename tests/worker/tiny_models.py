@@ -120,6 +120,7 @@ ODD_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         )
     ),
+    "llama_heads_of_64": lambda: _llama(num_key_value_heads=2, head_dim=64),  # as libraries of attention take them
     "gpt2_heads_of_13": lambda: GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCAB_SIZE, n_embd=39, n_layer=2, n_head=3, n_positions=MAX_POSITIONS, n_inner=50, eos_token_id=2
