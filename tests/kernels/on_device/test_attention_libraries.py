@@ -49,8 +49,8 @@ def library(name: str, graphs: RecordedGraphs) -> AttentionLibrary:
             pytest.skip(f"{name} is not installed")
         return load_library(name)
     if name == FlashAttention.name:
-        return FlashAttention(FlashAttentionDouble(graphs.whole), "double")
-    return FlashInfer(FlashInferDouble(graphs.whole, lambda: graphs.is_capturing), "double")
+        return FlashAttention(FlashAttentionDouble(graphs.recorded), "double")
+    return FlashInfer(FlashInferDouble(graphs.recorded, lambda: graphs.is_capturing), "double")
 
 
 def libraries_for(name: str, decoder: Decoder, graphs: RecordedGraphs) -> PassLibraries:

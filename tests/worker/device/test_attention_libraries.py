@@ -29,8 +29,8 @@ from worker_svc.gpu.libraries.library import AttentionLibrary, LibrarySetup
 
 CPU = torch.device("cpu")
 MAKE: dict[str, Callable[[RecordedGraphs], AttentionLibrary]] = {
-    "flash-attn": lambda graphs: FlashAttention(FlashAttentionDouble(graphs.whole), "3"),
-    "flashinfer": lambda graphs: FlashInfer(FlashInferDouble(graphs.whole, lambda: graphs.is_capturing), "0"),
+    "flash-attn": lambda graphs: FlashAttention(FlashAttentionDouble(graphs.recorded), "3"),
+    "flashinfer": lambda graphs: FlashInfer(FlashInferDouble(graphs.recorded, lambda: graphs.is_capturing), "0"),
 }
 HEADS = st.sampled_from([(4, 4), (4, 2), (6, 2), (3, 1)])
 BLOCK_SIZES = st.sampled_from([1, 4, 16])

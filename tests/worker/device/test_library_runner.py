@@ -39,12 +39,12 @@ class Doubled(NamedTuple):
 
 
 def flash_attention(graphs: RecordedGraphs) -> Doubled:
-    double = FlashAttentionDouble(graphs.whole)
+    double = FlashAttentionDouble(graphs.recorded)
     return Doubled(FlashAttention(double, "3"), lambda: double.num_calls)
 
 
 def flashinfer(graphs: RecordedGraphs) -> Doubled:
-    double = FlashInferDouble(graphs.whole, lambda: graphs.is_capturing)
+    double = FlashInferDouble(graphs.recorded, lambda: graphs.is_capturing)
     return Doubled(FlashInfer(double, "0"), lambda: sum(double.num_calls.values()))
 
 
