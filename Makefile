@@ -9,6 +9,7 @@
 #   GPU_CHECK_ARGS  more arguments of `make gpu-check`, such as --only 'kernels/*' or --resume. Default: empty, all stages.
 #   TEST_PROCESSES  number of processes of `make test`. Default: 3, also for two cores, since tests wait half of the time.
 #   DEVICE_RUNNER_TESTS  tests that `make test-device-runner` runs. Default: all that start workers.
+#   NEWEST_TESTS  tests that `make test-newest` runs. Default: end to end, of the SDK, the gateway and both services' edges.
 #   STALLED_TESTS  tests that `make test-stalled` runs. Default: most of those that start services.
 #   BENCH_PEERS_ARGS  arguments of `make bench-peers`, such as --model 8m --resume. Default: empty, the model of the targets.
 #   SECONDS      duration of `make endurance`. Default: 1800.
@@ -37,13 +38,15 @@ SECONDS ?= 1800
 SEED ?= 1
 TEST_PROCESSES ?= 3
 DEVICE_RUNNER_TESTS ?= tests/e2e tests/gateway tests/chaos/test_quick.py $(wildcard tests/quire/test_serve*.py) tests/quire/test_several_servers.py
+NEWEST_TESTS ?= tests/e2e tests/gateway tests/quire tests/test_rpc.py tests/test_every_rpc.py tests/worker/test_servicer.py tests/worker/test_block_travel.py
 STALLED_TESTS ?= tests/e2e tests/gateway tests/quire tests/scheduler
 BIN := $(VENV)/bin
+NEWEST := .quire/newest
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
-.PHONY: demo serve test test-device-runner test-stalled coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
+.PHONY: demo serve test test-device-runner test-newest test-stalled coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -58,6 +61,15 @@ test: $(VENV)/.dev
 # The tests that start real services, with every worker on the runner of accelerators, on a CPU: DEVICE_RUNNER_TESTS.
 test-device-runner: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -p tests.device_runner $(DEVICE_RUNNER_TESTS)
+
+# The tests that start services, with the newest releases that pyproject.toml allows, as `pip install` takes them.
+test-newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	grep '^torch==' constraints.txt > $(NEWEST)/torch.txt
+	$(NEWEST)/bin/pip --disable-pip-version-check -q install -c $(NEWEST)/torch.txt \
+	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(NEWEST)/bin/pip --disable-pip-version-check -q install -c $(NEWEST)/torch.txt -e '.[test]'
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -W default $(NEWEST_TESTS)
 
 # The tests that start real processes, while random ones of them stand still: what only a busy machine shows, rarely.
 test-stalled: $(VENV)/.dev

@@ -33,7 +33,7 @@ def variables(service: str) -> list[str]:
 
 def test_every_variable_of_the_file_is_explained_at_its_head_and_no_other() -> None:
     used = set(VARIABLE.findall(TEXT)) | {name for service in MODULES for name in variables(service)}
-    assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b|\b(?:MODEL|PUBLISH)\b", HEAD)) - {"ALL"} == used
+    assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b|\b(?:GPUS|MODEL|PUBLISH)\b", HEAD)) - {"ALL"} == used
 
 
 @pytest.mark.parametrize("service", MODULES)

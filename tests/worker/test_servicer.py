@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import struct
 import threading
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 from zlib import crc32
 
 import grpc
@@ -15,7 +16,16 @@ from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
 from common.step import Step, StepResult, StepStatus
 from common.step_codec import result_from_pb, step_to_pb
-from common.step_wire import REQUEST_TAG, STEP_KEY, open_response, open_step_stream, seal_request
+from common.step_wire import (
+    REQUEST_TAG,
+    STEP_KEY,
+    open_any_request,
+    open_request,
+    open_response,
+    open_step_stream,
+    seal_request,
+    seal_response,
+)
 from quire.errors import DataLossError, InvalidRequestError, UnavailableError
 from quire.rpc import channel_options, error_of
 from quire.v1 import inference_pb2, worker_pb2_grpc
@@ -383,3 +393,34 @@ async def test_a_worker_with_a_key_takes_steps_of_who_has_it_and_no_stranger_can
         await worker.server.stop(0)
         await worker.executor.close()
         await worker.thread.close()
+
+
+class Registry:
+    """A server as gRPC has it from 1.84 on: what is registered by name comes before generic handlers."""
+
+    def __init__(self) -> None:
+        self.generic: list[grpc.GenericRpcHandler] = []
+        self.by_name: dict[str, object] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self.generic += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, object]) -> None:
+        self.by_name |= {f"/{service}/{method}": handler for method, handler in handlers.items()}
+
+    def handler(self, path: str) -> Any:
+        details = SimpleNamespace(method=path, invocation_metadata=())
+        found = (each.service(details) for each in self.generic)
+        return self.by_name.get(path) or next(handler for handler in found if handler is not None)
+
+
+def test_calls_whose_bytes_are_checked_come_to_the_handlers_that_check_them_however_they_are_looked_up() -> None:
+    server = Registry()
+    add_to_server(WorkerServicer("w1", "i1", ""), cast(grpc.aio.Server, server))
+    methods = pb.DESCRIPTOR.services_by_name["Worker"].methods_by_name
+    handlers = {name: server.handler(f"/{SERVICE_NAME}/{name}") for name in methods}
+    assert handlers["StepStream"].request_deserializer is open_request
+    assert handlers["StepStream"].response_serializer is seal_response
+    assert handlers["Step"].request_deserializer is open_any_request
+    assert handlers["ReadBlocks"].response_serializer is bytes
+    assert all(handler.request_deserializer is not None for handler in handlers.values())
