@@ -3,6 +3,8 @@
 The latter computes without graphs, or with recorded ones.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -20,7 +22,7 @@ from worker_svc.gpu.torch_operations import OPERATIONS
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder
 from worker_svc.steps.step_limits import StepLimits
-from worker_svc.steps.step_runner import result_of
+from worker_svc.steps.step_runner import PendingStep, StepRunner, result_of
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, NUM_FETCHED_BLOCKS, BLOCK_SIZE, NUM_SEATS = 96, 32, 16, 4, 12
 
@@ -107,3 +109,14 @@ def full_logits(decoder: Decoder, token_ids: list[int]) -> Tensor:
     sequence = PagedSequence(token_ids, len(token_ids), list(range(num_blocks)))
     batch = forward_batch([sequence], [len(token_ids)], BLOCK_SIZE, all_logits=True)
     return reference_logits(decoder, batch, KVPool(decoder.block_shape(BLOCK_SIZE), num_blocks, decoder.device))
+
+
+def run_ahead(runner: StepRunner, steps: Sequence[Step], depth: int = 1) -> list[StepResult]:
+    """Run steps, of which `depth` are launched before the first of them is answered."""
+    launched: deque[StepResult | PendingStep] = deque()
+    results: list[StepResult] = []
+    for step in steps:
+        launched.append(runner.launch(step))
+        if len(launched) == depth:
+            results.append(result_of(launched.popleft()))
+    return results + [result_of(pending) for pending in launched]

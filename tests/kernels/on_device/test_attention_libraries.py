@@ -3,7 +3,6 @@
 Those that are not installed are left out, and say so: they are no dependency.
 """
 
-from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +15,14 @@ from tests.worker.device.flash_attention_double import FlashAttentionDouble
 from tests.worker.device.flashinfer_double import FlashInferDouble
 from tests.worker.device.recorded_graphs import RecordedGraphs
 from tests.worker.device.sample_steps import comparable, decode_steps
-from tests.worker.runners import NUM_SEATS, limits_for, poisoned_pool
+from tests.worker.runners import NUM_SEATS, limits_for, poisoned_pool, run_ahead
 from tests.worker.tiny_models import write_tiny_model
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.libraries.flash_attention import FlashAttention
 from worker_svc.gpu.libraries.flashinfer import FlashInfer
 from worker_svc.gpu.libraries.library import NO_LIBRARIES, AttentionLibrary, PassLibraries
-from worker_svc.gpu.runner import DeviceRunner, PendingDeviceStep
+from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.option_check import installed_attention
 from worker_svc.start.attention_choice import usable_libraries
@@ -123,11 +122,6 @@ def run(
         decoder, poisoned_pool(decoder), limits_for(decoder), operations, sizes, graphs=recorded, libraries=libraries
     )
     runner.capture_graphs(None if HAS_GPU else 64)
-    launched: deque[PendingDeviceStep] = deque()
-    results: list[StepResult] = []
-    for step in steps:
-        launched.append(runner.launch(step))
-        if len(launched) == depth:
-            results.append(launched.popleft().wait())
+    results = run_ahead(runner, steps, depth)
     assert not any(runner.kernel_passes.values())
-    return [*results, *(pending.wait() for pending in launched)]
+    return results

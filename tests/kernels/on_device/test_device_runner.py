@@ -4,7 +4,6 @@ Steps are replayed from graphs: a GPU's, and recorded ones elsewhere.
 """
 
 import json
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +19,12 @@ from kernels.attention.shape import Attended, ScoreRule
 from tests.kernels.on_device.devices import DEVICE, HAS_GPU
 from tests.worker.device.recorded_graphs import RecordedGraphs
 from tests.worker.device.sample_steps import DRAWN, PROMPT, comparable, decode_steps
-from tests.worker.runners import NUM_SEATS, limits_for, poisoned_pool
+from tests.worker.runners import NUM_SEATS, limits_for, poisoned_pool, run_ahead
 from tests.worker.steps import GREEDY, seat_state
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, write_tiny_model
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.graphs import graph_sizes
-from worker_svc.gpu.runner import DeviceRunner, PendingDeviceStep
+from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.operations import Operations
@@ -66,14 +65,9 @@ def run_kernels(
         operations, sizes = recorded.operations(operations), (NUM_SEATS,)
     runner = DeviceRunner(decoder, pool, limits, operations, sizes, cost=cost, graphs=recorded)
     runner.capture_graphs(None if HAS_GPU else 64)
-    launched: deque[PendingDeviceStep] = deque()
-    results: list[StepResult] = []
-    for step in steps:
-        launched.append(runner.launch(step))
-        if len(launched) == depth:
-            results.append(launched.popleft().wait())
+    results = run_ahead(runner, steps, depth)
     assert not any(runner.kernel_passes.values())
-    return [*results, *(pending.wait() for pending in launched)], pool
+    return results, pool
 
 
 def run_references(

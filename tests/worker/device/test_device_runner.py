@@ -3,7 +3,6 @@
 That it gives what the CPU's runner gives is shown by the tests of runners, which run both.
 """
 
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +12,17 @@ import torch
 from torch import Tensor
 
 from common.sampling_params import SequenceSampling
-from common.step import Step, StepResult
+from common.step import Step
 from kernels.attention.cascade_groups import SharingCost
 from kernels.attention.cascade_reference import CascadePlan
 from kernels.attention.shape import Attended, ScoreRule
 from tests.worker.device.recorded_graphs import RecordedGraphs
 from tests.worker.device.sample_steps import comparable, decode_steps
-from tests.worker.runners import NUM_SEATS, limits_for, make_cpu_runner, make_device_runner, poisoned_pool
+from tests.worker.runners import NUM_SEATS, limits_for, make_cpu_runner, make_device_runner, poisoned_pool, run_ahead
 from tests.worker.steps import seat_state
 from tests.worker.tiny_models import random_prompts, write_tiny_model
 from worker_svc.gpu.graphs import graph_sizes
-from worker_svc.gpu.runner import DeviceRunner, PendingDeviceStep
+from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.gpu.torch_operations import OPERATIONS
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.steps.step_limits import InvalidStepError
@@ -51,13 +50,7 @@ def test_steps_launched_before_earlier_ones_are_answered_give_the_same(
     if captured:
         runner.capture_graphs()
     steps = decode_steps(8)
-    launched: deque[PendingDeviceStep] = deque()
-    results: list[StepResult] = []
-    for step in steps:
-        launched.append(runner.launch(step))
-        if len(launched) == depth:
-            results.append(launched.popleft().wait())
-    results += [pending.wait() for pending in launched]
+    results = run_ahead(runner, steps, depth)
     expected = [plain.run(step) for step in steps]
     assert [comparable(result) for result in results] == [comparable(result) for result in expected]
     for ours, theirs in zip(results, expected, strict=True):

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from common.step import Step, StepResult
 from tests.worker.device.random_steps import RandomSteps
 from tests.worker.device.recorded_graphs import RecordedGraphs
-from tests.worker.device.test_mixed_graphs import FREE, check_equal, plain_runner, random_pool, run
+from tests.worker.device.test_mixed_graphs import FREE, check_equal, plain_runner, random_pool
 from tests.worker.device.thread_ranks import ThreadCollectives, collectives_of, on_all_ranks
-from tests.worker.runners import limits_for
+from tests.worker.runners import limits_for, run_ahead
 from tests.worker.tiny_models import write_tiny_model
 from worker_svc.gpu.graphs import graph_sizes, token_sizes
 from worker_svc.gpu.runner import DeviceRunner
@@ -71,7 +71,7 @@ class DividedModel:
             if captured:
                 runner.capture_graphs()
             group.calls.clear()
-            results = run(runner, steps, depth)
+            results = run_ahead(runner, steps, depth)
             assert (sum(runner.graph_passes.values()) == len(steps)) == captured
             return results
 
@@ -94,7 +94,7 @@ def test_captured_passes_of_ranks_give_what_one_process_gives(model: DividedMode
     """Compare mixes of rows, with copies, swaps, beams and log-probabilities; no pass is launched kernel by kernel."""
     random_steps = model.random_steps(depth)
     steps = [random_steps.step(number) for number in range(16)]
-    expected = run(plain_runner(model.whole), steps)
+    expected = run_ahead(plain_runner(model.whole), steps)
     by_rank, groups = model.run_on_ranks(size, steps, depth)
     for results in by_rank:
         check_equal(results, expected)
@@ -110,7 +110,7 @@ def test_any_mix_of_rows_has_the_tokens_of_one_process(model: DividedModel, seed
     steps = [random_steps.step(number) for number in range(4)]
     by_rank, groups = model.run_on_ranks(2, steps, depth, captured=False)
     for results in by_rank:
-        check_equal(results, run(plain_runner(model.whole), steps))
+        check_equal(results, run_ahead(plain_runner(model.whole), steps))
     assert collectives_of(groups)
 
 

@@ -11,9 +11,9 @@ import torch
 from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings
 from tests.worker.device.sample_steps import comparable, decode_steps
-from tests.worker.device.test_mixed_graphs import run
 from tests.worker.forked_ranks import fork_rank
 from tests.worker.quantised_models import write_wide_model
+from tests.worker.runners import run_ahead
 from tests.worker.steps import GREEDY, seat_state
 from tests.worker.tiny_models import random_prompts, write_tiny_model
 from worker_svc.loaded_model import LoadedModel
@@ -48,7 +48,7 @@ def loaded(folder: Path, num_ranks: int, **options: Any) -> Iterator[LoadedModel
 
 def results_of(folder: Path, num_ranks: int, steps: Sequence[Step], depth: int, **options: Any) -> list[StepResult]:
     with loaded(folder, num_ranks, **options) as model:
-        return run(model.runner, steps, depth)
+        return run_ahead(model.runner, steps, depth)
 
 
 def steps_with_swaps() -> list[Step]:
@@ -70,7 +70,7 @@ def test_steps_launched_ahead_give_what_one_process_gives(model: str, num_ranks:
     expected = results_of(folder, 1, steps, 1)
     with loaded(folder, num_ranks) as group:
         for depth in (1, 2, 3):
-            results = run(group.runner, steps, depth)
+            results = run_ahead(group.runner, steps, depth)
             assert [comparable(each) for each in results] == [comparable(each) for each in expected]
             for ours, theirs in zip(results, expected, strict=True):
                 ranked = [list(each.token_ids) for each in theirs.candidates]
@@ -87,7 +87,7 @@ def test_a_step_that_is_refused_changes_nothing_on_any_rank(tmp_path: Path) -> N
         for step in steps:
             with pytest.raises(InvalidStepError):
                 group.runner.launch(Step(epoch=1, step_id=step.step_id, rows=[*step.rows, 11], num_tokens=()))
-            results += run(group.runner, [step])
+            results += run_ahead(group.runner, [step])
         assert isinstance(group.runner, LeadRunner)
         assert group.runner.unended.waited_s() == 0
     assert [comparable(each) for each in results] == [comparable(each) for each in expected]

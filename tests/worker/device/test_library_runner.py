@@ -17,8 +17,8 @@ from tests.worker.device.flash_attention_double import FlashAttentionDouble
 from tests.worker.device.flashinfer_double import FlashInferDouble
 from tests.worker.device.random_steps import RandomSteps
 from tests.worker.device.recorded_graphs import RecordedGraphs
-from tests.worker.device.test_mixed_graphs import FREE, check_equal, plain_runner, random_pool, run
-from tests.worker.runners import limits_for
+from tests.worker.device.test_mixed_graphs import FREE, check_equal, plain_runner, random_pool
+from tests.worker.runners import limits_for, run_ahead
 from tests.worker.tiny_models import write_tiny_model
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.libraries.flash_attention import FlashAttention
@@ -87,7 +87,7 @@ def test_any_steps_give_the_tokens_of_the_runners_own_operations(
     random_steps = RandomSteps(Random(depth), limits_for(decoder))
     steps = [random_steps.step(number) for number in range(20)]
     before = doubled.num_calls()
-    check_equal(run(runner, steps, depth), run(plain_runner(decoder), steps))
+    check_equal(run_ahead(runner, steps, depth), run_ahead(plain_runner(decoder), steps))
     num_layers = decoder.config.num_layers
     if cost is DEAR:
         assert doubled.num_calls() - before == len(steps) * num_layers
@@ -106,7 +106,7 @@ def test_each_kind_of_pass_may_have_another_library(decoder: Decoder, which: str
     random_steps = RandomSteps(Random(5), limits_for(decoder))
     steps = [random_steps.step(number) for number in range(16)]
     before = doubled.num_calls()
-    check_equal(run(runner, steps), run(plain_runner(decoder), steps))
+    check_equal(run_ahead(runner, steps), run_ahead(plain_runner(decoder), steps))
     is_mixed = [max(step.num_tokens) > 1 for step in steps]
     count = sum(is_mixed) if which == "mixed" else len(steps) - sum(is_mixed)
     assert doubled.num_calls() - before == count * decoder.config.num_layers
@@ -125,7 +125,7 @@ def test_layers_with_a_sliding_window_stay_with_the_runners_own_operations(
     random_steps = RandomSteps(Random(1), limits_for(decoder))
     steps = [random_steps.step(number) for number in range(10)]
     before = doubled.num_calls()
-    check_equal(run(runner, steps), run(plain_runner(decoder), steps))
+    check_equal(run_ahead(runner, steps), run_ahead(plain_runner(decoder), steps))
     assert doubled.num_calls() - before == num_plain * len(steps)
 
 
@@ -147,8 +147,8 @@ def test_a_graph_that_is_too_small_is_replaced_by_launches(decoder: Decoder) -> 
     runner.capture_graphs(64)
     random_steps = RandomSteps(Random(8), limits)
     steps = [random_steps.step(number) for number in range(24)]
-    check_equal(run(runner, steps, 2), run(plain_runner(decoder), steps))
+    check_equal(run_ahead(runner, steps, 2), run_ahead(plain_runner(decoder), steps))
     assert runner.kernel_passes["too_many_tokens"] and runner.graph_passes["mixed"]
     runner.release_graphs()
     steps = [random_steps.step(number) for number in range(24, 30)]
-    assert len(run(runner, steps)) == len(steps) and runner.kernel_passes["no_graphs"] == len(steps)
+    assert len(run_ahead(runner, steps)) == len(steps) and runner.kernel_passes["no_graphs"] == len(steps)

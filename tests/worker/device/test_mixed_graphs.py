@@ -1,6 +1,5 @@
 """Steps with chunks of prompts as graphs: captured at padded sizes, with the answers of uncaptured ones."""
 
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -10,19 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.step import Step, StepResult
+from common.step import StepResult
 from kernels.attention.cascade_groups import SharingCost
 from tests.worker.device.random_steps import RandomSteps
 from tests.worker.device.recorded_graphs import RecordedGraphs
 from tests.worker.device.sample_steps import comparable
-from tests.worker.runners import limits_for, poisoned_pool
+from tests.worker.runners import limits_for, poisoned_pool, run_ahead
 from tests.worker.tiny_models import write_tiny_model
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.gpu.torch_operations import OPERATIONS
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.steps.step_runner import PendingStep, StepRunner, result_of
 
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)  # so that anything shared is worth it
 MODELS = ("llama_gqa", "mistral", "opt")
@@ -57,17 +55,6 @@ def captured_runner(decoder: Decoder, max_mixed_tokens: int | None = None) -> De
     return runner
 
 
-def run(runner: StepRunner, steps: Sequence[Step], depth: int = 1) -> list[StepResult]:
-    """Run steps, of which `depth` are launched before the first of them is answered."""
-    launched: deque[StepResult | PendingStep] = deque()
-    results: list[StepResult] = []
-    for step in steps:
-        launched.append(runner.launch(step))
-        if len(launched) == depth:
-            results.append(result_of(launched.popleft()))
-    return results + [result_of(pending) for pending in launched]
-
-
 def check_equal(ours: Sequence[StepResult], theirs: Sequence[StepResult]) -> None:
     assert [comparable(each) for each in ours] == [comparable(each) for each in theirs]
     for our, their in zip(ours, theirs, strict=True):
@@ -85,7 +72,7 @@ def test_random_steps_give_the_same_by_graphs(decoder: Decoder, depth: int) -> N
     random_steps = RandomSteps(Random(depth), limits_for(decoder))
     steps = [random_steps.step(number) for number in range(30)]
     captured = captured_runner(decoder)
-    check_equal(run(captured, steps, depth), run(plain_runner(decoder), steps))
+    check_equal(run_ahead(captured, steps, depth), run_ahead(plain_runner(decoder), steps))
     assert captured.graph_passes["mixed"] and captured.graph_passes["decode"]
     assert sum(captured.graph_passes.values()) == len(steps)
     assert not any(captured.kernel_passes.values())
@@ -100,7 +87,7 @@ def test_any_mix_of_rows_has_the_tokens_of_an_uncaptured_pass(
     random_steps = RandomSteps(Random(seed), limits_for(decoder))
     steps = [random_steps.step(number) for number in range(6)]
     captured = captured_runner(decoder, most)
-    check_equal(run(captured, steps, depth), run(plain_runner(decoder), steps))
+    check_equal(run_ahead(captured, steps, depth), run_ahead(plain_runner(decoder), steps))
     mixed = [sum(step.num_tokens) for step in steps if max(step.num_tokens) > 1]
     too_large = sum(num_tokens > most for num_tokens in mixed)
     assert captured.graph_passes["mixed"] == len(mixed) - too_large
@@ -114,7 +101,7 @@ def test_any_mix_of_rows_has_the_tokens_of_an_uncaptured_pass(
 def test_without_graphs_every_pass_is_counted_as_such(decoder: Decoder) -> None:
     runner = plain_runner(decoder)
     random_steps = RandomSteps(Random(0), limits_for(decoder))
-    run(runner, [random_steps.step(number) for number in range(5)])
+    run_ahead(runner, [random_steps.step(number) for number in range(5)])
     assert runner.kernel_passes["no_graphs"] == 5
     assert not any(runner.graph_passes.values())
 
@@ -124,7 +111,7 @@ def test_a_released_graph_is_used_no_more(decoder: Decoder) -> None:
     runner.release_graphs()
     random_steps = RandomSteps(Random(3), limits_for(decoder))
     steps = [random_steps.step(number) for number in range(8)]
-    check_equal(run(runner, steps), run(plain_runner(decoder), steps))
+    check_equal(run_ahead(runner, steps), run_ahead(plain_runner(decoder), steps))
     assert runner.kernel_passes["no_graphs"] == 8
 
 
