@@ -10,8 +10,6 @@ class RankPlace(NamedTuple):
     """A rank of a group whose ranks have loaded their weights."""
 
     reduction: RankReduction
-    agree_on_least: Callable[
-        [int], int
-    ]  # the least of the numbers that all ranks give at the same point of their start
+    agree_on_least: Callable[[int], int]  # the least of all ranks' numbers, given at the same point of their start
     num_on_machine: int  # ranks of the group that share its machine
     compiles: bool  # kernels, before they are launched; a rank that does not finds what rank 0 has compiled
