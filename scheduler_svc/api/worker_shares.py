@@ -27,6 +27,9 @@ _LENT_S = 1.0  # likewise after it was lent: no shard has two, so a second one i
 # That a shard counts as one that a worker is on its way to, from the order to move, and again from when it has left. A
 # worker that starts slowly comes within it; one that dies leaves its new shard without a worker for no longer.
 _ON_WAY_S = 4.0
+# That a shard has no worker under one leader before it is lent one: until those of the leader before have come to this
+# one, and that shows. Half a second each for a worker to register, to be published and to be seen.
+_FRESH_S = 1.5
 
 
 class SeenShards(Protocol):
@@ -108,6 +111,7 @@ class WorkerShares:
         self._leaving: _Gift | None = None  # until it has left
         self._on_way: dict[int, float] = {}  # by shard without a worker that one goes to: until when it counts
         self._came: Latest[tuple[str, float]] = Latest()  # by worker_id: incarnation, and when it came
+        self._without: dict[int, tuple[int, float]] = {}  # by shard without a worker: its leader's epoch, since when
 
     def has_shard(self, shard: int) -> bool:
         """True if the deployment has such a shard."""
@@ -182,7 +186,8 @@ class WorkerShares:
         self._given = None
         if not self.has_shard(self.shard):  # it was just forgotten
             return self.shard
-        helped, shards = self.gives_to(), self._present_shards()
+        shards = self._present_shards()
+        helped = {*self.gives_to(), *self._fresh(shards, now_s)}
         needy, settle_s = shard_in_need(shards, self.shard, self.watch.num_wanted), _SETTLE_S
         if needy is None and served_s >= _slice_s(shards[self.shard]):
             needy, settle_s = starving_shard(shards, self.shard, helped), _LENT_S
@@ -193,6 +198,16 @@ class WorkerShares:
         self._given_until_s = now_s + settle_s
         self._on_way[needy] = now_s + _ON_WAY_S
         return needy
+
+    def _fresh(self, shards: Sequence[pb.Shard], now_s: float) -> list[int]:
+        """Numbers of the shards whose own workers may still come: they have not been without one for long."""
+        seen = {each.number: each.epoch for each in shards if each.leader and not each.num_workers}
+        known = self._without
+        self._without = {
+            number: known[number] if number in known and known[number][0] == epoch else (epoch, now_s)
+            for number, epoch in seen.items()
+        }
+        return [number for number, (_, since_s) in self._without.items() if now_s - since_s < _FRESH_S]
 
     def _is_here(self, gift: _Gift) -> bool:
         """True until the worker's life that is given away has left."""

@@ -87,13 +87,18 @@ def epochs(schedulers: Iterable[Service]) -> list[int]:
 
 
 async def until(client: quire.AsyncClient, schedulers: Iterable[Service], *, num_workers: list[int]) -> None:
-    """Returns once the shards have so many workers, by the word of these leaders: a dead one's counts for a while."""
+    """Returns once the shards have so many workers, by the word of these leaders: a dead one's counts for a while.
+
+    And once no scheduler leads two shards while another one leads none: it would hand one over soon.
+    """
+    living = list(schedulers)
     async with asyncio.timeout(patient(60)):
         while True:
             shards = await client.shards()
-            is_theirs = [epoch == shard.epoch for epoch, shard in zip(epochs(schedulers), shards, strict=True)]
+            is_theirs = [epoch == shard.epoch for epoch, shard in zip(epochs(living), shards, strict=True)]
+            is_spread = len({shard.leader for shard in shards}) == min(len(living), NUM_SHARDS)
             if [shard.num_workers for shard in shards] == num_workers and (
-                all(theirs for theirs, wanted in zip(is_theirs, num_workers, strict=True) if wanted)
+                is_spread and all(theirs for theirs, wanted in zip(is_theirs, num_workers, strict=True) if wanted)
             ):
                 return
             await asyncio.sleep(0.05)

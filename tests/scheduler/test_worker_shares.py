@@ -14,6 +14,7 @@ from scheduler_svc.workers.workers import LEASE_MS
 SLICE_S = 3.0  # that a shard whose requests wait keeps what it was lent
 REGISTER_S = 0.5  # between two registrations of a worker
 PUBLISH_S = 0.25
+FRESH_S = 1.5  # that a shard has no worker before it is lent one
 
 
 @dataclass
@@ -103,7 +104,27 @@ def test_a_shard_that_cannot_be_seen_neither_gets_a_worker_nor_keeps_others_from
     lending.watch.unseen = {1, 2}
     assert lending.leaders[0].shard_of(request) == 0
     lending.watch.unseen = {1}
+    assert lending.leaders[0].shard_of(request) == 0  # its own workers may still come
+    lending.now_s += FRESH_S
     assert lending.leaders[0].shard_of(request) == 2
+
+
+def test_a_shard_whose_leader_is_new_gets_no_worker_of_another_while_its_own_may_come() -> None:
+    """Whoever lends one at once leaves its own shard without any, as soon as the other one's has come."""
+    lending = Lending(2, 0.0)
+    mine, other = lending.watch.shards
+    mine.num_workers, mine.epoch, other.epoch = 1, 5, 6
+    lending.members[0]["w"] = Member("w", "i1")
+    request = pb.RegisterRequest(worker_id="w", incarnation="i1", shard=0)
+    for _ in range(4):
+        for _ in range(3):  # of its first 1.5 s under this leader
+            assert lending.leaders[0].shard_of(request) == 0
+            lending.now_s += REGISTER_S
+        other.epoch += 1
+    for _ in range(3):
+        assert lending.leaders[0].shard_of(request) == 0
+        lending.now_s += REGISTER_S
+    assert lending.leaders[0].shard_of(request) == 1
 
 
 class Turns:
@@ -295,7 +316,7 @@ def test_a_shard_is_sent_another_worker_seconds_after_one_has_died_on_its_way(mo
     for seed in range(10):
         loans = Loans(6, [7], move_s, Random(seed))
         loans.num_lost = 1
-        loans.run(5.5 + move_s)
+        loans.run(5.5 + FRESH_S + move_s)
         assert loans.sent == [7, 7] and loans.members[7], f"seed {seed}"
 
 
