@@ -68,6 +68,11 @@ class SchedulerCosts:
     journal_read_s: float  # likewise
     factor: float = 1.0  # all of it, for the question what a faster scheduler would give
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot have been measured. Raises ValueError."""
+        if min(self.request_s, self.rebuild_s, self.journal_read_s, *(cost_s for _, cost_s in self.points)) < 0:
+            raise ValueError(f"a scheduler's work costs less than nothing: {self}")
+
     def of_step(self, num_rows: int) -> float:
         """Cost of one step of a worker."""
         index = bisect_right(self.points, (num_rows, float("inf")))
@@ -83,19 +88,17 @@ class SchedulerCosts:
 @cache
 def measured_scheduler() -> SchedulerCosts:
     """Costs by the results that are kept in the repository."""
-    shards, overhead = _result("shard_throughput"), _result("overhead")
-    gateway, recovery = _result("gateway_cost"), _result("recovery_time")
+    shards, overhead, recovery = _result("shard_throughput"), _result("overhead"), _result("recovery_time")
     points = [(row["batch"], row["one"]["scheduler_us"] * 1e-6 * row["batch"]) for row in shards["rows"]]
     steps = overhead["parts"]["steps"]["rows"]
     (full,) = [row["medians"] for row in steps if (row["depth"], row["batch"]) == (2, 256)]
     (turn,) = [row["medians"] for row in steps if (row["depth"], row["batch"]) == (1, 256)]
-    steady_us = full["scheduler_cpu_ms"] * 1e3 / 256  # a token
-    by_requests = [row for row in gateway["rows"] if row["route"] == "/v1/completions"]
-    more_us = fmean(row["scheduler_us_per_token"] for row in by_requests) - steady_us
+    delivery = overhead["parts"]["delivery"]  # requests come and go there; in the same run, since both costs are close
+    more_us = delivery["cpu_us_per_token"]["scheduler"] - full["scheduler_cpu_ms"] * 1e3 / 256  # a token
     return SchedulerCosts(
         points=(*points, (256, full["scheduler_cpu_ms"] * 1e-3)),
         turn_part=turn["turn"]["p50"] / turn["scheduler_cpu_ms"],
-        request_s=more_us * 1e-6 * gateway["output_tokens"],
+        request_s=more_us * 1e-6 * fmean(delivery["load"]["output_tokens"]),
         rebuild_s=recovery["full"]["all_rebuilt_s"] / recovery["requests"],
         journal_read_s=recovery["full"]["journal_read_s"] / recovery["requests"],
     )

@@ -115,6 +115,16 @@ def test_a_scheduler_costs_what_was_measured_and_lies_between() -> None:
     assert [round(1e3 * costs.of_step(rows), 6) for rows in (1, 8, 12, 16, 32)] == [0.5, 0.5, 0.75, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("name", ["request_s", "rebuild_s", "journal_read_s"])
+def test_no_work_costs_less_than_nothing(name: str) -> None:
+    """A difference of two measurements may be negative where they are of different runs."""
+    assert getattr(measured_scheduler(), name) > 0
+    with pytest.raises(ValueError, match=f"less than nothing.*{name}=-1e-06"):
+        replace(FREE, **{name: -1e-6})
+    with pytest.raises(ValueError, match="less than nothing"):
+        replace(FREE, points=((1, -1e-6),))
+
+
 def test_a_process_does_one_thing_after_another_until_it_is_killed() -> None:
     timeline = Timeline()
     process = SchedulerProcess("s", 0, timeline)
