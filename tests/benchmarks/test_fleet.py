@@ -4,6 +4,7 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_no_work_costs_less_than_nothing(name: str) -> None:
     """A difference of two measurements may be negative where they are of different runs."""
     assert getattr(measured_scheduler(), name) > 0
     with pytest.raises(ValueError, match=f"less than nothing.*{name}=-1e-06"):
-        replace(FREE, **{name: -1e-6})
+        replace(FREE, **cast(Any, {name: -1e-6}))
     with pytest.raises(ValueError, match="less than nothing"):
         replace(FREE, points=((1, -1e-6),))
 
