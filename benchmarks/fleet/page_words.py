@@ -23,7 +23,7 @@ REAL = (
     "another: a step by its rows ({points}; straight lines between them, and proportional beyond), of which "
     "{turn:.0%} passes before the next step is sent; {request_us:.0f} µs for a request; {rebuild_us:.0f} µs for "
     "each live "
-    "request that a new leader rebuilds. Sources: `shard_throughput.json`, `overhead.json`, `gateway_cost.json`, "
+    "request that a new leader rebuilds. Sources: `shard_throughput.json`, `overhead.json`, "
     "`recovery_time.json`. Delivery to several workers' clients at once is cheaper than the sum that is charged, and "
     "journal writes of several workers share entries: so these figures are on the safe side.",
     "**Requests**: lengths as in the paper's ShareGPT trace (161 tokens in, 338 out), half of them behind one of 512 "

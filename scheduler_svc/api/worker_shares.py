@@ -111,7 +111,7 @@ class WorkerShares:
         self._leaving: _Gift | None = None  # until it has left
         self._on_way: dict[int, float] = {}  # by shard without a worker that one goes to: until when it counts
         self._came: Latest[tuple[str, float]] = Latest()  # by worker_id: incarnation, and when it came
-        self._without: dict[int, tuple[int, float]] = {}  # by shard without a worker: its leader's epoch, since when
+        self._without: dict[tuple[int, int], float] = {}  # by shard without a worker, and its leader
 
     def has_shard(self, shard: int) -> bool:
         """True if the deployment has such a shard."""
@@ -187,7 +187,7 @@ class WorkerShares:
         if not self.has_shard(self.shard):  # it was just forgotten
             return self.shard
         shards = self._present_shards()
-        helped = {*self.gives_to(), *self._fresh(shards, now_s)}
+        helped = {*self.gives_to(), *self._update_fresh(shards, now_s)}
         needy, settle_s = shard_in_need(shards, self.shard, self.watch.num_wanted), _SETTLE_S
         if needy is None and served_s >= _slice_s(shards[self.shard]):
             needy, settle_s = starving_shard(shards, self.shard, helped), _LENT_S
@@ -199,15 +199,11 @@ class WorkerShares:
         self._on_way[needy] = now_s + _ON_WAY_S
         return needy
 
-    def _fresh(self, shards: Sequence[pb.Shard], now_s: float) -> list[int]:
-        """Numbers of the shards whose own workers may still come: they have not been without one for long."""
-        seen = {each.number: each.epoch for each in shards if each.leader and not each.num_workers}
-        known = self._without
-        self._without = {
-            number: known[number] if number in known and known[number][0] == epoch else (epoch, now_s)
-            for number, epoch in seen.items()
-        }
-        return [number for number, (_, since_s) in self._without.items() if now_s - since_s < _FRESH_S]
+    def _update_fresh(self, shards: Sequence[pb.Shard], now_s: float) -> list[int]:
+        """Record which shards have no worker; return those whose own may still come, being without for a short time."""
+        lacking = [(each.number, each.epoch) for each in shards if each.leader and not each.num_workers]
+        self._without = {each: self._without.get(each, now_s) for each in lacking}
+        return [number for (number, _), since_s in self._without.items() if now_s - since_s < _FRESH_S]
 
     def _is_here(self, gift: _Gift) -> bool:
         """True until the worker's life that is given away has left."""

@@ -59,7 +59,8 @@ def starving_shard(shards: Sequence[pb.Shard], giver: int, helped: Collection[in
     Of the shards that have a worker, the one with the fewest requests lends it, to the next in the circle of numbers:
     where most wait, some always wait again, and another shard would be left out for good. None: `giver` keeps it.
 
-    A shard that a worker is on its way to gets no second one: where a shard says so, and those of `helped`.
+    A shard that a worker is on its way to gets no second one: where a shard says so, and those of `helped`, to which
+    `giver` knows one to go or a new leader's own may still come.
     """
     led = [shard for shard in shards if shard.leader]
     awaiting = {*helped, *(number for shard in led for number in shard.gives_to)}
