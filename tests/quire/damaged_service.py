@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.patience import patient
-from tests.services import ROOT
+from tests.services import ROOT, free_address
 
 END_S = 10.0  # on an idle machine, where it takes half a second
 _PROGRESS = (" checking", "; logs in ")  # ends of lines, or parts of them, that say only how far it is
@@ -18,7 +18,7 @@ def faults_of_serving(folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="quire-data-") as data_dir:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "quire.cli", "serve", str(folder), "--listen", "127.0.0.1:0"),
+                *(sys.executable, "-m", "quire.cli", "serve", str(folder), "--listen", free_address()),
                 *("--data-dir", data_dir, "--device", "cpu", "--num-blocks", "16", "--threads", "1", "--gateways", "0"),
             ],
             cwd=ROOT, env={**os.environ, "COLUMNS": "500"},

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from tests.patience import patient
-from tests.services import DEMO_MODEL
+from tests.services import DEMO_MODEL, free_address
 
 READY_S = 90.0
 
@@ -18,12 +18,14 @@ class Serve:
     """One `quire serve` and the lines it says."""
 
     def __init__(
-        self, data_dir: Path, *arguments: str, model: str = str(DEMO_MODEL), listen: str = "127.0.0.1:0"
+        self, data_dir: Path, *arguments: str, model: str = str(DEMO_MODEL), listen: str | None = None
     ) -> None:
+        """`listen`: address to serve at; None: a free one."""
+        listen = listen or free_address()
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "quire.cli", "serve", model, "--listen", listen, "--data-dir", str(data_dir)),
-                *("--num-blocks", "200", "--http", "127.0.0.1:0", *arguments),
+                *("--num-blocks", "200", "--http", free_address(), *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

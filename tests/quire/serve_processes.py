@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.patience import patient
-from tests.services import DEMO_MODEL
+from tests.services import DEMO_MODEL, free_address
 
 WAIT_S = patient(100)
 _MARK = "SERVE_PROCESSES_MARK"
@@ -47,8 +47,8 @@ class ServeProcesses:
         self._data_dir = data_dir
         self.mark = uuid.uuid4().hex
         command = [
-            *(*through, sys.executable, "-m", "quire.cli", "serve", str(DEMO_MODEL), "--listen", "127.0.0.1:0"),
-            *("--data-dir", str(data_dir), "--num-blocks", "200", "--http", "127.0.0.1:0", *arguments),
+            *(*through, sys.executable, "-m", "quire.cli", "serve", str(DEMO_MODEL), "--listen", free_address()),
+            *("--data-dir", str(data_dir), "--num-blocks", "200", "--http", free_address(), *arguments),
         ]
         inherited = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
         env = {**inherited, _MARK: self.mark, "COLUMNS": "300", **(environment or {})}

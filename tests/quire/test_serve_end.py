@@ -14,7 +14,7 @@ from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.supervisor import Supervisor
 from tests.patience import patient
 from tests.quire.serve_processes import ServeProcesses, child_commands
-from tests.services import DEMO_MODEL
+from tests.services import DEMO_MODEL, free_address
 
 Starter = Callable[..., ServeProcesses]
 
@@ -125,7 +125,7 @@ def test_nohup_outlives_its_terminal_and_ends_when_it_is_told_to(serve: Starter)
 @pytest.mark.timeout(300)
 async def test_an_error_of_the_supervisor_itself_ends_everything(tmp_path: Path) -> None:
     before = set(child_commands(os.getpid()))
-    addresses = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"}
+    addresses = {"listen": free_address(), "http": free_address()}
     settled = settle_all({"model": str(DEMO_MODEL), "num_blocks": "200", **addresses}, None)
     folder = DataFolder(tmp_path / "data")
     seen: list[set[int]] = []

@@ -16,7 +16,7 @@ import pytest
 from quire.cli.supervisor.start_view import StartView
 from tests.patience import patient
 from tests.quire.serve_processes import ServeProcesses
-from tests.services import DEMO_MODEL
+from tests.services import DEMO_MODEL, free_address
 from tests.valkey import ValkeyProcess
 
 PASSWORD = "pw-1f9c"
@@ -183,13 +183,12 @@ def processes_and_logs(serve: ServeProcesses, data_dir: Path) -> str:
 @pytest.fixture
 def guarded() -> Iterator[str]:
     """The address of a store that asks for a password."""
-    with ValkeyProcess() as valkey, socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-        probe.close()
-        valkey.command("CONFIG", "SET", "port", str(port))
+    with ValkeyProcess() as valkey:
+        address = free_address()
+        valkey.command("CONFIG", "SET", "port", address.rpartition(":")[2])
         valkey.command("CONFIG", "SET", "appendonly", "no")  # of which the scheduler warns
         valkey.command("CONFIG", "SET", "requirepass", PASSWORD)
-        yield f"127.0.0.1:{port}/0"
+        yield f"{address}/0"
 
 
 @pytest.mark.timeout(300)
