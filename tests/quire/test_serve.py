@@ -171,7 +171,7 @@ def test_with_a_standby_streams_go_on_when_the_leading_scheduler_is_killed(data_
     address = serve.wait_ready()
     both = address.split(",")
     leader = led_by(address)
-    (pid,) = pids_of(data_dir, f"--listen\0{leader}\0")
+    (pid,) = pids_of(data_dir, f"scheduler_svc\0--listen\0{leader}\0")
     with quire.Client(address) as client:
         streams = [client.stream("Once upon a time", max_tokens=400, ignore_eos=True) for _ in range(3)]
         for stream in streams:
