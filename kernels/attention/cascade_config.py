@@ -16,11 +16,9 @@ from kernels.attention.tuned_lookup import tuned_row
 
 _MATRIX_UNIT_ROWS = 64  # least rows for Hopper's matrix units
 _WIDE_HEAD = 256  # padded dimension from which a tile's sums spill with four warps
-_NUM_STAGES = 4  # the next tile is loaded while one is computed; with one stage more, Ampere's code spills
-# Shared memory of a program with four warps, of which registers allow two at once; only asynchronous products read
-# queries from there.
-_SHARED_BYTES, _SHARED_WITH_QUERIES = 58_000, 83_000
-_STAGES_OF_ONE = 5  # where one program fits: with one stage less, some compilers' code spills
+_NUM_STAGES = 3  # the next tile is loaded while one is computed
+_SHARED_BYTES = 58_000  # of a program with four warps without asynchronous products; registers allow two at once
+_WIDE_BYTES = 110_000  # and of one with wide heads
 _TILE = 64  # keys; half of it if the head dimension is no power of two, since its masks need registers too
 
 
@@ -51,11 +49,12 @@ def cascade_rule(shape: AttentionShape, family: DeviceFamily = HOPPER) -> Cascad
         prefix = DecodeConfig(tile=16, num_warps=8, num_stages=2, programs_per_sm=1)
         return CascadeConfig(rows=32, prefix=prefix, suffix=suffix)
     if shape.padded_dim >= _WIDE_HEAD:
-        prefix = DecodeConfig(tile=32, num_warps=8, num_stages=_NUM_STAGES, programs_per_sm=1)
+        num_stages = _NUM_STAGES if family.program_bytes >= _WIDE_BYTES else 2
+        prefix = DecodeConfig(tile=32, num_warps=8, num_stages=num_stages, programs_per_sm=1)
     else:
-        shared_bytes = _SHARED_WITH_QUERIES if family.has_asynchronous_products else _SHARED_BYTES
-        fitting = family.programs_with(shared_bytes)
+        # On an H200 one program at once was as fast as two, and leaves half of the partial results to merge.
+        programs = 1 if family.has_asynchronous_products else min(2, family.programs_with(_SHARED_BYTES))
         tile = _TILE if shape.head_dim == shape.padded_dim else _TILE // 2
-        num_stages = _NUM_STAGES if fitting > 1 else _STAGES_OF_ONE
-        prefix = DecodeConfig(tile=tile, num_warps=4, num_stages=num_stages, programs_per_sm=min(2, fitting))
-    return CascadeConfig(rows=_MATRIX_UNIT_ROWS, prefix=prefix, suffix=suffix)
+        prefix = DecodeConfig(tile=tile, num_warps=4, num_stages=_NUM_STAGES, programs_per_sm=programs)
+    rows = _MATRIX_UNIT_ROWS // 2 if shape.has_short_halves else _MATRIX_UNIT_ROWS
+    return CascadeConfig(rows=rows, prefix=prefix, suffix=suffix)

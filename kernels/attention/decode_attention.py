@@ -14,7 +14,14 @@ from torch import Tensor
 
 from kernels.attention.decode_plan import WORK_FIELDS
 from kernels.attention.decode_reference import DecodePlan
-from kernels.attention.key_loads import add_weighted_values, clamped, load_rows, queries_for_keys, row_offsets
+from kernels.attention.key_loads import (
+    add_weighted_values,
+    blocks_of,
+    clamped,
+    load_rows,
+    queries_for_keys,
+    row_offsets,
+)
 from kernels.attention.partial_merge import merge_splits
 from kernels.attention.score_math import online_softmax, tanh
 from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
@@ -61,11 +68,14 @@ def attend_keys(
     b_sum = tl.zeros((ROWS,), tl.float32)
     b_acc = tl.zeros((ROWS, DIM // 2 if PAIRED else DIM), tl.float32)
     b_odd = tl.zeros((ROWS, DIM // 2 if PAIRED else 1), tl.float32)
-    for i_tile in range(i_first // TILE * TILE, i_end, TILE):
+    i_begin = i_first // TILE * TILE
+    i_some = tl.maximum(i_end, i_first + 1)  # without keys one id is loaded, and not used
+    b_block = blocks_of(i_begin + tl.arange(0, TILE), i_first, i_some, p_table, BLOCK_SIZE)
+    for i_tile in range(i_begin, i_end, TILE):
         o_tile = i_tile + tl.arange(0, TILE)
         m_key = (o_tile - i_first).to(tl.uint32) < (i_end - i_first).to(tl.uint32)
         o_key = clamped(o_tile, i_first, i_end)
-        b_block = tl.load(p_table + o_key // BLOCK_SIZE)
+        b_next = blocks_of(o_tile + TILE, i_first, i_end, p_table, BLOCK_SIZE)
         p_k = p_key + row_offsets(b_block, o_key, stride_kb, stride_kt, BLOCK_SIZE)
         b_k = load_rows(p_k, HEAD_DIM, DIM).to(b_q.dtype)
         b_products = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
@@ -77,6 +87,7 @@ def attend_keys(
         b_weights, b_shrink, b_max, b_sum = online_softmax(b_products, b_max, b_sum, factor)
         p_v = p_value + row_offsets(b_block, o_key, stride_vb, stride_vt, BLOCK_SIZE)
         b_acc, b_odd = add_weighted_values(b_weights, p_v, b_shrink, b_acc, b_odd, HEAD_DIM, DIM, PAIRED, DTYPE)
+        b_block = b_next
     if PAIRED:
         b_acc = tl.interleave(b_acc, b_odd)
     return b_acc, b_max, b_sum

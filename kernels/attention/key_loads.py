@@ -33,6 +33,18 @@ def clamped(o_key: tl.tensor, i_first: tl.tensor, i_end: tl.tensor) -> tl.tensor
 
 
 @triton.jit
+def blocks_of(
+    o_key: tl.tensor, i_first: tl.tensor, i_end: tl.tensor, p_table: tl.tensor, BLOCK_SIZE: tl.constexpr
+) -> tl.tensor:
+    """Ids of the blocks that hold these positions, moved to the nearest one from i_first to i_end - 1.
+
+    Loops load them for the tile after the next loads of keys: into registers, so that no load of keys waits for them,
+    and none goes through shared memory with a barrier of its own.
+    """
+    return tl.load(p_table + clamped(o_key, i_first, i_end) // BLOCK_SIZE)
+
+
+@triton.jit
 def load_rows(p_row: tl.tensor, SIZE: tl.constexpr, PADDED: tl.constexpr) -> tl.tensor:
     """Rows [TILE, PADDED] of SIZE elements each from p_row [TILE] on; zeros for padding."""
     o_dim = tl.arange(0, PADDED)

@@ -14,18 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention.decode_attention import score_factors
-from kernels.attention.key_loads import queries_for_keys
+from kernels.attention.key_loads import blocks_of, queries_for_keys
 from kernels.attention.partial_merge import merge_splits
 from kernels.attention.prefill_plan import WORK_FIELDS, num_heads
 from kernels.attention.prefill_reference import PrefillPlan
-from kernels.attention.prefill_tile import add_tile, attend_tile, queries_and_heads, store_results
+from kernels.attention.prefill_tile import attend_tile, queries_and_heads, store_results
 from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
 
 LN_2 = tl.constexpr(math.log(2.0))
 FIELDS = tl.constexpr(WORK_FIELDS)
-# Partial results that are merged at once: 32 registers for each of 256 threads, which the main loop needs, too.
-MERGE_ELEMENTS = 8192
-MERGE_ROWS = 16
+MERGE_ELEMENTS = 16384  # of partial results at once: 64 registers for each of 256 threads, as many as the loop's sums
 
 
 @triton.jit(do_not_specialize=["stride_table", "window"])
@@ -65,8 +63,6 @@ def prefill_kernel(
     SOFT_CAP: tl.constexpr,
     WINDOWED: tl.constexpr,
     WITH_LSE: tl.constexpr,
-    LATE_VALUES: tl.constexpr,
-    MERGED_ROWS: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
 ) -> None:
     """Softmax(score(q K^T) + mask) V for a tile of queries and HEADS heads that share keys, over one split of the keys.
@@ -105,9 +101,6 @@ def prefill_kernel(
     b_q = queries_for_keys(b_q, PAIRED)
     b_acc = tl.zeros((ROWS, PADDED_DIM // 2 if PAIRED else PADDED_DIM), tl.float32)
     b_odd = tl.zeros((ROWS, PADDED_DIM // 2 if PAIRED else 1), tl.float32)
-    # There is no tile before the first; nothing is added of the one that is read in its place.
-    b_weights = tl.zeros((ROWS, TILE), b_q.dtype)
-    b_shrink = tl.full((ROWS,), 1.0, tl.float32)
     p_key = key_ptr + i_kv_head.to(tl.int64) * stride_kh
     p_value = value_ptr + i_kv_head.to(tl.int64) * stride_vh
     p_table = table_ptr + i_row * stride_table
@@ -122,24 +115,25 @@ def prefill_kernel(
         i_first = tl.maximum(0, i_first_position - window + 1)
         i_full_first = tl.minimum((tl.maximum(0, i_end - window) + TILE - 1) // TILE * TILE, i_full_end)
 
+    # Block ids are loaded a tile ahead into registers, so that no load of keys waits for them.
     i_begin, i_stop = tl.maximum(i_full_first, i_split_first), tl.minimum(i_full_end, i_split_end)
+    b_block = blocks_of(i_begin + tl.arange(0, TILE), i_first, i_end, p_table, BLOCK_SIZE)
     for i_tile in range(i_begin, i_stop, TILE):
-        b_max, b_sum, b_acc, b_odd, b_weights, b_shrink = attend_tile(
+        o_key = i_tile + tl.arange(0, TILE)
+        b_next = blocks_of(o_key + TILE, i_first, i_end, p_table, BLOCK_SIZE)
+        b_max, b_sum, b_acc, b_odd = attend_tile(
             b_q,
             b_max,
             b_sum,
             b_acc,
             b_odd,
-            b_weights,
-            b_shrink,
             o_position,
-            i_tile + tl.arange(0, TILE),
-            tl.maximum(i_tile - TILE, i_begin) + tl.arange(0, TILE),
+            o_key,
+            b_block,
             i_first,
             i_end,
             p_key,
             p_value,
-            p_table,
             stride_kb,
             stride_kt,
             stride_vb,
@@ -153,9 +147,9 @@ def prefill_kernel(
             WINDOWED,
             MASKED=False,
             PAIRED=PAIRED,
-            LATE=LATE_VALUES,
             DTYPE=DTYPE,
         )
+        b_block = b_next
     # Read again, so that no address of the results takes registers in the loop above.
     i_query = tl.load(p_work + 1, volatile=True)
     # Tiles that a window's start or the diagonal crosses.
@@ -163,27 +157,25 @@ def prefill_kernel(
     i_num_low = 0
     if WINDOWED:
         i_num_low = tl.maximum(0, tl.minimum(i_full_first, i_split_end) - i_split_first) // TILE
-    i_before = tl.maximum(i_begin, i_stop - TILE)
     for i_masked in range(i_num_low + tl.maximum(0, i_split_end - i_high + TILE - 1) // TILE):
         i_tile = i_high + (i_masked - i_num_low) * TILE
         if WINDOWED:
             i_tile = tl.where(i_masked < i_num_low, i_split_first + i_masked * TILE, i_tile)
-        b_max, b_sum, b_acc, b_odd, b_weights, b_shrink = attend_tile(
+        o_key = i_tile + tl.arange(0, TILE)
+        b_block = blocks_of(o_key, i_first, i_end, p_table, BLOCK_SIZE)
+        b_max, b_sum, b_acc, b_odd = attend_tile(
             b_q,
             b_max,
             b_sum,
             b_acc,
             b_odd,
-            b_weights,
-            b_shrink,
             o_position,
-            i_tile + tl.arange(0, TILE),
-            i_before + tl.arange(0, TILE),
+            o_key,
+            b_block,
             i_first,
             i_end,
             p_key,
             p_value,
-            p_table,
             stride_kb,
             stride_kt,
             stride_vb,
@@ -195,28 +187,6 @@ def prefill_kernel(
             BLOCK_SIZE,
             SOFT_CAP,
             WINDOWED,
-            MASKED=True,
-            PAIRED=PAIRED,
-            LATE=LATE_VALUES,
-            DTYPE=DTYPE,
-        )
-        i_before = i_tile
-    if LATE_VALUES:
-        b_acc, b_odd = add_tile(
-            b_weights,
-            b_shrink,
-            b_acc,
-            b_odd,
-            i_before + tl.arange(0, TILE),
-            i_first,
-            i_end,
-            p_value,
-            p_table,
-            stride_vb,
-            stride_vt,
-            HEAD_DIM,
-            PADDED_DIM,
-            BLOCK_SIZE,
             MASKED=True,
             PAIRED=PAIRED,
             DTYPE=DTYPE,
@@ -240,24 +210,20 @@ def prefill_kernel(
         tl.debug_barrier()  # all threads have stored before one of them increments
         i_first_program = tl.load(p_work + 4).to(tl.int64) * num_programs + tl.program_id(0)
         if tl.atomic_add(num_arrived_ptr + i_first_program, 1, sem="acq_rel") == num_splits - 1:
-            for i_merged in range(0, tl.minimum(query_len - i_query, QUERIES) * HEADS, MERGED_ROWS):
-                o_merged = i_merged + tl.arange(0, MERGED_ROWS)
-                o_token, o_part, m_merged = queries_and_heads(o_merged, i_query, query_len, i_part, GROUP, ROWS, HEADS)
-                b_merged, b_merged_lse = merge_splits(
-                    partial_out_ptr + i_first_program * (ROWS * HEAD_DIM),
-                    partial_lse_ptr + i_first_program * ROWS,
-                    num_programs * ROWS * HEAD_DIM,
-                    num_programs * ROWS,
-                    o_merged,
-                    m_merged,
-                    o_dim,
-                    num_splits,
-                    HEAD_DIM,
-                    MERGED_SPLITS,
-                )
-                o_written = (i_start + o_token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv_head * GROUP + o_part
-                b_merged_lse *= LN_2
-                store_results(out_ptr, lse_ptr, o_written, m_merged, o_dim, b_merged, b_merged_lse, HEAD_DIM, WITH_LSE)
+            b_merged, b_merged_lse = merge_splits(
+                partial_out_ptr + i_first_program * (ROWS * HEAD_DIM),
+                partial_lse_ptr + i_first_program * ROWS,
+                num_programs * ROWS * HEAD_DIM,
+                num_programs * ROWS,
+                tl.arange(0, ROWS),
+                m_row,
+                o_dim,
+                num_splits,
+                HEAD_DIM,
+                MERGED_SPLITS,
+            )
+            o_out = (i_start + o_query).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv_head * GROUP + o_group
+            store_results(out_ptr, lse_ptr, o_out, m_row, o_dim, b_merged, b_merged_lse * LN_2, HEAD_DIM, WITH_LSE)
             tl.store(num_arrived_ptr + i_first_program, 0)
 
 
@@ -331,7 +297,5 @@ def launch_constants(plan: PrefillPlan, soft_cap: bool, with_lse: bool) -> dict[
         "SOFT_CAP": soft_cap,
         "WINDOWED": plan.sliding_window is not None,
         "WITH_LSE": with_lse,
-        "LATE_VALUES": plan.config.late_values,
-        "MERGED_ROWS": min(MERGE_ROWS, plan.config.rows),
-        "MERGED_SPLITS": MERGE_ELEMENTS // (MERGE_ROWS * shape.padded_dim),
+        "MERGED_SPLITS": max(1, MERGE_ELEMENTS // (plan.config.rows * shape.padded_dim)),
     }

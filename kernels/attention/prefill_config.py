@@ -5,7 +5,7 @@ Taken from the table of tuned shapes, else from a rule based on the compiler's r
 Imports no Triton.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +15,6 @@ from kernels.attention.tuned_lookup import tuned_row
 
 # A tile holds at least this many queries of each of its heads, so that few of its rows are padding (a fifth at most).
 _MIN_QUERIES = 4
-_WIDE_BYTES = 103_000  # shared memory for heads of more than 128 with five stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +25,6 @@ class PrefillConfig:
     tile: int  # keys per loop iteration
     num_warps: int
     num_stages: int
-    # Values are multiplied while the weights of the next tile of keys are computed. That takes registers, and is of use
-    # where products are asynchronous.
-    late_values: bool = True
 
     def heads(self, shape: AttentionShape) -> int:
         """Number of a group's heads whose queries are rows of one tile: all, or equal parts if they are many."""
@@ -43,16 +39,21 @@ class PrefillConfig:
 def prefill_config(shape: AttentionShape, family: DeviceFamily = HOPPER) -> PrefillConfig:
     """The configuration for a shape on a family of devices."""
     row = tuned_row("prefill", shape, family)
-    config = prefill_rule(shape, family)
-    if row is not None:
-        config = PrefillConfig(rows=row.rows, tile=row.tile, num_warps=row.num_warps, num_stages=row.num_stages)
-    return replace(config, late_values=family.has_asynchronous_products)
+    if row is None:
+        return prefill_rule(shape, family)
+    return PrefillConfig(rows=row.rows, tile=row.tile, num_warps=row.num_warps, num_stages=row.num_stages)
 
 
 def prefill_rule(shape: AttentionShape, family: DeviceFamily = HOPPER) -> PrefillConfig:
     """The configuration of a shape that was not tuned, by its dtypes and padded head dimension alone."""
     if shape.dtype == torch.float32:  # without tensor cores, so that products are exact
         return PrefillConfig(rows=32, tile=16, num_warps=8, num_stages=3)
-    if shape.padded_dim > 128:
-        return PrefillConfig(rows=64, tile=32, num_warps=8, num_stages=5 if family.program_bytes >= _WIDE_BYTES else 4)
-    return PrefillConfig(rows=128, tile=64, num_warps=8, num_stages=5)
+    if shape.has_short_halves:
+        return PrefillConfig(rows=32, tile=64, num_warps=4, num_stages=3)
+    rows, tile = (64, 32) if shape.padded_dim > 128 else (128, 64)
+    buffer_bytes = 2 * tile * shape.padded_dim * shape.kv_dtype.itemsize
+    # Beside the buffers: queries of wide heads, as large as one, or those that asynchronous products read there, and
+    # one buffer that such products still read.
+    others = 2 if family.has_asynchronous_products else int(shape.padded_dim > 128)
+    num_stages = next((each for each in (4, 3) if (each + others) * buffer_bytes <= family.program_bytes), 2)
+    return PrefillConfig(rows=rows, tile=tile, num_warps=8, num_stages=num_stages)

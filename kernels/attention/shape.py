@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 MIN_DOT_ROWS = 16  # the least height of a tensor-core tile
+_LEAST_PAIRED_DIM = 128  # padded dimension, of which halves have 64 columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,16 @@ class AttentionShape:
     @property
     def padded_dim(self) -> int:
         return max(MIN_DOT_ROWS, power_of_2(self.head_dim))
+
+    @property
+    def has_short_halves(self) -> bool:
+        """True if values are multiplied in halves of less than 64 columns, as those of e4m3 in small heads are.
+
+        Of those Hopper's matrix units get wrong products, or addresses out of range, from code of Triton 3.6 (on an
+        H200; halves of 64 columns are right, and so are 32 columns of 16-bit values). Tiles of fewer rows than the
+        units take are multiplied without them.
+        """
+        return self.kv_dtype.itemsize < self.dtype.itemsize == 2 and self.padded_dim < _LEAST_PAIRED_DIM
 
 
 @dataclass(frozen=True, slots=True)

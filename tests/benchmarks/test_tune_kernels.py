@@ -112,7 +112,6 @@ def test_attention_is_launched_by_the_table_whatever_the_number_of_heads(family:
     assert (cascade.rows, cascade.prefix.tile) == prefix[6:8]
     assert cascade.suffix == config
     assert (prompts.rows, prompts.tile) == prefill[6:8]
-    assert prompts.late_values == (family is HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,7 @@ def test_the_rules_way_is_taken_first_and_the_one_most_like_it_where_the_gate_st
 
 
 def test_the_fastest_way_is_found_field_by_field_among_those_that_are_right() -> None:
-    wanted = Tiling(rows=64, tile=32, num_warps=4, num_stages=7)
+    wanted = Tiling(rows=64, tile=32, num_warps=4, num_stages=5)
 
     def trial(way: Compiled) -> float:
         wrong = way.tiling.num_stages == 3

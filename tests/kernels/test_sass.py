@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from benchmarks.gpu.gate.compile_gate import compile_for, faults, loop_faults, overlap_faults
+from benchmarks.gpu.gate.compile_gate import compile_for, faults, loop_faults, wait_faults
 from benchmarks.gpu.gate.prefill_launches import PREFILLS
 from benchmarks.gpu.gate.sass import Instruction, Loop, disassemble, matrix_loops
 from tests.kernels.test_compile_gate import MATMUL, SUM
@@ -40,34 +40,17 @@ def test_a_compiled_product_has_a_loop_and_a_sum_has_none() -> None:
         assert matrix_loops(disassemble(compile_for(SUM, capability).cubin)) == []
 
 
-def test_exponentials_beside_a_product_are_counted_until_the_wait_for_it() -> None:
-    loop = Loop(
-        code(
-            "MUFU.EX2 R0, R0",
-            "HGMMA.64x64x16.F32 R8, R4, R6, R8",
-            "MUFU.EX2 R0, R0",
-            "MUFU.RCP R0, R0",
-            "HGMMA.64x64x16.F32 R8, R4, R6, R8",
-            "MUFU.EX2 R0, R0",
-            "WARPGROUP.DEPBAR.LE gsb0, 0x0",
-            "MUFU.EX2 R0, R0",
-        )
-    )
-    assert (loop.count_beside_products("MUFU.EX2"), loop.count("MUFU.EX2"), loop.num_product_waits) == (2, 4, 1)
-    assert overlap_faults([loop]) == []
-    late = Loop([loop.instructions[0], *loop.instructions[4:]])
-    assert overlap_faults([late]) == ["1 of 3 exponentials beside a product"]
-    one_by_one = Loop([*loop.instructions, *[loop.instructions[-2]] * 3])
-    assert overlap_faults([one_by_one]) == ["4 waits for products in a tile"]
-    assert overlap_faults([]) == ["no loop that multiplies matrices"]
+def test_products_one_instruction_after_the_other_are_stopped() -> None:
+    product, wait = code("HGMMA.64x64x16.F32 R8, R4, R6, R8", "WARPGROUP.DEPBAR.LE gsb0, 0x0")
+    assert wait_faults([Loop([product, product, wait])], 1) == []
+    assert wait_faults([Loop([product, wait, product, wait])], 1) == ["2 waits for products in a tile"]
 
 
-def test_prefill_that_waits_for_values_before_the_softmax_is_stopped() -> None:
-    """Without late values the compiler has no product to put beside the exponentials."""
+def test_prefill_waits_once_for_each_of_its_products() -> None:
     launch = PREFILLS[0]
-    at_once = replace(launch, constants={**launch.constants, "LATE_VALUES": False}, device_constants={})
-    assert any("exponentials beside a product" in fault for fault in faults(at_once, 90, compile_for(at_once, 90)))
-    assert faults(launch, 90, compile_for(launch, 90)) == []
+    loops = matrix_loops(disassemble(compile_for(launch, 90).cubin))
+    assert {loop.num_product_waits for loop in loops} <= {1, 2}
+    assert faults(replace(launch, max_product_waits=0), 90, compile_for(launch, 90)) != []
 
 
 def test_long_loops_and_reads_of_single_bytes_are_stopped() -> None:

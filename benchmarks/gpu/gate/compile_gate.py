@@ -2,8 +2,8 @@
 
 `python -m benchmarks.gpu.gate.compile_gate` does so for the whole launch table and fails on spilled registers, on
 shared memory over the limit of the device, on a missing `wgmma`, on narrow loads, on float64 in sampling, on loops of
-attention that have more instructions than the table says, and on prefill's loops that wait for their products before
-the softmax. Does not check results.
+attention that have more instructions than the table says, and on prefill's loops that compute their products one
+instruction after the other. Does not check results.
 """
 
 import os
@@ -31,8 +31,6 @@ from kernels.launches.launch_recorder import WARP_SIZE, RecordedLaunch
 
 CAPABILITIES = tuple(each.number for each in FAMILIES)
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
-_EXPONENTIAL = "MUFU.EX2"
-_MOST_PRODUCTS = 3  # of a tile of keys: with keys, and with values, which come in two halves if they are of e4m3
 _FLOAT64 = ".f64"
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg|cp\.async\.bulk")
 
@@ -53,11 +51,10 @@ def compile_for(launch: LaunchConfig, capability: int) -> MachineCode:
     names = launch.kernel.arg_names
     signature = {name: launch.arguments.get(name, "constexpr") for name in names}
     aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in launch.divisible_by_16]
-    constants = {**launch.constants, **launch.device_constants.get(capability, {})}
     source = ASTSource(
         launch.kernel,
         signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
+        constexprs={(names.index(name),): value for name, value in launch.constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
@@ -80,25 +77,17 @@ def faults(launch: LaunchConfig, capability: int, code: MachineCode) -> list[str
         found.append("no 16-byte loads from global memory")
     if capability in launch.max_loop_size:
         found += loop_faults(matrix_loops(disassemble(code.cubin)), launch.max_loop_size[capability])
-    if launch.products_beside_softmax and capability == 90:
-        found += overlap_faults(matrix_loops(disassemble(code.cubin)))
+    if launch.max_product_waits is not None and capability == 90:
+        found += wait_faults(matrix_loops(disassemble(code.cubin)), launch.max_product_waits)
     return found
 
 
-def overlap_faults(loops: Sequence[Loop]) -> list[str]:
-    """Descriptions of faults of the shortest loop of attention, which has no masks: it must not wait for its products
-    before it has computed half of the exponentials.
+def wait_faults(loops: Sequence[Loop], max_waits: int) -> list[str]:
+    """Descriptions of faults of loops of asynchronous products: one wait for each instruction of a product, which the
+    compiler adds where it puts them one after the other.
     """
-    if not loops:
-        return ["no loop that multiplies matrices"]
-    loop = min(loops, key=lambda each: each.size)
-    beside, exponentials, waits = (
-        loop.count_beside_products(_EXPONENTIAL),
-        loop.count(_EXPONENTIAL),
-        loop.num_product_waits,
-    )
-    found = [f"{beside} of {exponentials} exponentials beside a product"] if 2 * beside < exponentials else []
-    return found + ([f"{waits} waits for products in a tile"] if waits > _MOST_PRODUCTS else [])
+    found = [f"{loop.num_product_waits} waits for products in a tile" for loop in loops]
+    return [fault for fault, loop in zip(found, loops, strict=True) if loop.num_product_waits > max_waits]
 
 
 def loop_faults(loops: Sequence[Loop], max_size: int) -> list[str]:

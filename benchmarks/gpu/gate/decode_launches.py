@@ -78,8 +78,8 @@ def _plan_launch(padded_rows: int) -> LaunchConfig:
 
 
 DECODES = (
-    decode_launch((32, 8, 128), max_loop_size={80: 520, 90: 520}),
-    decode_launch((32, 8, 128), kv_dtype=torch.float8_e4m3fn, max_loop_size={89: 630, 90: 620}),
+    decode_launch((32, 8, 128), max_loop_size={80: 330, 90: 330}),
+    decode_launch((32, 8, 128), kv_dtype=torch.float8_e4m3fn, max_loop_size={89: 920, 90: 940}),
     decode_launch((32, 32, 128), torch.float16),
     decode_launch((32, 1, 128)),
     decode_launch((64, 1, 128)),

@@ -28,6 +28,5 @@ class LaunchConfig:
     wgmma: bool = False  # must use Hopper's matrix units on 90
     wide_loads: bool = True  # must read global memory 16 bytes at a time, at least in one place
     float64: bool = True  # may compute in float64, which devices other than 80 and 90 do at a 64th of float32's rate
-    device_constants: Mapping[int, Mapping[str, object]] = field(default_factory=dict)  # by capability: other constants
-    products_beside_softmax: bool = False  # on 90 a loop must compute exponentials while a product is in flight
+    max_product_waits: int | None = None  # on 90, in a round of a loop: for asynchronous products
     max_loop_size: Mapping[int, int] = field(default_factory=dict)  # by capability: instructions of a warp and a tile

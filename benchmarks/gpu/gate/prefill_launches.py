@@ -51,9 +51,8 @@ def prefill_launch(
         num_stages=plan.config.num_stages,
         capabilities=capabilities(shape),
         wgmma=dtype != torch.float32,
-        device_constants={80: {"LATE_VALUES": False}},
-        # With a head dimension of 256 a tile of keys is small, and its products are most of the time.
-        products_beside_softmax=dtype != torch.float32 and shape.padded_dim <= 128,
+        # Of a tile of keys: with keys, and with values, which come in two halves if they are of e4m3.
+        max_product_waits=None if dtype == torch.float32 else 3,
         max_loop_size=max_loop_size or {},
     )
 

@@ -15,7 +15,7 @@ import triton
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+?)(?:\s+([^;]*))?\s*;", re.MULTILINE)
 _TARGET = re.compile(r"0x([0-9a-f]+)\s*$|`\(\.L_x_\d+\)")
 _MATRIX = ("HMMA", "HGMMA", "IMMA", "QGMMA")
-_ASYNCHRONOUS, _WAIT = "HGMMA", "WARPGROUP.DEPBAR"
+_WAIT = "WARPGROUP.DEPBAR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,6 @@ class Loop:
     def count(self, name: str) -> int:
         """Number of instructions with this name, or with it and modifiers behind it."""
         return sum(each.is_a(name) for each in self.instructions)
-
-    def count_beside_products(self, name: str) -> int:
-        """Number of those that are issued while an asynchronous product of the same round is in flight."""
-        in_flight, found = False, 0
-        for each in self.instructions:
-            if each.is_a(_WAIT):
-                in_flight = False
-            in_flight |= each.is_a(_ASYNCHRONOUS)
-            found += in_flight and each.is_a(name)
-        return found
 
     @property
     def num_product_waits(self) -> int:

@@ -51,7 +51,6 @@ def launch_with(
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         capabilities=(family.number,),
-        device_constants={},
     )
 
 
@@ -76,7 +75,7 @@ def _base_launch(kernel: AttentionKernel, shape: AttentionShape) -> LaunchConfig
 
 
 def _prefill_plan(shape: AttentionShape, tiling: Tiling, family: DeviceFamily) -> PrefillPlan:
-    config = PrefillConfig(**tiling._asdict(), late_values=family.has_asynchronous_products)
+    config = PrefillConfig(**tiling._asdict())
     return PrefillPlan(
         rows=PrefillRows(torch.zeros(2), torch.zeros(1), torch.zeros(1, 1)),
         shape=shape,

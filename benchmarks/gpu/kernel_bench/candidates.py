@@ -86,7 +86,7 @@ def choices(kernel: AttentionKernel, shape: AttentionShape) -> dict[str, tuple[i
     """Values that each field may take."""
     return {
         "tile": (32, 64, 128),
-        "num_stages": (3, 4, 5, 7),
+        "num_stages": (2, 3, 4, 5),
         "num_warps": (4, 8),
         "rows": (shape.dot_rows,) if kernel == "decode" else (64, 128),
     }

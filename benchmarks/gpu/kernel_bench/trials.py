@@ -12,7 +12,6 @@ from benchmarks.gpu.kernel_bench.lab import Lab, PagedCase, PagedInputs, checked
 from kernels.attention import cascade_attention
 from kernels.attention.cascade_config import CascadeConfig
 from kernels.attention.decode_config import DecodeConfig, decode_config
-from kernels.attention.device_family import family_of
 from kernels.attention.prefill_config import PrefillConfig
 from kernels.attention.shape import AttentionShape
 from kernels.attention.tuned_lookup import AttentionKernel
@@ -80,11 +79,11 @@ def _prefill_trials(lab: Lab, shape: AttentionShape) -> list[Trial]:
 
 
 def _prefill_trial(lab: Lab, inputs: PagedInputs) -> Trial:
-    out, late_values = torch.empty_like(inputs.query), family_of(lab.device).has_asynchronous_products
+    out = torch.empty_like(inputs.query)
 
     def trial(way: Compiled) -> float:
         out.fill_(torch.nan)
-        plan = prefill_section.plan_of(inputs, PrefillConfig(**way.tiling._asdict(), late_values=late_values))
+        plan = prefill_section.plan_of(inputs, PrefillConfig(**way.tiling._asdict()))
         us = lab.clock.launch_us([lambda: prefill_section.attend(inputs, plan, out)])
         return _if_right(us, prefill_section.check_of(inputs, out))
 

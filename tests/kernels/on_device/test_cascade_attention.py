@@ -98,7 +98,9 @@ def test_scores_are_capped(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "kv_dtype"), [(128, torch.float32), (128, torch.float16), (128, E4M3), (80, torch.float16)], ids=str
+    ("head_dim", "kv_dtype"),
+    [(128, torch.float32), (128, torch.float16), (128, E4M3), (80, torch.float16), (64, E4M3), (32, E4M3)],
+    ids=str,
 )
 def test_the_configurations_that_are_launched(head_dim: int, kv_dtype: torch.dtype) -> None:
     dtype = torch.float16 if kv_dtype == E4M3 else kv_dtype
