@@ -27,9 +27,9 @@ from kernels.attention.score_math import online_softmax, tanh
 from kernels.attention.shape import Attended, ScoreRule, assert_fits, launch_strides
 
 LN_2 = tl.constexpr(math.log(2.0))
-# The tile of partial results that is merged at once: at most 32 registers for each of 128 threads, so that merging
-# needs hardly more registers than the main loop.
-MERGE_ELEMENTS = 4096
+# The tile of partial results that is merged at once: at most 64 registers for each of 128 threads, so that merging
+# takes few rounds, and no more registers than four programs of a multiprocessor have.
+MERGE_ELEMENTS = 8192
 MERGE_COLUMNS = 512  # of heads by their dimension
 MERGE_SPLITS = 16
 MOST_PROGRAMS = 65_535  # in the second and third dimension of a grid
