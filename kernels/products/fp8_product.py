@@ -7,6 +7,7 @@ float16 too. `row_quantising` has the kernel; here is its torch reference. Knows
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.products.output_slices import output_slices
@@ -69,13 +70,22 @@ def fixed_bias(weight: Tensor, bias: Tensor | None) -> Tensor | None:
 
 
 def fp8_product(rows: Fp8Matrix, weight: Fp8Matrix, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Rows W^T + b, summed in float32 and rounded once to `dtype`. On a CPU torch widens both to float32.
+    """Rows W^T + b, summed in float32 and rounded once to `dtype`.
 
     rows:    [T, K]
     weight:  [N, K]; on a GPU both sizes are multiples of `ALIGNMENT`
     bias:    [N], of `dtype`, which on a GPU has 16 bits; as `fixed_bias` gives it
     returns  [T, N]
     """
+    if rows.codes.is_cuda:
+        return product_on_gpu(rows, weight, bias, dtype)
+    # On a CPU torch 2.11 has this product with one scale per matrix alone; later ones widen, as is done here.
+    wide_bias = None if bias is None else bias.float()
+    return F.linear(rows.dequantised(torch.float32), weight.dequantised(torch.float32), wide_bias).to(dtype)
+
+
+def product_on_gpu(rows: Fp8Matrix, weight: Fp8Matrix, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The product by matrix units; arguments are those of `fp8_product`."""
     return torch._scaled_mm(
         rows.codes,
         weight.codes.t(),

@@ -130,6 +130,31 @@ def test_products_are_those_of_the_dequantised_numbers(has_bias: bool, num_rows:
     check_product(int4_product(x, int4, added, arrival_counters(48, CPU)), x.double(), int4, added)
 
 
+def test_a_cpus_product_of_e4m3_needs_no_scales_by_rows_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.13 there are none on a CPU; a stand-in refuses them as torch 2.11 does."""
+
+    def refuse(*operands: Tensor, **options: object) -> Tensor:
+        raise RuntimeError("_scaled_mm only supports per-tensor scaling for CPU backend")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    rows, weight = quantise_rows(random(3, 64, seed=2)), quantise_rows(random(48, 64, seed=1))
+    check_product(fp8_product(rows, weight, None, torch.float32), rows.dequantised(torch.float64), weight, None)
+
+
+def test_a_gpus_sums_of_e4m3_are_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch is told so: left to itself, Hopper's matrix units keep about 14 bits of a sum."""
+    given: list[dict[str, object]] = []
+
+    def record(*operands: Tensor, **options: object) -> Tensor:
+        given.append(options)
+        return torch.empty(0)
+
+    monkeypatch.setattr(torch, "_scaled_mm", record)
+    rows, weight = quantise_rows(random(3, 64, seed=2)), quantise_rows(random(48, 64, seed=1))
+    fp8_module.product_on_gpu(rows, weight, None, torch.bfloat16)
+    assert [options["use_fast_accum"] for options in given] == [False]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_products_of_a_row_that_is_not_finite_are_nan_and_those_of_others_stay(

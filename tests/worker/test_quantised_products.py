@@ -8,6 +8,8 @@ import structlog
 import torch
 from torch import Tensor
 
+from kernels.products import fp8_product
+from kernels.products.fp8_product import Fp8Matrix
 from kernels.products.int4_matrix import WORDS
 from quire.worker_settings import WorkerSettings
 from tests.worker.quantised_models import HIDDEN, INTERMEDIATE, load_quantised, widened, write_wide_model
@@ -63,15 +65,14 @@ def test_every_product_of_float16_with_e4m3_adds_a_bias(
 ) -> None:
     """Zeros, if the model has none, which lie in fixed memory: without a bias some devices' results are wrong."""
     product = load_quantised(write_wide_model("llama", tmp_path), "fp8", dtype, CPU).layers[0].attention.qkv
-    scaled_mm: Any = torch._scaled_mm
+    multiply = fp8_product.fp8_product
     given: list[Tensor | None] = []
 
-    def recording(*operands: Tensor, bias: Tensor | None, **options: Any) -> Any:
-        assert not options["use_fast_accum"], "sums must be in float32"
+    def recording(rows: Fp8Matrix, weight: Fp8Matrix, bias: Tensor | None, of: torch.dtype) -> Tensor:
         given.append(bias)
-        return scaled_mm(*operands, bias=bias, **options)
+        return multiply(rows, weight, bias, of)
 
-    monkeypatch.setattr(torch, "_scaled_mm", recording)
+    monkeypatch.setattr(fp8_product, "fp8_product", recording)
     for _ in range(2):
         product(torch.ones(3, HIDDEN, dtype=dtype))
     first, second = given
