@@ -10,6 +10,8 @@ from kernels.products.int4_tiling import MOST_ROWS, arrival_counters, int4_tilin
 from tests.kernels.on_device.devices import DEVICE, DTYPES, HAS_GPU, needs_e4m3
 from tests.kernels.on_device.tolerance import assert_as_exact_as_torch
 
+# A worker quantises numbers of each, and the quantisers are torch's: the interpreter has no part in them.
+WEIGHT_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 gpu_only = pytest.mark.skipif(not HAS_GPU, reason="only a GPU shows it")
 
 
@@ -42,6 +44,34 @@ def test_rows_become_the_references_numbers_bit_by_bit(size: int, dtype: torch.d
 def test_no_rows_become_none() -> None:
     codes, scales = row_quantising.quantise_rows(torch.empty(0, 16, device=DEVICE))
     assert (codes.shape, scales.shape) == ((0, 16), (0, 1))
+
+
+@needs_e4m3
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
+def test_a_weight_has_the_cpus_numbers_in_e4m3(dtype: torch.dtype) -> None:
+    """A worker quantises where its weights are."""
+    weight = magnitudes(dtype)
+    ours, expected = fp8_product.quantise_weight(weight.to(DEVICE)), fp8_product.quantise_weight(weight)
+    assert torch.equal(ours.codes.cpu().float(), expected.codes.float())
+    assert torch.equal(ours.scales.cpu(), expected.scales)
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
+def test_a_weight_has_the_cpus_codes_scales_and_zeros_in_4_bits(dtype: torch.dtype) -> None:
+    weight = magnitudes(dtype)
+    ours, expected = int4_matrix.quantise_weight(weight.to(DEVICE)), int4_matrix.quantise_weight(weight)
+    assert torch.equal(ours.scales.cpu(), expected.scales)
+    assert torch.equal(ours.zeros.cpu(), expected.zeros)
+    assert torch.equal(ours.codes.cpu(), expected.codes)
+
+
+def magnitudes(dtype: torch.dtype) -> Tensor:
+    """Weight whose outputs have magnitudes of their own, one of them zeros: thousands of groups of 4 bits."""
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.randn(1024, 8 * GROUP, generator=generator)
+    weight *= torch.rand(1024, 1, generator=generator)
+    weight[7] = 0.0
+    return weight.to(dtype)
 
 
 @gpu_only
