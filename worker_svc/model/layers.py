@@ -73,14 +73,18 @@ class Mlp:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, device: torch.device) -> Tensor:
-    """theta^(-2i / head_dim) for i below head_dim / 2, scaled, as [head_dim / 2] float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    """theta^(-2i / head_dim) for i below head_dim / 2, scaled, as [head_dim / 2] float32.
+
+    Computed on the CPU, so that all devices have the same: their powers and quotients differ by ulps, which positions
+    multiply.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents / rope.linear_factor
     if rope.llama3 is not None:
-        return _scaled_llama3(frequencies, rope.llama3)
-    if rope.yarn is not None:
-        return _scaled_yarn(frequencies, rope.yarn, rope.theta)
-    return frequencies
+        frequencies = _scaled_llama3(frequencies, rope.llama3)
+    elif rope.yarn is not None:
+        frequencies = _scaled_yarn(frequencies, rope.yarn, rope.theta)
+    return frequencies.to(device)
 
 
 def _scaled_llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -103,7 +107,7 @@ def _scaled_yarn(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Ten
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * num_pairs - 1)
     width = last - first or 0.001
-    slowed = ((torch.arange(num_pairs, dtype=torch.float32, device=frequencies.device) - first) / width).clamp(0.0, 1.0)
+    slowed = ((torch.arange(num_pairs, dtype=torch.float32) - first) / width).clamp(0.0, 1.0)
     return frequencies * (1.0 - slowed) + frequencies / scaling.factor * slowed
 
 

@@ -49,6 +49,15 @@ def test_kernels_and_references_give_the_same_logits_and_cache(name: str, tmp_pa
     torch.testing.assert_close(ours.pool.blocks, expected.pool.blocks, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "llama_biases", "llama_linear_rope", "llama3_rope", "llama_yarn"])
+def test_rotary_frequencies_are_the_cpus_on_every_device(name: str, tmp_path: Path) -> None:
+    decoder = tiny_decoder(name, tmp_path)
+    expected = load_decoder(tmp_path, torch.float32, torch.device("cpu"))
+    assert decoder.inverse_frequencies is not None and expected.inverse_frequencies is not None
+    assert decoder.inverse_frequencies.device.type == DEVICE.type
+    assert torch.equal(decoder.inverse_frequencies.cpu(), expected.inverse_frequencies)
+
+
 def test_rows_that_share_blocks_are_attended_together_with_the_same_result(tmp_path: Path) -> None:
     decoder = tiny_decoder("llama_gqa", tmp_path)
     expected, ours = (DevicePagedRunner(decoder, operations, num_blocks=20, block_size=8) for operations in BUNDLES)
