@@ -3,7 +3,7 @@
 Knows commands, limits and needs of stages; how they are run and reported is not known here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -48,9 +48,15 @@ _DRY_LIMIT_S = 600.0
 _SERVICES = {"QUIRE_TEST_SLOWNESS": "4"}
 _ON_CPU = {"ON_GPU_TESTS": "cpu"}
 _INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+_FOR_A_CPU = _ON_CPU | _INTERPRETER
 _QUICK_INTERPRETER = ("-p", "tests.kernels.on_device.quick_interpreter")
 _MODEL_STAGE = "random model"
 _GROUP_STAGE, _GROUP_TESTS = "groups of GPUs", "tests/on_gpu/test_groups.py"
+# Families answer one after another for some ten seconds each: so many stages, side by side, have a share each.
+_FAMILY_SHARES = 5
+_FAMILY_TESTS, _FAMILY_SHARE = "tests/on_gpu/test_families.py", "ON_GPU_FAMILIES"
+_LIBRARY_STAGE = "test_attention_libraries"
+ATTENTION_LIBRARIES = {"flashinfer": "FlashInfer", "flash-attn": "FlashAttention-3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +96,23 @@ class CheckPlan:
         return CheckPlan(tuple(group for group in groups if group.stages), self.left_out)
 
 
-def gpu_plan(model: Path, fa3_library: Path | None = None, num_gpus: int = LEAST_GPUS_OF_GROUP) -> CheckPlan:
-    """Stages for a machine with GPUs. `model`: folder of the random model of 8 B parameters, which is written once."""
-    return _Stages(model, fa3_library, num_gpus, is_dry=False).plan()
+def gpu_plan(
+    model: Path,
+    fa3_library: Path | None = None,
+    num_gpus: int = LEAST_GPUS_OF_GROUP,
+    libraries: Collection[str] = tuple(ATTENTION_LIBRARIES),
+) -> CheckPlan:
+    """Stages for a machine with GPUs.
+
+    model:     folder of the random model of 8 B parameters, which is written once
+    libraries: those of attention that are installed
+    """
+    return _Stages(model, fa3_library, num_gpus, libraries, is_dry=False).plan()
 
 
 def dry_plan(model: Path) -> CheckPlan:
     """The same stages in small on a CPU: kernels in Triton's interpreter, workers of models and services on the CPU."""
-    return _Stages(model, None, LEAST_GPUS_OF_GROUP, is_dry=True).plan()
+    return _Stages(model, None, LEAST_GPUS_OF_GROUP, tuple(ATTENTION_LIBRARIES), is_dry=True).plan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +122,13 @@ class _Stages:
     model: Path
     fa3_library: Path | None
     num_gpus: int
+    libraries: Collection[str]
     is_dry: bool
 
     def plan(self) -> CheckPlan:
         """The groups: what tells most first."""
-        tests = (*self._groups_of_gpus(), *self._models(), *self._services(), *self._kernels(), self._runner())
+        # The runner's tests take longest of what remains: begun last they would be waited for alone.
+        tests = (*self._groups_of_gpus(), *self._models(), *self._services(), self._runner(), *self._kernels())
         return CheckPlan(
             (
                 StageGroup((self._benchmark("device", "roofline", limit_s=60),), is_parallel=False),
@@ -120,8 +137,15 @@ class _Stages:
                 StageGroup(tests, is_parallel=True),
                 StageGroup(self._other_figures(), is_parallel=False),
             ),
-            {} if self._has_group else {_GROUP_STAGE: f"needs {LEAST_GPUS_OF_GROUP} GPUs, and there is one"},
+            dict(self._left_out()),
         )
+
+    def _left_out(self) -> Iterator[tuple[str, str]]:
+        if not self._has_group:
+            yield _GROUP_STAGE, f"needs {LEAST_GPUS_OF_GROUP} GPUs, and there is one"
+        if not self.libraries:
+            names = " or ".join(ATTENTION_LIBRARIES.values())
+            yield f"kernels/{_LIBRARY_STAGE}", f"needs {names}, and neither is installed"
 
     def _first_model(self) -> Stage:
         stage = self._tests("first/model", "tests/on_gpu/test_served_streams.py", environment=_ON_CPU | _SERVICES)
@@ -154,8 +178,15 @@ class _Stages:
     def _models(self) -> Iterator[Stage]:
         for path in _test_files("tests/on_gpu"):
             # Streams are the first of all, and groups have a stage of their own.
-            if path.name not in ("test_served_streams.py", Path(_GROUP_TESTS).name):
-                yield self._tests(f"models/{path.stem}", str(path), environment=_ON_CPU | _SERVICES)
+            if path.name in ("test_served_streams.py", Path(_GROUP_TESTS).name):
+                continue
+            shares = _FAMILY_SHARES if str(path) == _FAMILY_TESTS else 1
+            for share in range(1, shares + 1):
+                name, environment = f"models/{path.stem}", _ON_CPU | _SERVICES
+                if shares > 1:
+                    name += f" {share} of {shares}"
+                    environment = environment | {_FAMILY_SHARE: f"{share}/{shares}"}
+                yield self._tests(name, str(path), environment=environment)
 
     def _services(self) -> Iterator[Stage]:
         # Families have tests of their own here, which start all their workers at once.
@@ -170,27 +201,34 @@ class _Stages:
 
     def _kernels(self) -> Iterator[Stage]:
         for path in _test_files(KERNEL_TESTS):
+            if path.stem == _LIBRARY_STAGE and not self.libraries:
+                continue
             yield self._kernel_tests(f"kernels/{path.stem}", str(path))
 
     def _runner(self) -> Stage:
         return self._tests("runner", "tests/worker/device")
 
     def _other_figures(self) -> tuple[Stage, ...]:
-        limit = ("--limit-s", "60")
+        # The longest last: a budget that ends meanwhile cuts none of the others.
         return (
             self._kernel_speed("kernel speed", "decode", "cascade", "sampling", "layers", limit_s=120),
-            self._benchmark(
-                "against transformers", "against_transformers", *limit, limit_s=220, least_s=90, on_model=True
-            ),
             self._benchmark("attention libraries", "attention_libraries", limit_s=150, least_s=30),
             self._benchmark("block moves", "block_moves", limit_s=60),
             self._benchmark("swap or recompute", "swap_or_recompute", limit_s=90, on_model=True),
             self._benchmark(
                 "block sizes",
                 "block_size_sweep",
-                *(("--sizes", "16", "4") if self.is_dry else ("--limit-s", "100")),
-                limit_s=130,
+                *(("--sizes", "16", "4") if self.is_dry else ("--limit-s", "60")),
+                limit_s=90,
                 least_s=40,
+            ),
+            self._benchmark(
+                "against transformers",
+                "against_transformers",
+                *("--limit-s", "30"),
+                limit_s=150,
+                least_s=75,
+                on_model=True,
             ),
         )
 
@@ -221,9 +259,9 @@ class _Stages:
         return self._tests(name, *plugins, *paths, environment=_INTERPRETER)
 
     def _tests(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Stage:
-        """Tests in a process. The environment, but for the services' patience, is for a CPU alone."""
+        """Tests in a process. What the environment says of a CPU is left out on a GPU."""
         given = environment or {}
-        own = given if self.is_dry else {key: value for key, value in given.items() if key in _SERVICES}
+        own = given if self.is_dry else {key: value for key, value in given.items() if key not in _FOR_A_CPU}
         command = (*_PYTEST, *_DURATIONS, *arguments)
         stage = Stage(name=name, command=command, limit_s=_TESTS_S, is_correctness=True, environment=own)
         return self._limited(stage, _TESTS_S)

@@ -28,6 +28,7 @@ from benchmarks.gpu.check_plan import CheckPlan, dry_plan, gpu_plan
 from benchmarks.gpu.check_report import LOG_FILE, PAGE_FILE, Report, ResumeError, brief
 from benchmarks.gpu.check_stages import StageRunner
 from benchmarks.report import ROOT, circumstances, table
+from worker_svc.option_check import installed_attention
 
 BUDGET_S, DRY_BUDGET_S = 570.0, 900.0  # of ten minutes; of the fifteen that `make test` has
 MAX_PLOTS = 5  # with page, report and log eight files
@@ -65,7 +66,8 @@ def main() -> None:
         if options.dry_run:
             whole = dry_plan(model)
         else:
-            whole = gpu_plan(model, options.fa3_library, environment["gpu"]["num_gpus"])
+            num_gpus = environment["gpu"]["num_gpus"]
+            whole = gpu_plan(model, options.fa3_library, num_gpus, installed_attention())
         report = _report(options, whole, environment)
         plan = whole.part(options.only, report.passed)
         if not plan.groups and not options.resume:

@@ -12,11 +12,23 @@ import pytest
 import torch
 
 from benchmarks.gpu.check_environment import LEAST, NEEDED, missing_requirements, version_numbers
-from benchmarks.gpu.check_plan import FIRST_KERNELS, KERNEL_TESTS, CheckPlan, StageGroup, dry_plan, gpu_plan
+from benchmarks.gpu.check_plan import (
+    ATTENTION_LIBRARIES,
+    FIRST_KERNELS,
+    KERNEL_TESTS,
+    CheckPlan,
+    StageGroup,
+    dry_plan,
+    gpu_plan,
+)
 from benchmarks.gpu.check_report import LOG_FILE, PAGE_FILE, REPORT_FILE, Report, ResumeError, figure_rows
 from benchmarks.gpu.check_stages import Stage, StageResult
 from benchmarks.gpu.gpu_check import MAX_PLOTS, NOT_READY, check
 from benchmarks.report import ROOT
+from tests.on_gpu.families import own_share
+from tests.on_gpu.test_families import SOME
+from tests.worker.tiny_models import TINY_MODELS
+from worker_svc.start.attention_libraries import LIBRARY_NAMES
 
 MAX_FILES = 8
 DRAWS = "import sys; [open(f'{sys.argv[1]}/plot{n}.svg', 'w').write('<svg/>') for n in range(9)]"
@@ -143,7 +155,7 @@ def test_what_tells_most_comes_first_and_every_stage_runs_a_file_that_exists() -
     assert names[:2] == ["device", "first/model"]
     last_first = max(index for index, name in enumerate(names) if name.startswith("first/"))
     assert names[last_first + 1 : last_first + 4] == ["random model", "decode step", "prefill"]
-    assert {"kernels/test_decode_attention", "models/test_families", "services/equal_outputs"} <= set(names)
+    assert {"kernels/test_decode_attention", "models/test_families 1 of 5", "services/equal_outputs"} <= set(names)
     for each in (*plan.stages, *dry_plan(Path("/model")).stages):
         if each.is_correctness:
             files = [part.partition("::")[0] for part in each.command if part.startswith("tests/")]
@@ -162,6 +174,42 @@ def test_groups_of_gpus_are_checked_where_there_are_two_and_else_the_page_says_s
     report.write()
     assert "Not run on this machine: groups of GPUs, which needs 2 GPUs, and there is one." in report.page()
     assert json.loads((tmp_path / REPORT_FILE).read_text())["left_out"] == dict(one.left_out)
+
+
+@pytest.mark.parametrize("library", ATTENTION_LIBRARIES)
+def test_attention_libraries_are_checked_where_one_is_installed_and_else_the_page_says_so(library: str) -> None:
+    name = "kernels/test_attention_libraries"
+    none, one = (gpu_plan(Path("/model"), libraries=installed) for installed in ((), (library,)))
+    assert {each.name for each in one.stages} - {each.name for each in none.stages} == {name}
+    assert none.left_out == {name: "needs FlashInfer or FlashAttention-3, and neither is installed"}
+    assert one.left_out == {}
+
+
+def test_attention_libraries_have_the_names_of_the_workers_option() -> None:
+    assert tuple(ATTENTION_LIBRARIES) == LIBRARY_NAMES
+
+
+@pytest.mark.parametrize("plan", [gpu_plan(Path("model")), dry_plan(Path("model"))], ids=["gpu", "dry"])
+def test_every_family_is_in_one_share_of_the_stages(plan: CheckPlan) -> None:
+    stages = [each for each in plan.stages if "tests/on_gpu/test_families.py" in each.command]
+    shares = [each.environment["ON_GPU_FAMILIES"] for each in stages]
+    families = [family for share in shares for family in own_share(tuple(TINY_MODELS), share)]
+    assert sorted(families) == sorted(TINY_MODELS)
+    sizes = [len(own_share(tuple(TINY_MODELS), share)) for share in shares]
+    assert max(sizes) <= 3, "they take ten seconds each, beside others, after a start of half a minute"
+    assert all(own_share(SOME, share) for share in shares), "pytest fails without a test"
+
+
+@pytest.mark.parametrize("share", ["0/5", "6/5", "two"])
+def test_a_share_that_is_none_is_refused(share: str) -> None:
+    with pytest.raises(ValueError):
+        own_share(("opt", "gpt2"), share)
+
+
+def test_asking_which_stages_there_are_imports_no_torch() -> None:
+    """The first process on the device is a stage's, and what is missing must be said in words."""
+    code = "import sys, benchmarks.gpu.gpu_check; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_each_kind_of_kernel_comes_first_by_tests_that_exist() -> None:

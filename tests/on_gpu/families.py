@@ -1,6 +1,7 @@
 """Models of several families, each served by workers at both pipeline depths, and answers equal to `transformers`'."""
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,17 @@ from tests.worker.tiny_models import random_prompts, reference_greedy, write_tin
 POOL = ("--num-blocks", "30")  # for about two of the eight sequences: preemption comes by itself
 _NUM_TOKENS = 48
 _LENGTHS = (1, 7, 16, 17, 40, 63, 90, 150)  # below, at and above the block size of 16 and the token budget
+
+
+def own_share(families: Sequence[str], share: str | None = None) -> tuple[str, ...]:
+    """The families of this process: all, or with `ON_GPU_FAMILIES=2/5` every fifth from the second on.
+
+    Several processes, each with services of its own, are done sooner. Raises ValueError if the share is none.
+    """
+    number, _, count = (share or os.environ.get("ON_GPU_FAMILIES", "1/1")).partition("/")
+    if not 1 <= int(number) <= int(count):
+        raise ValueError(f"ON_GPU_FAMILIES must be such as 2/5, the second of five shares, not {number}/{count}")
+    return tuple(families[int(number) - 1 :: int(count)])
 
 
 def write_families(families: Sequence[str], base: Path) -> dict[str, Path]:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_gpu.families import assert_answers_as_transformers, families_serving, write_families
+from tests.on_gpu.families import assert_answers_as_transformers, families_serving, own_share, write_families
 from tests.on_gpu.gpu_workers import DEVICE, Served
 from tests.worker.tiny_models import TINY_MODELS
 
-SOME = ("opt_350m_style", "llama_biases", "qwen2_window")
-FAMILIES = tuple(TINY_MODELS) if DEVICE == "cuda" else SOME  # two cores would be busy for minutes
+SOME = ("opt_350m_style", "llama_biases", "qwen2_window", "gpt2", "olmo2")  # one for each share of `gpu_check`
+FAMILIES = own_share(tuple(TINY_MODELS) if DEVICE == "cuda" else SOME)  # two cores would be busy for minutes
 
 
 @pytest.fixture(scope="module")
