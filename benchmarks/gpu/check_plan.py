@@ -42,7 +42,7 @@ LEAST_GPUS_OF_GROUP = 2
 # A warning of a library's other version is no failure here, and a first launch compiles.
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-s", "-o", "timeout=190")
 _DURATIONS = ("--durations", "3")
-_FIRST_S, _TESTS_S = 60, 240
+_FIRST_S, _TESTS_S, _FAMILIES_S = 60, 240, 400
 _DRY_LIMIT_S = 600.0
 # Services wait for a start as long as their stage may take: many compile at once then, and the stage's limit decides.
 _SERVICES = {"QUIRE_TEST_SLOWNESS": "4"}
@@ -52,7 +52,7 @@ _FOR_A_CPU = _ON_CPU | _INTERPRETER
 _QUICK_INTERPRETER = ("-p", "tests.kernels.on_device.quick_interpreter")
 _MODEL_STAGE = "random model"
 _GROUP_STAGE, _GROUP_TESTS = "groups of GPUs", "tests/on_gpu/test_groups.py"
-# Families answer one after another for some ten seconds each: so many stages, side by side, have a share each.
+# Families answer one after another for some twenty seconds each: so many stages, side by side, have a share each.
 _FAMILY_SHARES = 5
 _FAMILY_TESTS, _FAMILY_SHARE = "tests/on_gpu/test_families.py", "ON_GPU_FAMILIES"
 _LIBRARY_STAGE = "test_attention_libraries"
@@ -126,7 +126,10 @@ class _Stages:
     is_dry: bool
 
     def plan(self) -> CheckPlan:
-        """The groups: what tells most first."""
+        """The groups: what tells most first.
+
+        Families come last: their workers compile for minutes on all processors, and the device takes turns among them.
+        """
         # The runner's tests take longest of what remains: begun last they would be waited for alone.
         tests = (*self._groups_of_gpus(), *self._models(), *self._services(), self._runner(), *self._kernels())
         return CheckPlan(
@@ -136,6 +139,7 @@ class _Stages:
                 StageGroup((self._random_model(), *self._main_figures()), is_parallel=False),
                 StageGroup(tests, is_parallel=True),
                 StageGroup(self._other_figures(), is_parallel=False),
+                StageGroup(tuple(self._families()), is_parallel=True),
             ),
             dict(self._left_out()),
         )
@@ -165,6 +169,7 @@ class _Stages:
         return (
             self._benchmark("decode step", "decode_step", limit_s=150, least_s=45, on_model=True),
             self._kernel_speed("prefill", "prefill", limit_s=90),
+            self._kernel_speed("kernel speed", "decode", "cascade", "sampling", "layers", limit_s=120),
         )
 
     @property
@@ -177,16 +182,15 @@ class _Stages:
 
     def _models(self) -> Iterator[Stage]:
         for path in _test_files("tests/on_gpu"):
-            # Streams are the first of all, and groups have a stage of their own.
-            if path.name in ("test_served_streams.py", Path(_GROUP_TESTS).name):
-                continue
-            shares = _FAMILY_SHARES if str(path) == _FAMILY_TESTS else 1
-            for share in range(1, shares + 1):
-                name, environment = f"models/{path.stem}", _ON_CPU | _SERVICES
-                if shares > 1:
-                    name += f" {share} of {shares}"
-                    environment = environment | {_FAMILY_SHARE: f"{share}/{shares}"}
-                yield self._tests(name, str(path), environment=environment)
+            # Streams are the first of all; groups and families have stages of their own.
+            if path.name != "test_served_streams.py" and str(path) not in (_GROUP_TESTS, _FAMILY_TESTS):
+                yield self._tests(f"models/{path.stem}", str(path), environment=_ON_CPU | _SERVICES)
+
+    def _families(self) -> Iterator[Stage]:
+        for share in range(1, _FAMILY_SHARES + 1):
+            environment = _ON_CPU | _SERVICES | {_FAMILY_SHARE: f"{share}/{_FAMILY_SHARES}"}
+            stage = self._tests(f"families {share} of {_FAMILY_SHARES}", _FAMILY_TESTS, environment=environment)
+            yield self._limited(stage, _FAMILIES_S)
 
     def _services(self) -> Iterator[Stage]:
         # Families have tests of their own here, which start all their workers at once.
@@ -209,19 +213,10 @@ class _Stages:
         return self._tests("runner", "tests/worker/device")
 
     def _other_figures(self) -> tuple[Stage, ...]:
-        # The longest last: a budget that ends meanwhile cuts none of the others.
+        # What a second call may do last: a budget that ends meanwhile cuts none of the others.
         return (
-            self._kernel_speed("kernel speed", "decode", "cascade", "sampling", "layers", limit_s=120),
-            self._benchmark("attention libraries", "attention_libraries", limit_s=150, least_s=30),
             self._benchmark("block moves", "block_moves", limit_s=60),
             self._benchmark("swap or recompute", "swap_or_recompute", limit_s=90, on_model=True),
-            self._benchmark(
-                "block sizes",
-                "block_size_sweep",
-                *(("--sizes", "16", "4") if self.is_dry else ("--limit-s", "60")),
-                limit_s=90,
-                least_s=40,
-            ),
             self._benchmark(
                 "against transformers",
                 "against_transformers",
@@ -229,6 +224,14 @@ class _Stages:
                 limit_s=150,
                 least_s=75,
                 on_model=True,
+            ),
+            self._benchmark("attention libraries", "attention_libraries", limit_s=150, least_s=30),
+            self._benchmark(
+                "block sizes",
+                "block_size_sweep",
+                *(("--sizes", "16", "4") if self.is_dry else ("--limit-s", "60")),
+                limit_s=90,
+                least_s=40,
             ),
         )
 
