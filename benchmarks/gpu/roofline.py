@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gpu.device_time import device_name, median_seconds
 from benchmarks.gpu.read_ceiling import read_bandwidth
-from benchmarks.page_section import PageSection
+from benchmarks.page_section import Document, Headline, PageSection, Section
 from benchmarks.random_models import default_device
 from benchmarks.report import write_result
 
@@ -73,12 +73,27 @@ def main() -> None:
     write_result(options.out / "roofline.json", "roofline", {"key_figures": figures})
 
 
+def section_of(document: Document) -> Section:
+    """Section of the results page."""
+    figures = document["key_figures"]
+    return Section(
+        done="Large sums in float32 and products of large square matrices in bfloat16, the best of several shapes.",
+        headlines=[
+            Headline(f"reads {figures['read_gb_per_s']:,.0f} GB/s"),
+            Headline(f"multiplies matrices of bfloat16 at {figures['product_tflop_per_s']:,.0f} TFLOP/s"),
+        ],
+        blocks=[],
+        versions=("torch", "triton"),
+    )
+
+
 SECTION = PageSection(
     kinds=("roofline",),
     title="Roofline of a GPU",
     question="How fast does the device read memory and multiply matrices?",
     command="python -m benchmarks.gpu.roofline --out DIR",
     measures=("benchmarks/gpu/roofline.py", "benchmarks/gpu/read_ceiling.py"),
+    render=section_of,
 )
 
 

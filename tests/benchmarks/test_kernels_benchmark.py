@@ -117,3 +117,9 @@ def test_bars_are_as_long_as_their_shares() -> None:
     widths = [float(bar.attrib["width"]) for bar in chart.iter(f"{SVG}rect")][1:]  # the first is the background
     assert widths[0] == pytest.approx(2 * widths[1], abs=0.1)
     assert "a < b · quire" in [text.text for text in chart.iter(f"{SVG}text")]
+
+
+def test_a_ceiling_is_found_whatever_program_reached_it() -> None:
+    figures = Figures([Figure(section="ceilings", case="read", by="Triton sum", unit="GB/s", value=3000.0), DECODE])
+    assert figures.ceiling("read") == 3000.0
+    assert figures.ceiling("copy") is None

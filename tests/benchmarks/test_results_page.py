@@ -62,7 +62,7 @@ def test_every_program_that_writes_a_result_has_its_place_on_the_page() -> None:
     ("document", "reason"),
     [
         ({"benchmark": "a_new_one"}, "no section shows results of the kind 'a_new_one'"),
-        ({"benchmark": "decode_step"}, "x.json is the first result of its kind"),
+        ({"benchmark": "block_moves"}, "x.json is the first result of its kind"),
         ({"rows": []}, "x.json has no field `benchmark`"),
     ],
 )

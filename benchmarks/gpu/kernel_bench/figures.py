@@ -88,8 +88,8 @@ class Figures:
         return next((row for row in rows if row.value is not None), None)
 
     def ceiling(self, case: str) -> float | None:
-        found = self.find("ceilings", case)
-        return None if found is None else found.value
+        """Value of a ceiling, whatever program found it."""
+        return next((row.value for row in self.rows if (row.section, row.case) == ("ceilings", case)), None)
 
 
 def not_measured(figure: Figure, reason: str) -> Figure:
