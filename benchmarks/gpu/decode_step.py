@@ -286,7 +286,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def section_of(document: Document) -> Section:
     """Section of the results page."""
-    worker = document["worker"]
+    worker, most = document["worker"], document["target"]["ratio"]
     return Section(
         done=(
             f"{document['batch']} requests of about {document['mean_context']:,.0f} tokens decode side by side on a "
@@ -296,9 +296,9 @@ def section_of(document: Document) -> Section:
         ),
         headlines=[
             Headline(
-                f"a step takes {document['step_ms']:.2f} ms, {number(document['ratio'], 2, document['target']['ratio'])} "
-                f"× its floor of {document['floor_ms']:.2f} ms",
-                [at_most(document["ratio"], document["target"]["ratio"], "× the floor")],
+                f"a step takes {document['step_ms']:.2f} ms, {number(document['ratio'], 2, most)} × its floor of "
+                f"{document['floor_ms']:.2f} ms",
+                [at_most(document["ratio"], most, "× the floor")],
             ),
             Headline(f"{document['tokens_per_s']:,.0f} tokens a second"),
         ],
