@@ -101,9 +101,9 @@ def _arguments(given: Sequence[str]) -> list[str]:
 def _commit() -> str | None:
     """The commit, marked if any file but a result and the pages made of results differs from it.
 
-    Outside a repository what the caller says it is.
+    In a copy of the files without their repository, or with an older one, it is what the caller says it is.
     """
-    head = _git("rev-parse", "HEAD") or os.environ.get("COMMIT")
+    said, head = os.environ.get("COMMIT"), _git("rev-parse", "HEAD")
     results = (
         ":!benchmarks/results",
         ":!docs/results.md",
@@ -112,6 +112,8 @@ def _commit() -> str | None:
         ":!docs/scaling*",
     )
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *results)
+    if said and (head is None or changed):
+        return said
     return f"{head}-dirty" if head and changed else head
 
 

@@ -1,6 +1,7 @@
-"""Figures of a GPU check taken over into `benchmarks/results`: a check's machine has no repository to commit them to.
+"""Outcomes and figures of a GPU check taken over into `benchmarks/results`: its machine has nowhere to commit them.
 
-Each result file of the chosen stages is kept as the machine wrote it, but for the folders of that machine.
+Each result file of the chosen stages is kept as the machine wrote it, but for the folders of that machine; of a whole
+check the outcome of each stage, too.
 
     python -m benchmarks.gpu.keep_figures FOLDER/gpu_check.json [--stages NAME ...] [--commit COMMIT] [--out DIR]
 
@@ -14,8 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page_section import Document, Headline, PageSection, Section, grid
 from benchmarks.report import RESULTS
 
+KIND = "gpu_check"
+_SAID = ("began", "is_complete", "is_correct", "left_out", "command", "commit", "grpc_experiments", "versions", "machine")
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+(?=[\w.+-])")
 
 
@@ -27,6 +31,13 @@ def kept(report: Mapping[str, Any], stages: Sequence[str], commit: str | None) -
         for result in stage["results"].values():
             own = {} if commit is None else {"commit": commit}
             yield f"{stage['name'].replace(' ', '_')}.json", {**without_folders(result), **own}
+
+
+def outcomes(report: Mapping[str, Any], commit: str | None) -> dict[str, Any]:
+    """Outcome of each stage, as a result."""
+    stages = [{key: stage[key] for key in ("name", "status", "seconds", "key_figures")} for stage in report["stages"]]
+    own = {} if commit is None else {"commit": commit}
+    return {"benchmark": KIND, **without_folders({key: report[key] for key in _SAID}), **own, "stages": stages}
 
 
 def without_folders(value: Any) -> Any:
@@ -46,9 +57,50 @@ def main() -> None:
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    for name, result in kept(json.loads(options.report.read_text()), options.stages, options.commit):
+    report = json.loads(options.report.read_text())
+    results = dict(kept(report, options.stages, options.commit))
+    if not options.stages:
+        results[f"{KIND}.json"] = outcomes(report, options.commit)
+    for name, result in results.items():
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
         print(name)
+
+
+def section_of(document: Document) -> Section:
+    """Section of the results page."""
+    stages = document["stages"]
+    tests = [stage for stage in stages if "passed" in stage["key_figures"] or "failed" in stage["key_figures"]]
+    counts = {word: sum(stage["key_figures"].get(word, 0) for stage in tests) for word in ("passed", "failed", "error")}
+    late = [stage["name"] for stage in stages if stage["status"] == "timed out"]
+    skipped = [stage["name"] for stage in stages if stage["status"] == "skipped"]
+    return Section(
+        done="All stages that a machine with one GPU has, in one call of ten minutes; kernels are compiled in it.",
+        headlines=[
+            Headline(f"{counts['passed']} tests passed, {counts['failed'] + counts['error']} failed"),
+            Headline(f"out of time: {', '.join(late) or 'none'}"),
+            Headline(f"not begun: {', '.join(skipped) or 'none'}"),
+        ],
+        blocks=[
+            grid(
+                ("stage", "outcome", "seconds", "tests passed"),
+                [
+                    (stage["name"], stage["status"], stage["seconds"], stage["key_figures"].get("passed"))
+                    for stage in stages
+                ],
+            )
+        ],
+        versions=("torch", "triton", "transformers"),
+    )
+
+
+SECTION = PageSection(
+    kinds=(KIND,),
+    title="GPU check",
+    question="Do kernels, models and services pass their tests on a GPU?",
+    command="make gpu-check OUT=DIR",
+    measures=("kernels", "worker_svc"),
+    render=section_of,
+)
 
 
 if __name__ == "__main__":

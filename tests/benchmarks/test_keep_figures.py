@@ -1,6 +1,6 @@
 """Figures of a GPU check are kept by stage, as the machine wrote them, but for its folders."""
 
-from benchmarks.gpu.keep_figures import kept, without_folders
+from benchmarks.gpu.keep_figures import kept, outcomes, section_of, without_folders
 
 REPORT = {
     "stages": [
@@ -28,3 +28,23 @@ def test_only_folders_of_the_machine_are_left_out() -> None:
         "model": "relative/model",
     }
     assert without_folders(words) == {**words, "command": "python3 -m a.b --model model --fa3-library fa3.so"}
+
+
+def test_outcomes_say_what_passed_failed_and_was_not_begun() -> None:
+    stages = [
+        {"name": "kernels/test_norms", "status": "passed", "seconds": 1.5, "key_figures": {"passed": 3}, "tail": ""},
+        {"name": "runner", "status": "timed out", "seconds": 240.0, "key_figures": {"passed": 4, "failed": 1}},
+        {"name": "device", "status": "passed", "seconds": 2.0, "key_figures": {"read_gb_per_s": 5.0}},
+        {"name": "block moves", "status": "skipped", "seconds": 0.0, "key_figures": {}},
+    ]
+    said = dict.fromkeys(("began", "is_complete", "is_correct", "left_out", "grpc_experiments", "versions", "machine"))
+    report = {**said, "command": "python -m x --fa3-library /tmp/fa3.so", "commit": "a", "stages": stages}
+    document = outcomes(report, "b")
+    assert document["command"] == "python -m x --fa3-library fa3.so" and document["commit"] == "b"
+    section = section_of(document)
+    assert [each.figure for each in section.headlines] == [
+        "7 tests passed, 1 failed",
+        "out of time: runner",
+        "not begun: block moves",
+    ]
+    assert "| runner | timed out | 240.0 | 4 |" in section.blocks[0]
