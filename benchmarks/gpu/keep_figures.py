@@ -19,7 +19,17 @@ from benchmarks.page_section import Document, Headline, PageSection, Section, gr
 from benchmarks.report import RESULTS
 
 KIND = "gpu_check"
-_SAID = ("began", "is_complete", "is_correct", "left_out", "command", "commit", "grpc_experiments", "versions", "machine")
+_SAID = (
+    "began",
+    "is_complete",
+    "is_correct",
+    "left_out",
+    "command",
+    "commit",
+    "grpc_experiments",
+    "versions",
+    "machine",
+)
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+(?=[\w.+-])")
 
 
