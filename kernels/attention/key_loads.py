@@ -38,8 +38,8 @@ def blocks_of(
 ) -> tl.tensor:
     """Ids of the blocks that hold these positions, moved to the nearest one from i_first to i_end - 1.
 
-    Loops load them a tile ahead, into registers: no load of keys waits for them, and the compiler has no reason to bring
-    them through shared memory, with a barrier of their own.
+    Loops load them for the tile after the next loads of keys: into registers, so that no load of keys waits for them,
+    and none goes through shared memory with a barrier of its own.
     """
     return tl.load(p_table + clamped(o_key, i_first, i_end) // BLOCK_SIZE)
 
