@@ -39,15 +39,17 @@ def kept(report: Mapping[str, Any], stages: Sequence[str], commit: str | None) -
         if stages and stage["name"] not in stages:
             continue
         for result in stage["results"].values():
-            own = {} if commit is None else {"commit": commit}
-            yield f"{stage['name'].replace(' ', '_')}.json", {**without_folders(result), **own}
+            yield f"{stage['name'].replace(' ', '_')}.json", _as_kept(result, commit)
 
 
 def outcomes(report: Mapping[str, Any], commit: str | None) -> dict[str, Any]:
     """Outcome of each stage, as a result."""
     stages = [{key: stage[key] for key in ("name", "status", "seconds", "key_figures")} for stage in report["stages"]]
-    own = {} if commit is None else {"commit": commit}
-    return {"benchmark": KIND, **without_folders({key: report[key] for key in _SAID}), **own, "stages": stages}
+    return {"benchmark": KIND, **_as_kept({key: report[key] for key in _SAID}, commit), "stages": stages}
+
+
+def _as_kept(document: Mapping[str, Any], commit: str | None) -> dict[str, Any]:
+    return {**without_folders(dict(document)), **({} if commit is None else {"commit": commit})}
 
 
 def without_folders(value: Any) -> Any:

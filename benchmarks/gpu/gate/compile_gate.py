@@ -86,8 +86,8 @@ def wait_faults(loops: Sequence[Loop], max_waits: int) -> list[str]:
     """Descriptions of faults of loops of asynchronous products: one wait for each instruction of a product, which the
     compiler adds where it puts them one after the other.
     """
-    found = [f"{loop.num_product_waits} waits for products in a tile" for loop in loops]
-    return [fault for fault, loop in zip(found, loops, strict=True) if loop.num_product_waits > max_waits]
+    waits = (loop.num_product_waits for loop in loops)
+    return [f"{each} waits for products in a tile" for each in waits if each > max_waits]
 
 
 def loop_faults(loops: Sequence[Loop], max_size: int) -> list[str]:
