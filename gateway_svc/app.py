@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import orjson
@@ -154,6 +155,17 @@ def _add_health(app: FastAPI, client: quire.AsyncClient) -> None:
     async def health() -> Response:
         """200 as long as this process answers: a restart would help nothing else."""
         return Response()
+
+    @app.get("/ping", response_model=None)
+    @app.post("/ping", response_model=None, name="post_ping")
+    async def ping() -> Response:
+        """The same under the name that SageMaker's probes use."""
+        return Response()
+
+    @app.get("/version")
+    async def get_version() -> dict[str, str]:
+        """Version of Quire, in vLLM's form."""
+        return {"version": version("quire-llm")}
 
     @app.get("/ready", response_model=None)
     async def ready() -> Response:

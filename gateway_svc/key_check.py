@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway_svc.api_error import ApiError
 from quire.api_keys import AcceptedKeys
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})  # for probes and scrapes, which have no key
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})  # for probes and scrapes, which have no key
 _MESSAGE = "Incorrect or missing API key: send one that this server knows, as 'Authorization: Bearer KEY'"
 
 

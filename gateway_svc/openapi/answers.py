@@ -115,6 +115,9 @@ ANSWERS: dict[tuple[str, str], Answers] = {
     ),
     ("delete", "/prefixes/{name}"): Answers(ok=None, status=204, errors=_RECORD),
     ("get", "/health"): Answers(ok=None, about="This process answers.", errors=(500,), is_open=True),
+    ("get", "/ping"): Answers(ok=None, about="This process answers.", errors=(500,), is_open=True),
+    ("post", "/ping"): Answers(ok=None, about="This process answers.", errors=(413, 500), is_open=True),
+    ("get", "/version"): Answers(ok=others.Version, errors=(500,)),
     ("get", "/ready"): Answers(
         ok=None, about="Requests can be served now; 503: not now.", bare=(503,), errors=(500,), is_open=True
     ),

@@ -10,6 +10,13 @@ from gateway_svc.openapi.closed import TypedDict, closed
 
 
 @closed
+class Version(TypedDict):
+    """Version of the server."""
+
+    version: str
+
+
+@closed
 class ModelCard(TypedDict):
     """The model in OpenAI's form."""
 

@@ -145,7 +145,7 @@ def test_every_other_path_needs_a_key(http: httpx2.Client, path: str) -> None:
     assert http.post(path, content=b"x" * 100).status_code == 401
 
 
-@pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 503), ("/metrics", 200)])
+@pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ping", 200), ("/ready", 503), ("/metrics", 200)])
 def test_probes_and_scrapes_need_none(http: httpx2.Client, path: str, status: int) -> None:
     assert http.get(path).status_code == status
     if path == "/metrics":

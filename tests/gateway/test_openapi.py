@@ -133,6 +133,9 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("get", "/prefixes", {"params": {"tenant": "hostile"}}),
     ("delete", "/prefixes/{name}", {"params": {"tenant": "hostile"}}),
     ("get", "/health", {}),
+    ("get", "/ping", {}),
+    ("post", "/ping", {}),
+    ("get", "/version", {}),
     ("get", "/ready", {}),
     ("get", "/metrics", {}),
 ]

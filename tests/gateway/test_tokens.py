@@ -1,5 +1,7 @@
 """`/tokenize`, `/detokenize`, and the model's description."""
 
+from importlib.metadata import version
+
 import httpx2
 import openai
 
@@ -45,6 +47,11 @@ def test_models(api: openai.OpenAI, http: httpx2.Client) -> None:
 def test_health_and_readiness(http: httpx2.Client) -> None:
     assert http.get("/health").status_code == 200
     assert http.get("/ready").status_code == 200
+    assert http.get("/ping").status_code == http.post("/ping").status_code == 200
+
+
+def test_the_version_is_that_of_the_package(http: httpx2.Client) -> None:
+    assert http.get("/version").json() == {"version": version("quire-llm")}
 
 
 def test_a_conversation_may_end_behind_its_last_message(http: httpx2.Client, sdk: quire.Client) -> None:
