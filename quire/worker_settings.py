@@ -45,7 +45,15 @@ class WorkerSettings(PeerTlsSettings):
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="device to compute on: cpu, cuda, cuda:N; auto: cuda if there is one. With "
-        "--tensor-parallel that of rank 0; the other ranks of its machine take the devices behind it",
+        "--tensor-parallel that of rank 0, and with several workers that of the first; the other ranks and workers of "
+        "its machine take the devices behind it",
+    )
+    worker_number: int = Field(
+        0,
+        ge=0,
+        le=63,
+        description="number of this worker among those of its machine, from 0: it takes the CUDA devices behind those "
+        "of the workers before it. Workers of one device take turns where there are fewer devices",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",

@@ -48,6 +48,7 @@ class CheckedOptions:
     tensor_parallel: int = 1
     group_address: str | None = None
     attention: str = "auto"
+    worker_number: int = 0
 
     @classmethod
     def of(cls, settings: object) -> Self:
@@ -170,10 +171,23 @@ def cpu_runner_refused(device: object) -> str:
     return f"--runner cpu computes on the CPU alone, and --device is {device}: leave --runner out, or give --device cpu"
 
 
-def devices_too_few(num_ranks: int, first: int, num_devices: int) -> str:
+def device_number(first: int, *, worker_number: int, num_ranks: int, num_devices: int) -> int:
+    """Number of the CUDA device of a worker's rank 0, where worker 0 of the machine begins at device `first`.
+
+    Workers of one rank take turns if there are too few devices. Groups do not share devices: then the number of the
+    last rank's device is too high.
+    """
+    turn = worker_number % max(1, num_devices - first) if num_ranks == 1 else worker_number
+    return first + turn * num_ranks
+
+
+def devices_too_few(num_ranks: int, first: int, num_devices: int, worker_number: int = 0) -> str:
     """Message for a group that takes a CUDA device for each of its ranks, from number `first` on."""
     most = num_devices - first
-    remedy = f"give at most --tensor-parallel {most}" if most > 1 else "leave it out"
+    if worker_number:
+        remedy = f"give --workers {worker_number} or less, or less --tensor-parallel"
+    else:
+        remedy = f"give at most --tensor-parallel {most}" if most > 1 else "leave it out"
     return (
         f"--tensor-parallel {num_ranks} takes a CUDA device for each rank, cuda:{first} to "
         f"cuda:{first + num_ranks - 1}, and the last one is cuda:{num_devices - 1}: {remedy}, or start the ranks on "
@@ -214,9 +228,16 @@ def pool_too_small(pool: str, remedy: str, held: int, max_model_len: int) -> str
 
 def _check_devices(options: CheckedOptions, num_devices: int | None) -> None:
     """Raises OptionError if there are too few CUDA devices for a group on one machine; without any it is on CPUs."""
-    first = int(options.device.partition(":")[2] or 0)
-    if num_devices and first < num_devices < first + options.tensor_parallel:
-        raise OptionError(devices_too_few(options.tensor_parallel, first, num_devices))
+    named, num_ranks, number = (
+        int(options.device.partition(":")[2] or 0),
+        options.tensor_parallel,
+        options.worker_number,
+    )
+    if not num_devices or named >= num_devices:
+        return
+    first = device_number(named, worker_number=number, num_ranks=num_ranks, num_devices=num_devices)
+    if num_devices < first + num_ranks:
+        raise OptionError(devices_too_few(num_ranks, first, num_devices, number))
 
 
 def _check_no_device_dtypes(options: CheckedOptions) -> None:

@@ -13,6 +13,7 @@ from worker_svc.option_check import (
     OptionError,
     attention_refused,
     cpu_runner_refused,
+    device_number,
     device_runner_needed,
     devices_too_few,
     has_triton,
@@ -52,6 +53,7 @@ class RequestedRunner:
     weight_dtype: WeightDtype = "auto"
     num_ranks: int = 1  # of a group on this machine, each on a device of its own, one after the other
     attention: AttentionName = "auto"
+    worker_number: int = 0  # among the workers of the machine, which take one device after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +89,8 @@ def choose_runner(requested: RequestedRunner, machine: Machine) -> RunnerChoice:
         kind = "device" if device.type == "cuda" else "cpu"
     if kind == "cpu" and device.type != "cpu":
         raise DeviceError(cpu_runner_refused(device))
-    num_devices = len(machine.cuda_capabilities)
-    if device.type == "cuda" and _index(device) + requested.num_ranks > num_devices:
-        raise DeviceError(devices_too_few(requested.num_ranks, _index(device), num_devices))
+    if device.type == "cuda":
+        device = _device_of_worker(device, requested, len(machine.cuda_capabilities))
     if requested.attention != "auto" and device.type != "cuda":
         raise DeviceError(attention_refused(requested.attention, device))
     choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[requested.kv_dtype])
@@ -132,6 +133,15 @@ def _device(name: str, machine: Machine) -> torch.device:
             f"--device {name} was asked for, but the last CUDA device is cuda:{last}: use that or a lower number"
         )
     return device
+
+
+def _device_of_worker(first: torch.device, requested: RequestedRunner, num_devices: int) -> torch.device:
+    """Device of the worker's rank 0, where the machine's worker 0 begins at `first`. Raises DeviceError."""
+    number, num_ranks = requested.worker_number, requested.num_ranks
+    index = device_number(_index(first), worker_number=number, num_ranks=num_ranks, num_devices=num_devices)
+    if index + num_ranks > num_devices:
+        raise DeviceError(devices_too_few(num_ranks, index, num_devices, number))
+    return torch.device(f"cuda:{index}")
 
 
 def _index(device: torch.device) -> int:

@@ -42,7 +42,12 @@ SERVICES: tuple[type[Settings], ...] = (SchedulerSettings, WorkerSettings, Gatew
 RESERVED: dict[type[Settings], dict[str, str]] = {
     SchedulerSettings: {"listen": "--listen", "store": "--redis-url or --store", "standby": "--standby"},
     GatewaySettings: {"listen": "--http", "scheduler": "--listen", "shares_port": "--gateways"},
-    WorkerSettings: {"model": "MODEL", "scheduler": "--listen", "worker_id": "--workers, which numbers them"},
+    WorkerSettings: {
+        "model": "MODEL",
+        "scheduler": "--listen",
+        "worker_id": "--workers, which numbers them",
+        "worker_number": "--workers, which numbers them",
+    },
 }
 # Settings that differ in meaning between the services: they stand in the service's own table only.
 _APART = {"advertise", "group_address", "metrics_listen", "rank"}

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.services import DEMO_MODEL, free_address
 from tests.valkey import ValkeyProcess
 
 PASSWORD = "pw-1f9c"
+WORKER_NUMBER = re.compile(r"--worker-number=(\d+)")
 
 
 @pytest.fixture
@@ -166,6 +168,11 @@ def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_senten
     """Only a loaded model shows this; one of two workers is enough, and it is not restarted again and again."""
     serve = ServeProcesses(data_dir, "--workers", "2", "--num-host-blocks", "4000000", "--block-size", "256")
     try:
+        numbers: set[str] = set()  # of workers, by which they take devices; a worker loads torch before it refuses
+        while serve.process.poll() is None:
+            numbers |= {number for line in serve.living().values() for number in WORKER_NUMBER.findall(line)}
+            time.sleep(0.05)
+        assert numbers == {"0", "1"}
         assert serve.wait() == 2
         serve.wait_for("give at most --num-host-blocks")
         last = serve.said.splitlines()[-1]

@@ -51,3 +51,14 @@ def test_a_group_with_too_few_devices_is_refused_before_torch_is_loaded(tmp_path
     assert "the last one is cuda:2: give at most --tensor-parallel 3" in last
     loaded = {line.rpartition("|")[2].strip() for line in refused.stderr.splitlines() if line.startswith("import time")}
     assert "worker_svc.option_check" in loaded and "torch" not in loaded
+
+
+def test_groups_without_devices_of_their_own_are_refused_before_anything_is_started(tmp_path: Path) -> None:
+    model = write_tiny_model("llama_gqa", tmp_path / "model")
+    serve = ("-m", "quire.cli", "serve", str(model), "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    devices = ("--device", "cuda", "--workers", "2", "--tensor-parallel", "2", "--gateways", "0")
+    refused = run(tmp_path, 0, *serve, *devices)
+    assert refused.returncode == 2
+    last = refused.stderr.splitlines()[-1]
+    assert "takes a CUDA device for each rank, cuda:2 to cuda:3, and the last one is cuda:2" in last
+    assert "give --workers 1 or less, or less --tensor-parallel" in last

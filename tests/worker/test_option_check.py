@@ -124,6 +124,22 @@ def test_a_group_on_one_machine_needs_a_device_for_each_rank(
 
 
 @pytest.mark.parametrize(
+    ("changes", "num_devices", "said"),
+    [
+        ({"worker_number": 1}, 7, "cuda:4 to cuda:7, and the last one is cuda:6: give --workers 1 or less"),
+        ({"worker_number": 2, "device": "cuda:1"}, 9, "cuda:9 to cuda:12, .* cuda:8: give --workers 2 or less"),
+    ],
+)
+def test_groups_of_several_workers_need_devices_of_their_own(
+    changes: dict[str, object], num_devices: int, said: str
+) -> None:
+    options = replace(USUAL, tensor_parallel=4, **changes)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=said):
+        check_options(options, has_driver=True, has_kernels=True, count_devices=lambda: num_devices)
+    check_options(options, has_driver=True, has_kernels=True, count_devices=lambda: num_devices + 4)
+
+
+@pytest.mark.parametrize(
     ("changes", "num_devices"),
     [
         ({"device": "cuda"}, 4),

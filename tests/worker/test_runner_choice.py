@@ -112,6 +112,30 @@ def test_what_the_machine_lacks_is_said_with_what_to_do(
         choose_runner(requested, machine)
 
 
+EIGHT_HOPPERS = Machine(cuda_capabilities=((9, 0),) * 8, has_triton=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_ranks", "devices"),
+    [("auto", 1, [0, 1, 2, 3]), ("cuda:5", 1, [5, 6, 7, 5]), ("cuda:7", 1, [7, 7, 7, 7]), ("cuda", 2, [0, 2, 4, 6])],
+)
+def test_workers_of_a_machine_take_one_device_after_the_other(device: str, num_ranks: int, devices: list[int]) -> None:
+    for number, index in enumerate(devices):
+        requested = replace(NOTHING_ASKED, device=device, num_ranks=num_ranks, worker_number=number)
+        assert choose_runner(requested, EIGHT_HOPPERS).device == torch.device(f"cuda:{index}")
+
+
+def test_groups_of_ranks_do_not_share_devices() -> None:
+    fifth = replace(NOTHING_ASKED, num_ranks=2, worker_number=4)
+    with pytest.raises(DeviceError, match="cuda:8 to cuda:9, and the last one is cuda:7: give --workers 4 or less"):
+        choose_runner(fifth, EIGHT_HOPPERS)
+
+
+def test_workers_on_cpus_have_no_devices_to_take() -> None:
+    for number in range(3):
+        assert choose_runner(replace(NOTHING_ASKED, worker_number=number), NO_GPU).device == CPU
+
+
 def test_the_machine_at_hand_can_be_looked_at() -> None:
     machine = detect_machine()
     assert bool(machine.cuda_capabilities) == torch.cuda.is_available()

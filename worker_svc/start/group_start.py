@@ -62,7 +62,7 @@ class StartingGroup:
                 size=size,
                 num_on_machine=self.num_on_machine,
                 settings=settings.model_copy(
-                    update={"group_address": None, "device": self._device_of(rank)}
+                    update={"group_address": None, "device": self._device_of(rank), "worker_number": 0}
                 ).model_dump(mode="json"),
                 fingerprint=fingerprint,
                 native=choice.has_native,

@@ -25,6 +25,7 @@ def requested_runner(settings: WorkerSettings) -> RequestedRunner:
         weight_dtype=settings.weight_dtype,
         attention=settings.attention,
         num_ranks=settings.tensor_parallel if settings.group_address is None else 1,
+        worker_number=settings.worker_number,
     )
 
 

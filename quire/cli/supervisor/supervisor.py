@@ -122,7 +122,7 @@ class Supervisor:
 
     async def _check_model(self) -> None:
         self.progress.handle_report("worker", {"phase": "checking"})
-        settings = self._settled.worker
+        settings = self._settled.worker.model_copy(update={"worker_number": self._settings.workers - 1})
         if settings.memory_bytes is None:
             settings = settings.model_copy(update={"memory_bytes": self._share_bytes})
         await check_model(settings, self._environment(), names=self._settled.worker_names)
@@ -183,6 +183,7 @@ class Supervisor:
             worker = module_command(
                 "worker_svc",
                 *("--model", settings.model, "--scheduler", self.address, "--worker-id", name),
+                f"--worker-number={index}",
                 f"--parent-pipe-fd={workers_watch}",
                 *self._settled.worker_flags,
                 *memory,
