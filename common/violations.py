@@ -18,11 +18,11 @@ class Violations:
         self._listed: list[FieldViolation] = []
         self._num_found = 0
 
-    def add(self, field: str, description: str) -> None:
-        """Add a violation; `description` says what the field is and what to change."""
+    def add(self, field: str, description: str, reason: str = "") -> None:
+        """Add a violation; `description` says what the field is and what to change, `reason` as in FieldViolation."""
         self._num_found += 1
         if len(self._listed) < MOST_LISTED:
-            self._listed.append(FieldViolation(field, description))
+            self._listed.append(FieldViolation(field, description, reason))
 
     def add_each(self, found: Iterable[tuple[str, str]]) -> None:
         """Add pairs of field and description; stops once there are too many to list."""
@@ -40,6 +40,6 @@ class Violations:
         raise error
 
 
-def refusal_of(field: str, description: str) -> InvalidRequestError:
-    """Refusal of a request for one field; `description` says what the field is and what to change."""
-    return InvalidRequestError.of([FieldViolation(field, description)])
+def refusal_of(field: str, description: str, reason: str = "") -> InvalidRequestError:
+    """Refusal of a request for one field; see `Violations.add`."""
+    return InvalidRequestError.of([FieldViolation(field, description, reason)])

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from quire.errors import (
+    CONTEXT_LENGTH_EXCEEDED,
     AlreadyExistsError,
     FailedPreconditionError,
     InvalidRequestError,
@@ -38,6 +39,7 @@ _STATUSES: tuple[tuple[type[QuireError], int, str, str], ...] = (  # the first m
 )
 
 
+TOO_LONG = "context_length_exceeded"  # code of a prompt, or of its output, that the context does not hold
 _NAME = re.compile(r"^\w+")  # with which the path of a value begins
 _TYPES = frozenset({"bool", "float", "int", "str"})  # alternatives of a union, as pydantic names them in a place
 
@@ -94,6 +96,8 @@ def from_quire(error: QuireError, names: Mapping[str, str], request_id: str | No
         error = error.renamed(lambda path: _renamed(path.removeprefix("chat."), names))  # tokenizing nests a chat
         param = error.violations[0].field if error.violations else None
     _, status, kind, code = next(each for each in _STATUSES if isinstance(error, each[0]))
+    if isinstance(error, InvalidRequestError) and CONTEXT_LENGTH_EXCEEDED in (each.reason for each in error.violations):
+        code = TOO_LONG
     retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else None
     return ApiError(
         status, error.message, kind=kind, param=param, code=code, retry_after_s=retry_after_s, request_id=request_id

@@ -5,7 +5,7 @@ turns the status back into the same exception.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import grpc
@@ -19,6 +19,8 @@ M = TypeVar("M", bound=Message)
 _LEADER = "leader"  # in the metadata of an ErrorInfo
 _VERSION = "version"
 _MOST_DIGITS = 20
+
+CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"  # reason of a violation: prompt and output do not fit the context
 
 
 class QuireError(Exception):
@@ -37,10 +39,12 @@ class FieldViolation:
     """One thing wrong with a request, and what to change.
 
     `field` is its path in the message on the wire; in what the SDK raises, the keyword that the caller gave.
+    `reason` names what callers act on, as CONTEXT_LENGTH_EXCEEDED; empty: nothing of that kind.
     """
 
     field: str
     description: str
+    reason: str = ""
 
 
 class InvalidRequestError(QuireError):
@@ -60,7 +64,7 @@ class InvalidRequestError(QuireError):
 
     def renamed(self, name_of: Callable[[str], str]) -> "InvalidRequestError":
         """The same error with other names for its fields."""
-        violations = [FieldViolation(name_of(each.field), each.description) for each in self.violations]
+        violations = [replace(each, field=name_of(each.field)) for each in self.violations]
         listed = _listed(self.violations)
         if not listed or not self.message.startswith(listed):
             return InvalidRequestError(self.message, violations)
@@ -206,7 +210,9 @@ def to_status(error: QuireError) -> status_pb2.Status:
     details = [_any(info)]
     if isinstance(error, InvalidRequestError) and error.violations:
         violations = [
-            error_details_pb2.BadRequest.FieldViolation(field=each.field, description=each.description)
+            error_details_pb2.BadRequest.FieldViolation(
+                field=each.field, description=each.description, reason=each.reason
+            )
             for each in error.violations
         ]
         details.append(_any(error_details_pb2.BadRequest(field_violations=violations)))
@@ -222,7 +228,9 @@ def from_status(status: status_pb2.Status) -> QuireError:
     kind = _BY_CODE.get(status.code, QuireError)
     if issubclass(kind, InvalidRequestError):
         bad_request = _detail(status, error_details_pb2.BadRequest()) or error_details_pb2.BadRequest()
-        violations = [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
+        violations = [
+            FieldViolation(each.field, each.description, each.reason) for each in bad_request.field_violations
+        ]
         return kind(status.message, violations)
     if kind in (UnavailableError, FailedPreconditionError):
         info = _detail(status, error_details_pb2.ErrorInfo()) or error_details_pb2.ErrorInfo()

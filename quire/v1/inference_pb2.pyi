@@ -18,7 +18,8 @@ Conventions of every message here:
   - A server with API keys answers every call without one of them with UNAUTHENTICATED: send the metadata
     "authorization: Bearer KEY". Health and reflection need none.
   - An error is a gRPC status with google.rpc details: BadRequest (INVALID_ARGUMENT) names each field by its path in
-    the request, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) has the delay before a retry, and ErrorInfo (domain
+    the request, with the reason CONTEXT_LENGTH_EXCEEDED where prompt and output do not fit into the context or the
+    KV memory, RetryInfo (UNAVAILABLE, RESOURCE_EXHAUSTED) has the delay before a retry, and ErrorInfo (domain
     "quire") has a stable reason: INVALID_REQUEST, UNAUTHENTICATED, NOT_FOUND, REQUEST_ID_IN_USE, PREFIX_NAME_IN_USE,
     FAILED_PRECONDITION, NOT_LEADER, SHARDS_CHANGED, OVERLOADED, UNAVAILABLE, SLOW_READER, DATA_LOSS, INTERNAL, or of
     a request that has ended CANCELLED, DEADLINE_EXCEEDED, REQUEST_FAILED. They are serialised in the trailing

@@ -6,6 +6,7 @@ import httpx2
 import openai
 import pytest
 
+import quire
 from tests.gateway.conftest import MODEL
 from tests.services import free_address, start_gateway
 
@@ -27,7 +28,7 @@ def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
         ({"n": 0}, "n", "invalid_value"),
         ({"n": 1000}, "n", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"max_tokens": 1_000_000}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 1_000_000}, "max_tokens", "context_length_exceeded"),
         ({"max_tokens": 2**40}, "max_tokens", "invalid_value"),
         ({"logprobs": 21}, "logprobs", "invalid_value"),
         ({"stop": ["x"] * 17}, "stop", "invalid_value"),
@@ -76,7 +77,7 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "invalid_value"),
         ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]", "invalid_value"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "invalid_value"),
-        ({"max_completion_tokens": 10**7}, "max_completion_tokens", "invalid_value"),
+        ({"max_completion_tokens": 10**7}, "max_completion_tokens", "context_length_exceeded"),
     ],
 )
 def test_a_wrong_field_of_a_chat_is_named(http: httpx2.Client, extra: dict[str, Any], param: str, code: str) -> None:
@@ -84,6 +85,35 @@ def test_a_wrong_field_of_a_chat_is_named(http: httpx2.Client, extra: dict[str, 
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert error["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": "hello " * 3000}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 3000}, "prompt"),
+        ("/v1/completions", {"prompt": "x" * 200_000}, "prompt"),  # refused before it is tokenized
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 3000}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 200_000}]}, "messages"),
+        ("/v1/chat/completions", {"messages": CHAT * 3000}, "messages"),
+        ("/v1/responses", {"input": "hello " * 3000}, "input"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for(
+    http: httpx2.Client, path: str, body: dict[str, Any], field: str
+) -> None:
+    answer = http.post(path, json={"model": MODEL, **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+    assert "prompt is too long" in error["message"]  # Anthropic's and LangChain's
+    assert "this model's maximum context length is 2,048 tokens" in error["message"]  # OpenAI's, vLLM's and LiteLLM's
+
+
+def test_the_sdk_is_told_the_reason_of_a_prompt_that_is_too_long(sdk: quire.Client) -> None:
+    for keywords in ({"prompt": [5] * 3000}, {"prompt": "x", "max_tokens": 5000}):
+        with pytest.raises(quire.InvalidRequestError) as caught:
+            sdk.generate(**keywords)
+        assert [each.reason for each in caught.value.violations] == ["CONTEXT_LENGTH_EXCEEDED"]
 
 
 def test_a_field_that_is_null_counts_as_left_out(http: httpx2.Client) -> None:

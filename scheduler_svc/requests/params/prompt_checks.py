@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.violations import Violations, refusal_of
-from quire.errors import FailedPreconditionError
+from quire.errors import CONTEXT_LENGTH_EXCEEDED, FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.chat_prompt import num_chars_of
 
@@ -40,6 +40,11 @@ class ModelLimits:
         of spaces or signs, of which a vocabulary may have a hundred in one token.
         """
         return max(_SHORT_TEXT_CHARS, self.max_model_len * min(self.longest_token_chars, _MOST_CHARS_A_TOKEN))
+
+
+def context_of(limits: ModelLimits) -> str:
+    """Words for the length of the context, those of OpenAI and vLLM, by which clients know that it was exceeded."""
+    return f"this model's maximum context length is {limits.max_model_len:,} tokens, the output included"
 
 
 def check_prompt(
@@ -97,7 +102,8 @@ def _check_chat(chat: pb.ChatPrompt, limits: ModelLimits, violations: Violations
     elif len(messages) > limits.max_model_len:
         violations.add(
             "chat.messages",
-            f"has {len(messages):,} messages; the model's context holds {limits.max_model_len:,} tokens: shorten it",
+            f"the prompt is too long: {len(messages):,} messages; {context_of(limits)}: shorten it",
+            CONTEXT_LENGTH_EXCEEDED,
         )
     else:
         violations.add_each(
@@ -112,8 +118,9 @@ def _check_text(field: str, num_chars: int, limits: ModelLimits, violations: Vio
     if num_chars > limits.max_text_chars:
         violations.add(
             field,
-            f"has {num_chars:,} characters; the model's context holds {limits.max_model_len:,} tokens, the output "
-            f"included: give at most {limits.max_text_chars:,}",
+            f"the prompt is too long: {num_chars:,} characters; {context_of(limits)}: "
+            f"give at most {limits.max_text_chars:,} characters",
+            CONTEXT_LENGTH_EXCEEDED,
         )
 
 
@@ -124,8 +131,8 @@ def _check_prompt_ids(ids: Sequence[int], limits: ModelLimits, violations: Viola
     elif len(ids) > longest:
         violations.add(
             "token_ids.ids",
-            f"has {len(ids):,} ids; the model's context holds {limits.max_model_len:,} tokens, the output included: "
-            f"shorten it to at most {longest:,}",
+            f"the prompt is too long: {len(ids):,} token ids; {context_of(limits)}: shorten it to at most {longest:,}",
+            CONTEXT_LENGTH_EXCEEDED,
         )
     else:
         check_ids("token_ids.ids", ids, limits, violations)

@@ -13,10 +13,10 @@ from typing import Literal
 from common.sampling_codec import given_numbers
 from common.sampling_params import SequenceSampling
 from common.violations import refusal_of
-from quire.errors import OverloadedError
+from quire.errors import CONTEXT_LENGTH_EXCEEDED, OverloadedError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamSearchParams
-from scheduler_svc.requests.params.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits
+from scheduler_svc.requests.params.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits, context_of
 from scheduler_svc.requests.params.request_checks import MOST_PRIORITY, check_request, suppressed_token_ids
 from scheduler_svc.requests.params.structured_output import grammar_of
 
@@ -214,7 +214,7 @@ def settle_length(
     if num_pinned_blocks:
         more_memory = f"unpin prefixes, which hold {num_pinned_blocks:,} blocks, {more_memory}"
     if longest == limits.max_model_len:
-        have, remedy = f"the model's context holds {longest:,} tokens, the output included", ""
+        have, remedy = context_of(limits), ""
     elif num_sequences == 1:
         have, remedy = f"the KV memory holds {longest:,} tokens of one request", f", {more_memory}"
     else:
@@ -226,11 +226,13 @@ def settle_length(
         )
     if room < 1:
         fewer = f"shorten it to at most {max(longest - 1, 0):,}"
-        raise refusal_of("prompt", f"has {num_prompt_tokens:,} tokens; {have}: {fewer}{remedy}")
+        too_long = f"the prompt is too long: {num_prompt_tokens:,} tokens; {have}: {fewer}{remedy}"
+        raise refusal_of("prompt", too_long, CONTEXT_LENGTH_EXCEEDED)
     for field, wanted in (("max_tokens", params.max_tokens or 1), ("min_tokens", params.min_tokens)):
         if wanted > room:
             behind = f"is {wanted:,} behind a prompt of {num_prompt_tokens:,} tokens"
-            raise refusal_of(f"stopping.{field}", f"{behind}; {have}: give at most {room:,}{remedy}")
+            fewer = f"give at most {room:,}"
+            raise refusal_of(f"stopping.{field}", f"{behind}; {have}: {fewer}{remedy}", CONTEXT_LENGTH_EXCEEDED)
     return params.max_tokens or room
 
 
