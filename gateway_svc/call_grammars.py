@@ -30,9 +30,10 @@ class CallGrammars:
 
         JSON as the form of the content becomes a part of the grammar, so that the model may call instead. It may not
         where calls have no marker, have to follow rules, and could not be told from the form: then all is content.
+        Where a call is forced there is no content, and its form has no effect, as in OpenAI's API and in vLLM.
         Raises QuireError.
         """
-        content = _json_form(keywords)
+        content = None if tool_use.is_forced else _json_form(keywords)
         if not tool_use.is_forced:
             is_constrained = "structured_output" in keywords
             if not tool_use.offered or is_constrained or (content is None and not tool_use.is_strict):
@@ -40,8 +41,8 @@ class CallGrammars:
             is_unmarked = content is not None and format.tool_parser == "llama3"
             if is_unmarked and tool_use.is_strict and _is_mistakable(content, format.tool_names or ()):
                 return format.without_calls()
-            keywords.pop("json_schema", None)
-            keywords.pop("json_object", None)
+        keywords.pop("json_schema", None)
+        keywords.pop("json_object", None)
         keywords["lark"] = tool_grammar(
             format,
             tool_use.usable,

@@ -71,13 +71,13 @@ class ToolUse:
         field = "tool_choice" if is_chosen else "tools" if self.is_strict else None
         return {} if field is None else {"structured_output": field, "lark": field}
 
-    def check(self, *, has_form: bool) -> None:
-        """Raises ApiError for fields that contradict each other; `has_form`: the form of the content is given."""
+    def check(self, *, has_structure: bool) -> None:
+        """Raises ApiError for fields that contradict each other; `has_structure`: structured_outputs is given."""
         known = {each["function"]["name"] for each in self.tools}
         if not known.issuperset(self.allowed or ()) or (self.is_forced and not self.usable):
             raise invalid("tool_choice", "asks for a tool that tools does not have")
-        if self.is_forced and has_form:
-            raise invalid("tool_choice", "give auto or none where the form of the content is given")
+        if self.is_forced and has_structure:
+            raise invalid("tool_choice", "give auto or none where structured_outputs is given")
 
     def format(self, of_model: AnswerFormat) -> AnswerFormat:
         """The format of the answers. Raises ApiError if that of calls is not known."""

@@ -134,7 +134,7 @@ class MessageRequest(RequestFields, Conversation):
 
     def keywords(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK. Raises ApiError for fields that contradict each other."""
-        self.tool_use.check(has_form=self._format is not None or self.structured_outputs is not None)
+        self.tool_use.check(has_structure=self.structured_outputs is not None)
         given = self.params(request_id)
         given["max_tokens"] = self.max_tokens
         given["token_ids"] = False

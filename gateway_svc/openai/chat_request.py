@@ -80,7 +80,7 @@ class ChatRequest(GenerationFields, VllmChatFields):
 
     def keywords(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK. Raises ApiError for fields that contradict each other."""
-        self.tool_use.check(has_form=self.response_format is not None or self.structured_outputs is not None)
+        self.tool_use.check(has_structure=self.structured_outputs is not None)
         given = self.params(request_id)
         bound = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         if bound is not None:

@@ -44,13 +44,6 @@ def after_call(*content: dict[str, Any]) -> list[dict[str, Any]]:
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "any", "name": "weather"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "tool", "name": "tides"}}, "tool_choice"),
-        (
-            {
-                "tool_choice": {"type": "any"},
-                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
-            },
-            "tool_choice",
-        ),
         ({"tool_choice": {"type": "any"}, "structured_outputs": {"choice": ["x"]}}, "tool_choice"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),

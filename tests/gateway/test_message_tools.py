@@ -245,6 +245,16 @@ def test_a_call_is_forced_and_its_input_follows_the_schema(
         assert [each["thinking"] for each in reasoning] == expected
 
 
+def test_a_form_of_content_does_not_keep_a_call_from_being_forced(claude: anthropic.Anthropic) -> None:
+    city = {"city": {"enum": ["Paris", "Rome"]}}
+    schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    fields = {"tools": [{"name": "weather", "input_schema": schema}], "tool_choice": choice, "output_config": form}
+    *_, call = blocks_of(claude.messages.create(**CALL | {"messages": asking("plain")} | fields))
+    assert call["type"] == "tool_use" and call["input"]["city"] in ("Paris", "Rome")
+
+
 @pytest.mark.parametrize("without", [{"tools": []}, {"tool_choice": {"type": "none"}}])
 def test_without_tools_the_text_is_content(claude: anthropic.Anthropic, without: dict[str, Any]) -> None:
     message = claude.messages.create(**CALL | {"messages": asking("calls")} | without)

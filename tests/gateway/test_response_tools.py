@@ -206,6 +206,16 @@ def test_strict_arguments_follow_the_schema_where_the_model_decides_to_call(api:
     assert said.output_text == "It rains: 3 < 4."
 
 
+def test_a_form_of_content_does_not_keep_a_call_from_being_forced(api: openai.OpenAI) -> None:
+    city = {"city": {"enum": ["Paris", "Rome"]}}
+    schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}
+    tools: Any = [{"type": "function", "name": "weather", "parameters": schema}]
+    fields = {**CALL, "input": "plain", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    form: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+    *_, call = api.responses.create(**fields, text=form).output
+    assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Paris", "Rome")
+
+
 def test_only_tools_that_are_allowed_are_called(api: openai.OpenAI) -> None:
     city = {"city": {"enum": ["Paris", "Rome"]}}
     schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}
@@ -295,7 +305,7 @@ def test_a_request_of_codex_is_answered(http: httpx2.Client) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "none", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": FLAT, "tool_choice": {"type": "function", "name": "tides"}}, "tool_choice"),
-        ({"tools": FLAT, "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
+        ({"tools": FLAT, "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]"),

@@ -298,6 +298,17 @@ def test_where_content_has_a_form_the_model_may_call_instead(api: openai.OpenAI)
     assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
 
 
+@pytest.mark.parametrize("form", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n"}}])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_form_of_content_does_not_keep_a_call_from_being_forced(api: openai.OpenAI, choice: Any, form: Any) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": asking("number"), "tools": [STRICT], "temperature": 0}
+    fields |= {"tool_choice": choice, "parallel_tool_calls": False, "max_completion_tokens": 300}
+    alone = api.chat.completions.create(**fields).choices[0].message
+    formed = api.chat.completions.create(**fields, response_format=form).choices[0].message
+    assert formed.content is None and formed.tool_calls is not None and alone.tool_calls is not None
+    assert formed.tool_calls[0].to_dict()["function"] == alone.tool_calls[0].to_dict()["function"]
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_only_tools_that_are_allowed_are_called(api: openai.OpenAI, http: httpx2.Client, mode: str) -> None:
     tides = {"type": "function", "function": {**STRICT["function"], "name": "tides"}}
@@ -360,7 +371,7 @@ def test_variables_and_documents_reach_the_template(api: openai.OpenAI, http: ht
             },
             "tool_choice",
         ),
-        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice"),
         (
             {
                 "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "fish"}}}],

@@ -172,8 +172,7 @@ class ResponseRequest(GenerationFields):
             raise invalid("background", "give store: true as well, or the response cannot be retrieved")
         if self.top_logprobs and not self.has_logprobs:
             raise invalid("top_logprobs", f"give include: ['{_LOGPROBS}'] as well")
-        has_form = self.structured_outputs is not None or (self._format is not None and bool(self._format.keywords))
-        self.tool_use.check(has_form=has_form)
+        self.tool_use.check(has_structure=self.structured_outputs is not None)
         if self._format is not None:
             self._format.check()
             if self.structured_outputs is not None and self._format.keywords:
