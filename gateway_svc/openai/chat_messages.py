@@ -20,6 +20,7 @@ class TextPart(ApiModel):
     type: Literal["text"]
     text: str
     prompt_cache_breakpoint: Ignored
+    cache_control: Ignored  # Anthropic's, which clients of several APIs send to all; every prefix is cached
 
 
 class RefusalPart(ApiModel):
@@ -54,6 +55,10 @@ class ChatMessage(ApiModel):
     refusal: Ignored
     parsed: Ignored  # OpenAI's client adds it to an answer
     annotations: Ignored
+    cache_control: Ignored  # as in a part
+    provider_specific_fields: Ignored  # LiteLLM adds this and the next to answers
+    thinking_blocks: Ignored
+    reasoning_details: Ignored  # OpenRouter adds them to answers
     audio: Unsupported
     function_call: Unsupported
 

@@ -40,6 +40,7 @@ class ChatRequest(GenerationFields, VllmChatFields):
     safety_identifier: Ignored
     prompt_cache_retention: Ignored
     prompt_cache_options: Ignored
+    cache_control: Ignored
     tools: Tools | None = None
     tool_choice: ToolChoice | None = Field(None, description="Default: auto.")
     parallel_tool_calls: bool | None = Field(None, description="False: only the first call comes back.")

@@ -18,6 +18,7 @@ class FunctionDefinition(ApiModel):
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
     strict: bool | None = Field(None, description="Arguments follow their schema.")
+    cache_control: Ignored  # Anthropic's, which clients of several APIs send to all; every prefix is cached
 
 
 class Tool(ApiModel):
@@ -25,6 +26,7 @@ class Tool(ApiModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: Ignored = None  # as in a function
 
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
@@ -36,6 +38,7 @@ class CalledFunction(ApiModel):
     name: str = TOOL_NAME
     arguments: str
     parsed_arguments: Ignored  # OpenAI's client adds them to an answer
+    provider_specific_fields: Ignored  # so does LiteLLM
 
 
 class SentCall(ApiModel):
@@ -43,6 +46,9 @@ class SentCall(ApiModel):
 
     id: str
     index: Ignored  # in events
+    cache_control: Ignored
+    provider_specific_fields: Ignored  # LiteLLM adds them to an answer
+    extra_content: Ignored  # Google's answers have it
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -88,8 +94,9 @@ ToolChoice = (
 
 
 def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
-    """Tools as the chat template gets them: what the client sent."""
-    return [each.model_dump(exclude_unset=True) for each in tools]
+    """Tools as the chat template gets them: what the client sent, but for marks of caching."""
+    unseen: Any = {"cache_control": True, "function": {"cache_control"}}
+    return [each.model_dump(exclude_unset=True, exclude=unseen) for each in tools]
 
 
 def tool_use_of(

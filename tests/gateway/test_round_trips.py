@@ -65,6 +65,35 @@ def test_a_message_with_calls_comes_back(api: openai.OpenAI, made: Callable[[ope
     assert answer.choices[0].message.content == "It rains: 3 < 4."
 
 
+def test_a_message_comes_back_with_what_other_servers_and_clients_add(api: openai.OpenAI) -> None:
+    message = created(api).to_dict()
+    marks = {"provider_specific_fields": {"citations": None}}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
+    call = message["tool_calls"][0]
+    call |= marks | {"extra_content": {"google": {"thought_signature": "x"}}}
+    call["function"] |= marks
+    message |= marks | {"thinking_blocks": [thought], "reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+    turns: Any = [*asking("The weather?"), message, result, *asking("plain")]
+    answer = api.chat.completions.create(model=MODEL, messages=turns, tools=TOOLS)
+    assert answer.choices[0].message.content == "It rains: 3 < 4."
+
+
+def test_marks_of_caching_have_no_effect(api: openai.OpenAI) -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    tools: Any = [{**each, **mark, "function": {**each["function"], **mark}} for each in TOOLS]
+    part = {"type": "text", "text": asking("plain")[0]["content"]}
+    plain: Any = {"messages": [{"role": "user", "content": [part]}], "tools": TOOLS}
+    marked: Any = {"messages": [{"role": "user", "content": [part | mark], **mark}], "tools": tools, "extra_body": mark}
+    first, second = (api.chat.completions.create(model=MODEL, **each) for each in (plain, marked))
+    assert first.choices[0].message == second.choices[0].message
+    assert first.usage is not None and second.usage is not None
+    assert first.usage.prompt_tokens == second.usage.prompt_tokens  # the template sees no mark
+    flat: Any = [{"type": "function", **each["function"]} for each in tools]
+    spoken: Any = [{"role": "user", "content": [{"type": "input_text", "text": part["text"], **mark}], **mark}]
+    assert api.responses.create(model=MODEL, input=spoken, tools=flat).output_text == "It rains: 3 < 4."
+
+
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of OpenAI's own client
 @pytest.mark.parametrize("form", ["object", "dump"])
 def test_a_parsed_message_comes_back(api: openai.OpenAI, form: str) -> None:

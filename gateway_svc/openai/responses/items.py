@@ -24,6 +24,7 @@ class InputText(ApiModel):
     type: Literal["input_text"]
     text: str
     prompt_cache_breakpoint: Ignored
+    cache_control: Ignored
 
 
 class OutputText(ApiModel):
@@ -53,6 +54,7 @@ class InputMessage(ApiModel):
     id: _ItemId = None
     status: Ignored
     phase: Ignored
+    cache_control: Ignored
 
     @property
     def text(self) -> str:
