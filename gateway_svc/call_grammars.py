@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import quire
@@ -52,7 +53,7 @@ class CallGrammars:
             is_forced=tool_use.is_forced,
             content=content,
         )
-        return format
+        return replace(format, is_forced=tool_use.is_forced)
 
     async def _opens_reasoning(self, chat: quire.Chat) -> bool:
         """True if the prompt opens reasoning: `Accepted.in_reasoning` tells it once the request is accepted."""

@@ -17,6 +17,7 @@ class AnswerFormat:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     tool_names: frozenset[str] | None = None  # of what may be called: other JSON is no call; None: any name
+    is_forced: bool = False  # a grammar allows calls and nothing else: other text begins a call that was cut off
 
     @property
     def is_plain(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.deepseek import read_deepseek
-from quire.parsing.deltas import Delta
+from quire.parsing.deltas import ContentDelta, Delta
 from quire.parsing.harmony import read_harmony
 from quire.parsing.hermes import read_hermes
 from quire.parsing.llama3 import read_llama3
@@ -32,6 +32,7 @@ class AnswerParser:
 
     def __init__(self, format: AnswerFormat, request_id: str, sample: int = 0, *, in_reasoning: bool = False) -> None:
         self._is_plain = format.is_plain  # so most are: nothing is read for them
+        self._is_forced = format.is_forced
         self._source = Source()
         self._output = Output(lambda index: call_id(format, request_id, sample, index))
         self._reading = _read_answer(self._source, self._output, format, in_reasoning)
@@ -43,14 +44,18 @@ class AnswerParser:
         else:
             self._source.feed(text)
             next(self._reading, None)
-        return self._output.take()
+        return self._taken()
 
     def end(self) -> tuple[Delta, ...]:
         """Release what was held back, after the last text. Call it once."""
         self._source.end()
         next(self._reading, None)
         self._output.end()
-        return self._output.take()
+        return self._taken()
+
+    def _taken(self) -> tuple[Delta, ...]:
+        deltas = self._output.take()
+        return tuple(each for each in deltas if not isinstance(each, ContentDelta)) if self._is_forced else deltas
 
 
 def call_id(format: AnswerFormat, request_id: str, sample: int, index: int) -> str:

@@ -255,6 +255,14 @@ def test_a_form_of_content_does_not_keep_a_call_from_being_forced(claude: anthro
     assert call["type"] == "tool_use" and call["input"]["city"] in ("Paris", "Rome")
 
 
+@pytest.mark.parametrize("most", [1, 5, 12])
+def test_a_forced_call_that_is_cut_off_leaves_no_marker_as_text(claude: anthropic.Anthropic, most: int) -> None:
+    fields = CALL | {"messages": asking("plain"), "tool_choice": {"type": "any"}, "max_tokens": most}
+    for message in (claude.messages.create(**fields), streamed(claude, **fields)):
+        assert message.stop_reason == "max_tokens"
+        assert "text" not in [each.type for each in message.content]
+
+
 @pytest.mark.parametrize("without", [{"tools": []}, {"tool_choice": {"type": "none"}}])
 def test_without_tools_the_text_is_content(claude: anthropic.Anthropic, without: dict[str, Any]) -> None:
     message = claude.messages.create(**CALL | {"messages": asking("calls")} | without)

@@ -216,6 +216,14 @@ def test_a_form_of_content_does_not_keep_a_call_from_being_forced(api: openai.Op
     assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Paris", "Rome")
 
 
+@pytest.mark.parametrize("most", [1, 5, 12])
+def test_a_forced_call_that_is_cut_off_leaves_no_marker_as_text(api: openai.OpenAI, most: int) -> None:
+    fields = {**CALL, "input": "plain", "tool_choice": "required", "max_output_tokens": most}
+    response = api.responses.create(**fields)
+    assert (response.status, response.output_text) == ("incomplete", "")
+    assert api.responses.retrieve(response.id).to_dict() == response.to_dict()
+
+
 def test_only_tools_that_are_allowed_are_called(api: openai.OpenAI) -> None:
     city = {"city": {"enum": ["Paris", "Rome"]}}
     schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}

@@ -309,6 +309,17 @@ def test_a_form_of_content_does_not_keep_a_call_from_being_forced(api: openai.Op
     assert formed.tool_calls[0].to_dict()["function"] == alone.tool_calls[0].to_dict()["function"]
 
 
+@pytest.mark.parametrize("most", range(1, 40, 3))
+def test_a_forced_call_that_is_cut_off_leaves_no_marker_as_content(api: openai.OpenAI, most: int) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": asking("plain"), "tools": [STRICT], "temperature": 0}
+    fields |= {"tool_choice": "required", "max_completion_tokens": most}
+    whole = api.chat.completions.create(**fields).choices[0]
+    assert whole.finish_reason == "length" and not whole.message.content
+    deltas = [each.choices[0].delta for each in api.chat.completions.create(**fields, stream=True)]
+    assert not any(each.content for each in deltas)
+    assert any(each.tool_calls for each in deltas) == (whole.message.tool_calls is not None)
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_only_tools_that_are_allowed_are_called(api: openai.OpenAI, http: httpx2.Client, mode: str) -> None:
     tides = {"type": "function", "function": {**STRICT["function"], "name": "tides"}}

@@ -4,6 +4,7 @@ A response is a function of its annotation and of the request's record, so that 
 read back as a client's data, since any client may annotate a request.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -49,8 +50,9 @@ class Annotation(ApiModel):
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
     reasoning: dict[str, str | None] = Field(default={"effort": None, "summary": None})
-    tool_parser: str | None = None  # of the format of its output, as is the next
+    tool_parser: str | None = None  # of the format of its output, as are the next two
     reasoning_parser: str | None = None
+    is_forced: bool = False
     may_call_several: bool = True
     input: list[InputItem]  # empty if it is not stored
 
@@ -58,7 +60,7 @@ class Annotation(ApiModel):
     def answer_format(self) -> AnswerFormat:
         """The format of its output."""
         format = AnswerFormat(tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
-        return format.offering(str(each.get("name")) for each in self.tools)
+        return replace(format.offering(str(each.get("name")) for each in self.tools), is_forced=self.is_forced)
 
     @property
     def max_calls(self) -> int | None:

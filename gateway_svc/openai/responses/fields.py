@@ -221,6 +221,7 @@ class ResponseRequest(GenerationFields):
             reasoning={"effort": None if self.reasoning is None else self.reasoning.effort, "summary": None},
             tool_parser=format.tool_parser,
             reasoning_parser=format.reasoning_parser,
+            is_forced=format.is_forced,
             may_call_several=tool_use.may_call_several,
             input=items if self.is_stored else [],
         )

@@ -11,7 +11,7 @@ from gateway_svc.openai.responses.annotation import ID_PREFIX, Annotation
 from gateway_svc.openai.responses.output import ItemStatus, Output, OutputItem
 
 _LIVE = ("queued", "in_progress")
-NOT_REPEATED = {"has_logprobs", "input", "tool_parser", "reasoning_parser", "may_call_several"}
+NOT_REPEATED = {"has_logprobs", "input", "tool_parser", "reasoning_parser", "is_forced", "may_call_several"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
