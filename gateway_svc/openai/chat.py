@@ -37,7 +37,7 @@ class Chats:
         self, body: ChatRequest, idempotency_key: str | None, last_event_id: str | None = None
     ) -> Response:
         """The answer to a request. Raises ApiError."""
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:  # 0 is what vLLM has by default
             raise invalid("top_logprobs", "give logprobs as well")
         name = await self._model.check(body.model)
         tool_use = body.tool_use

@@ -123,7 +123,8 @@ DEFAULTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_values_that_vllm_has_by_default_change_nothing(http: httpx2.Client, path: str) -> None:
-    own = {"add_special_tokens": True} if path == "/v1/completions" else {"add_special_tokens": False}
+    of_chats = {"add_special_tokens": False, "logprobs": False, "top_logprobs": 0}
+    own = {"add_special_tokens": True} if path == "/v1/completions" else of_chats
     body = BODIES[path] | {"temperature": 0}
     plain, given = (http.post(path, json=body | more).json() for more in ({}, DEFAULTS | own | {"echo": False}))
     assert plain["choices"] == given["choices"]
