@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 import quire
 from gateway_svc.anthropic.blocks import TextContent
@@ -46,6 +47,32 @@ class OutputConfig(ApiModel):
     format: OutputFormat | None = None
 
 
+def _all_alone(keep: Any) -> Any:
+    if keep not in ("all", {"type": "all"}):
+        raise PydanticCustomError("unsupported", "this server keeps all thinking: give all")
+    return keep
+
+
+def _clear_thinking_alone(kind: Any) -> Any:
+    if kind != "clear_thinking_20251015":
+        reason = "this server edits no context: give clear_thinking_20251015 that keeps all, or leave it out"
+        raise PydanticCustomError("unsupported", reason)
+    return kind
+
+
+class Edit(ApiModel):
+    """An edit of the context that changes nothing: thinking is cleared, but for all of it. Claude Code asks for it."""
+
+    type: Annotated[Literal["clear_thinking_20251015"], BeforeValidator(_clear_thinking_alone)]
+    keep: Annotated[Any, AfterValidator(_all_alone), WithJsonSchema({"enum": ["all", {"type": "all"}]})]
+
+
+class ContextManagement(ApiModel):
+    """Edits of the context, none of which may change it."""
+
+    edits: Annotated[list[Edit], Field(max_length=16)] | None = None
+
+
 class Conversation(ApiModel):
     """The input of a message, whose tokens can be counted."""
 
@@ -59,7 +86,7 @@ class Conversation(ApiModel):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
     cache_control: Ignored
     speed: Ignored
-    context_management: Unsupported
+    context_management: ContextManagement | None = Field(None, description="Edits that change nothing are taken.")
     mcp_servers: Unsupported
     output_format: Unsupported
     thread: Any = Field(None, description="Not supported; null is accepted. Anthropic's client goes on without it.")

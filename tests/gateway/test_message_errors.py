@@ -58,6 +58,16 @@ def error_of(answer: httpx2.Response) -> tuple[int, str, str]:
             "structured_outputs",
         ),
         ({"tools": {}}, "tools"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management.edits[0].keep"),
+        (
+            {
+                "context_management": {
+                    "edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}]
+                }
+            },
+            "context_management.edits[0].keep",
+        ),
         ({"tool_choice": {"type": "auto"}}, "tool_choice"),
         ({"n": 2}, "n"),
         ({"temprature": 1}, "temprature"),
@@ -76,6 +86,12 @@ def test_fields_without_effect_are_accepted(http: httpx2.Client) -> None:
         "service_tier": "auto",
         "thinking": {"type": "disabled"},
         "tools": None,
+        "context_management": {
+            "edits": [
+                {"type": "clear_thinking_20251015", "keep": "all"},
+                {"type": "clear_thinking_20251015", "keep": {"type": "all"}},
+            ]
+        },
     }
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "any", "x-api-key": "any"}
     assert http.post("/v1/messages?beta=true", json=FIELDS | extra, headers=headers).status_code == 200
