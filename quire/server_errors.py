@@ -11,9 +11,28 @@ _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targ
 _LOOKUP = re.compile(r"(?:address lookup|DNS resolution) failed for \S+: (?:C-ares status [^:]*: )?([^\[\]]+)")
 
 
+# What gRPC says of a server that answers in another way than the client asks, and what to do about it.
+_MISFITS = {
+    "http1.x server": "it speaks HTTP/1, as a gateway does: give the port of gRPC, 7847 unless "
+    "`--listen` says otherwise",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not to be trusted by the roots that tls_root or "
+    "QUIRE_TLS_ROOT names",
+    "Hostname Verification Check failed": "its certificate has another name: give that as tls_server_name, or set "
+    "QUIRE_TLS_SERVER_NAME",
+    "WRONG_VERSION_NUMBER": "it has no TLS: leave out tls_root and QUIRE_TLS_ROOT",
+}
+_CLOSED = "Socket closed"  # a server with TLS says no more to a client without
+
+
 def unreachable_error(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:
     """The error for addresses at which no server answers."""
     details = (error.details() if error is not None else None) or "it closed the connection"
+    for sign, misfit in _MISFITS.items():
+        if sign in details:
+            return UnavailableError(f"the server at {address} does not answer: {misfit}")
+    if details.endswith(_CLOSED):
+        closed = "it closed the connection: if it has TLS, give tls_root, or set QUIRE_TLS_ROOT"
+        return UnavailableError(f"the server at {address} does not answer: {closed}")
     lookup = _LOOKUP.search(details)
     why = lookup[1] if lookup is not None else details.rpartition(_BEFORE_THE_REASON)[2]
     return UnavailableError(f"no Quire server answers at {address} ({why}); start one with `quire serve MODEL`")

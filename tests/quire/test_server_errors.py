@@ -1,9 +1,16 @@
 """Messages about servers that do not answer: the reason, in words without gRPC's own."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
 import grpc
 import pytest
 
+import quire
 from quire.server_errors import unreachable_error
+from tests.peer_certificates import PeerCertificates
 
 DETAILS = {
     "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Failed to connect to remote host: "
@@ -23,3 +30,62 @@ def test_the_reason_alone_is_said(details: str, why: str) -> None:
     assert unreachable_error("nosuch:1", error).message.endswith(
         f"at nosuch:1 ({why}); start one with `quire serve MODEL`"
     )
+
+
+@asynccontextmanager
+async def grpc_server(credentials: grpc.ServerCredentials | None) -> AsyncIterator[str]:
+    """Address of a server without services."""
+    server = grpc.aio.server()
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def said_of(address: str, root: Path | None = None) -> tuple[str, str]:
+    """Messages of a client for a server that it cannot use: of a call, and of a request."""
+    async with quire.AsyncClient(address, connect_timeout_s=0.5, tls_root=str(root) if root else None) as client:
+        with pytest.raises(quire.UnavailableError) as of_call:
+            await client.health()
+        with pytest.raises(quire.UnavailableError) as of_request:
+            await client.generate("x")
+    return of_call.value.message, of_request.value.message
+
+
+@pytest.mark.parametrize(
+    ("names", "root", "hint"),
+    [
+        (None, "own", "it has no TLS: leave out tls_root and QUIRE_TLS_ROOT"),
+        (["127.0.0.1"], None, "if it has TLS, give tls_root, or set QUIRE_TLS_ROOT"),
+        (["127.0.0.1"], "other", "its certificate is not to be trusted by the roots that tls_root or QUIRE_TLS_ROOT"),
+        (["llm.example.org"], "own", "another name: give that as tls_server_name, or set QUIRE_TLS_SERVER_NAME"),
+    ],
+)
+async def test_access_that_does_not_fit_the_server_is_named(
+    names: list[str] | None, root: str | None, hint: str, tmp_path: Path
+) -> None:
+    own = PeerCertificates(tmp_path / "own", *(names or ["127.0.0.1"]))
+    roots = {"own": own.root, "other": PeerCertificates(tmp_path / "other", "127.0.0.1").root}
+    credentials = grpc.ssl_server_credentials([(own.key.read_bytes(), own.cert.read_bytes())]) if names else None
+    async with grpc_server(credentials) as address:
+        for said in await said_of(address, roots[root] if root else None):
+            assert said.startswith(f"the server at {address} does not answer: ") and hint in said
+
+
+async def test_the_port_of_a_gateway_is_named_as_one_of_http() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(24)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for said in await said_of(address):
+            assert said == (
+                f"the server at {address} does not answer: it speaks HTTP/1, as a gateway does: "
+                "give the port of gRPC, 7847 unless `--listen` says otherwise"
+            )
