@@ -178,6 +178,13 @@ async def test_a_store_that_cannot_start_says_where_its_log_is(folder: DataFolde
         await broken.start()
 
 
+async def test_a_store_that_cannot_start_on_a_full_disk_says_so(folder: DataFolder) -> None:
+    full = Path("/proc")  # has no byte that is free
+    broken = EmbeddedStore(Path(sys.executable), full, folder.socket, folder.log("store"))
+    with pytest.raises(StoreFailedError, match=r"exit code 2 \(the disk of /proc is full: make room there\); see "):
+        await broken.start()
+
+
 async def test_a_store_that_does_not_answer_is_not_replaced(
     folder: DataFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,8 @@ class EmbeddedStore:
         while await self._ping() != b"+PONG":  # it may still be reading its file
             if self._process is not None and self._process.poll() is not None:
                 code = self._process.returncode
-                raise StoreFailedError(f"the embedded store ended with exit code {code}; see {self._log}")
+                full = _if_full(self._folder)
+                raise StoreFailedError(f"the embedded store ended with exit code {code}{full}; see {self._log}")
             await asyncio.sleep(POLL_S)
         self._pid = await self._peer()
         if adopted:
@@ -104,9 +105,9 @@ class EmbeddedStore:
             await self.wait_gone()
             if loop.time() - ready_s > READY_S:
                 backoff_s = FIRST_BACKOFF_S
-            reason, is_back = "the embedded store ended", False
+            reason, is_back = f"the embedded store ended{_if_full(self._folder)}", False
             while not is_back:
-                say(f"{reason}{_if_full(self._folder)}; starting it again in {backoff_s:g} s")
+                say(f"{reason}; starting it again in {backoff_s:g} s")
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
                 try:
