@@ -2,12 +2,9 @@
 
 import asyncio
 import importlib.util
-import os
-import shutil
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +12,7 @@ import typer
 from rich.markup import escape
 
 import quire
-from quire.access_variables import API_KEY, TLS_ROOT, TLS_SERVER_NAME
+from quire.cli.greeting import access_lines, first_lines, sampling_defaults
 from quire.cli.install import install_hint
 from quire.cli.output import EXIT_FAILED, EXIT_USAGE, fail
 from quire.cli.serve_options import takes_settings
@@ -28,7 +25,6 @@ from quire.cli.supervisor.listen_addresses import AddressError, dial_address
 from quire.cli.supervisor.shared_access import share_access
 from quire.cli.supervisor.stop_signals import set_on_stop_signals
 from quire.cli.supervisor.supervisor import Supervisor
-from quire.params import DEFAULT_ADDRESS
 from quire.redaction import without_passwords
 from quire.settings import CONFIG_VARIABLE
 from quire.typed_names import as_typed
@@ -135,44 +131,18 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
     blocks = stats.blocks
     num_late = num_workers - len(stats.workers)
     late = f"; {num_late} of {num_workers} workers are still starting" if num_late else ""
-    address = "" if supervisor.address == DEFAULT_ADDRESS else f" --address {supervisor.address}"
     each = f"; each of the {num_workers} workers" if num_workers > 1 else ""
     view = supervisor.progress.view
     lines = [
         *((("http", f"{supervisor.url}/v1 (OpenAI's API)"),) if supervisor.url else ()),
         ("model", f"{model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)"),
         ("memory", f"{blocks.total} KV blocks of {blocks.block_size} tokens, {blocks.total_slots} tokens in all{late}"),
-        *(("sampling", said) for said in _sampling_defaults(model)),
+        *(("sampling", said) for said in sampling_defaults(model)),
         *((about, as_typed(notice, names) + (each if about == "takes" else "")) for about, notice in view.notices()),
         ("store", supervisor.store_name),
-        *_access(settled),
+        *access_lines(settled.scheduler),
         *(("warning", as_typed(warning, names)) for warning in view.warnings()),
-        ("try", f"{_program()} generate{address} 'Once upon a time'"),
+        *first_lines(model, supervisor.address, settled.scheduler),
     ]
     headline = f"[bold green]Quire is ready[/bold green] at [bold]{escape(supervisor.address)}[/bold]"
     announcer.print_greeting(headline, lines)
-
-
-def _access(settled: Settled) -> list[tuple[str, str]]:
-    """Lines on what a caller needs besides the address."""
-    lines = []
-    if os.environ.get(API_KEY):
-        lines.append(("keys", f"callers send an API key: that of {API_KEY}"))
-    if settled.scheduler.tls_cert is not None:
-        lines.append(("tls", f"callers of gRPC set {TLS_ROOT}, and {TLS_SERVER_NAME} for another name"))
-    return lines
-
-
-def _sampling_defaults(model: "quire.Model") -> list[str]:
-    """The model's values of sampling parameters that a request leaves out, for the greeting; [] if it has none."""
-    said = {name: value for name, value in asdict(model.sampling_defaults).items() if value is not None}
-    if not said:
-        return []
-    values = ", ".join(f"{name} {value:g}" for name, value in said.items())
-    return [f"{values} unless a request sets them (--generation-config none: Quire's defaults)"]
-
-
-def _program() -> str:
-    """The command to type for this program: its name, or its path where the name is not on the PATH."""
-    path = Path(sys.argv[0])
-    return "quire" if path.name != "quire" or shutil.which("quire") else str(path)
