@@ -18,7 +18,7 @@ class GatewaySettings(AccessSettings):
     """The gateway of Quire: the HTTP APIs, for clients of OpenAI's. Keeps nothing: any number of them may run."""
 
     section: ClassVar[str] = "gateway"
-    model_config = SettingsConfigDict(env_prefix="QUIRE_GATEWAY_")
+    model_config = SettingsConfigDict(env_prefix="QUIRE_GATEWAY_", cli_prog_name="python -m gateway_svc")
 
     listen: str = Field("127.0.0.1:8000", description="address to serve on, host:port; port 0 takes any free one")
     scheduler: str = Field(

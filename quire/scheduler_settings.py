@@ -17,7 +17,7 @@ class SchedulerSettings(LimitSettings, PeerTlsSettings, AccessSettings):
     """The scheduler of Quire: queues, block tables, journal, and the API that clients call."""
 
     section: ClassVar[str] = "scheduler"
-    model_config = SettingsConfigDict(env_prefix="QUIRE_SCHEDULER_")
+    model_config = SettingsConfigDict(env_prefix="QUIRE_SCHEDULER_", cli_prog_name="python -m scheduler_svc")
 
     listen: str = Field("127.0.0.1:7847", description="address to serve on, host:port; port 0 takes any free one")
     advertise: str | None = Field(

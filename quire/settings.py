@@ -27,6 +27,13 @@ INTERNAL = frozenset({"check", "log_file", "parent_pipe_fd", "print_config", "st
 TABLES = ("serve", "scheduler", "worker", "gateway")
 # Variables that Kubernetes sets in each pod for services called quire-worker and the like.
 _LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
+# What to give instead of a value that cannot be read, where pydantic's words are those of a program.
+_WANTED = {
+    "int_parsing": "give a whole number",
+    "int_from_float": "give a whole number",
+    "float_parsing": "give a number",
+    "bool_parsing": "give true or false",
+}
 KEY_ON_COMMAND_LINE = "give API keys by --api-key-file or QUIRE_API_KEY: everybody may read a command line"
 
 
@@ -196,9 +203,10 @@ def _explain_error(error: ErrorDetails, kind: type[Settings], named: Mapping[str
 
 def sentence(error: ErrorDetails) -> str:
     """Description of one bad value, which is shown without its password."""
-    message = error["msg"].removeprefix("Value error, ")
+    message = _WANTED.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     shown = without_passwords(repr(error["input"]))
-    return message if shown in message else f"{message}, not {shown}"
+    is_shown = shown in message or (error["type"] == "value_error" and f" {error['input']} " in f"{message} ")
+    return message if is_shown else f"{message}, not {shown}"
 
 
 def _flags_of(arguments: Sequence[str]) -> dict[str, str]:

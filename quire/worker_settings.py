@@ -17,7 +17,7 @@ class WorkerSettings(PeerTlsSettings):
     """A worker of Quire: one model on one device, its KV memory, and the execution of steps."""
 
     section: ClassVar[str] = "worker"
-    model_config = SettingsConfigDict(env_prefix="QUIRE_WORKER_")
+    model_config = SettingsConfigDict(env_prefix="QUIRE_WORKER_", cli_prog_name="python -m worker_svc")
 
     model: str = Field(description="folder of a Hugging Face checkpoint, or its id on the hub")
     model_name: str | None = Field(

@@ -15,6 +15,10 @@ from quire.cli.vllm_options import instead_of
 # Its module differs by typer's version.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 
+# Words of pydantic within typer's messages, and those of a person.
+_WANTED = {"Input should be a valid integer": "give a whole number", "Input should be a valid number": "give a number"}
+_TEXTS = ("prompt", "text")  # arguments that are texts, of which the shell makes several without quotes
+
 # Errors of writing to a file, pipe or terminal that cannot take the output.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
@@ -24,6 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # those of all commands
 )
 
 
@@ -63,10 +68,28 @@ def run() -> None:
 
 
 def _message(error: Any) -> str:
-    """The message of a mistyped command; of an option that only `vllm serve` has it says what to give instead."""
+    """The message of a mistyped command, with what to give instead where that is known."""
     option = getattr(error, "option_name", None)
     is_served = error.ctx is not None and error.ctx.info_name == "serve"
-    return (instead_of(option) if option and is_served else None) or str(error.format_message())
+    return (instead_of(option) if option and is_served else None) or _in_our_words(
+        str(error.format_message()), error.ctx
+    )
+
+
+def _in_our_words(message: str, context: Any) -> str:
+    """A message of typer, shorter or with a hint."""
+    if message.startswith("No such command 'help'."):
+        return f"`{context.command_path} --help` lists the commands"
+    if message.startswith("No such command") and "Did you mean" not in message:
+        return f"{message} `{context.command_path} --help` lists the commands"
+    if message.startswith("Got unexpected extra argument"):
+        takes_text = any(each.name in _TEXTS for each in context.command.params)
+        return f"{message}{'; put a text of several words in quotes' if takes_text else ''}"
+    for words, wanted in _WANTED.items():
+        before, found, _ = message.partition(words)
+        if found:
+            return before + wanted
+    return message
 
 
 def _give_up_output(error: OSError) -> None:

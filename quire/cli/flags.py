@@ -31,6 +31,12 @@ def flags_of(command: TyperCommand) -> dict[str, str]:
     return {str(each.name): max(each.opts, key=len) for each in options}
 
 
+def name_field(field: str, flag: str) -> None:
+    """Has errors of the running command name a field of the wire by this flag."""
+    if (flags := _flags.get(None)) is not None:
+        flags[field] = flag
+
+
 def in_flags(error: "quire.InvalidRequestError") -> str:
     """The message of an invalid request, with flags of the running command."""
     flags = _flags.get({})

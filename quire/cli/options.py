@@ -1,10 +1,12 @@
 """Options that several commands share, and their conversion to parameters of a request."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from quire.cli.flags import name_field
 from quire.params import GenerateParams
 
 CONNECT_TIMEOUT_S = 1.0  # short, since a person waits
@@ -85,6 +87,7 @@ JsonWhitespace = Annotated[
 TimeoutS = Annotated[float | None, typer.Option(help="End the request after this many seconds.")]
 
 
+_CONSTRAINTS = ("json_schema", "json_object", "regex", "choice", "lark")
 _EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
 
@@ -93,6 +96,7 @@ def given_params(context: typer.Context) -> GenerateParams:
     given = {name: value for name, value in context.params.items() if name in GenerateParams.__annotations__}
     if given.get("early_stopping") is not None:
         given["early_stopping"] = _EARLY_STOPPING[given["early_stopping"]]
+    _name_constraint(given)
     if (schema := given.get("json_schema")) is not None and not schema.lstrip().startswith("{"):
         given["json_schema"] = _content("--json-schema", schema)
     if given.get("lark") is not None:
@@ -104,7 +108,17 @@ def _content(option: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint=option) from error
+        why = getattr(error, "strerror", None) or str(error)
+        raise typer.BadParameter(f"{path} cannot be read: {why}", param_hint=option) from error
+
+
+def _name_constraint(given: Mapping[str, object]) -> None:
+    """Has errors name the flag that constrains the output. Raises typer.BadParameter if several do."""
+    flags = [f"--{name.replace('_', '-')}" for name in _CONSTRAINTS if given.get(name)]
+    if len(flags) > 1:
+        raise typer.BadParameter(f"{' and '.join(flags)} cannot go together: give one of them")
+    if flags:
+        name_field("structured_output", flags[0])
 
 
 def request_params(**given: object) -> GenerateParams:

@@ -29,7 +29,8 @@ def pin(
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         pinned = client.pin_prefix(name, text, tenant=tenant, cache_salt=cache_salt)
     was = "" if pinned.created else " already"
-    out.print(f"{name}: {pinned.num_tokens} tokens in {pinned.num_blocks} blocks are pinned{was}", markup=False)
+    blocks = "1 block" if pinned.num_blocks == 1 else f"{pinned.num_blocks} blocks"
+    out.print(f"{name}: {pinned.num_tokens} tokens in {blocks} are pinned{was}", markup=False)
 
 
 @prefix.command(cls=Command)

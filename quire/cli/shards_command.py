@@ -6,6 +6,7 @@ import typer
 
 import quire
 from quire.cli import options
+from quire.cli.flags import name_field
 from quire.cli.output import errors_explained, out, print_listing
 from quire.params import DEFAULT_ADDRESS
 
@@ -23,9 +24,11 @@ def shards(
     """
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         if number is not None:
+            name_field("num_shards", "N")
             taking = client.set_shards(number)
             later = "" if taking == number else f"; {number} will when each new one has a leader and a worker"
-            out.print(f"{taking} take new requests{later}", markup=False)
+            noun = "shard takes" if taking == 1 else "shards take"
+            out.print(f"{taking} {noun} new requests{later}", markup=False)
             return
         client.health()  # raises if no server answers; for a client that means one shard
         found = client.shards()

@@ -16,11 +16,11 @@ async def test_shards_are_listed_and_their_number_changed_on_the_command_line(se
     assert listed.stdout.splitlines()[1].split() == ["0", server.address, "1", "2", "1", "yes"]  # by its statistics
     more = await run("shards", "3", "-a", server.address)
     assert (more.exit_code, server.num_shards_wanted) == (0, 3)
-    assert more.stdout == "1 take new requests; 3 will when each new one has a leader and a worker\n"
+    assert more.stdout == "1 shard takes new requests; 3 will when each new one has a leader and a worker\n"
     same = await run("shards", "1", "-a", server.address)
-    assert (same.stdout, server.num_shards_wanted) == ("1 take new requests\n", 1)
+    assert (same.stdout, server.num_shards_wanted) == ("1 shard takes new requests\n", 1)
     wrong = await run("shards", "1000", "-a", server.address)
-    assert wrong.exit_code == 2 and "num_shards" in wrong.stderr
+    assert wrong.exit_code == 2 and wrong.stderr == "quire: N: give 1 to 999\n"
 
 
 def test_an_id_is_looked_for_where_it_was_by_earlier_numbers_and_where_shards_are_left() -> None:
