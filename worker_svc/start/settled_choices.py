@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from common.faithful_tokenizer import faithful_tokenizer
 from kernels.native.compiling import NativeUnavailableError
 from kernels.native.native_kernels import NativeKernels, choose_kernels
 from quire.worker_settings import WorkerSettings
@@ -40,9 +41,11 @@ def seat_grammars(tokenizer: TokenizerFiles | None, config: ModelConfig) -> Seat
     """Grammars of a worker's seats; None without a tokenizer."""
     if tokenizer is None:
         return None
-    return SeatGrammars(
-        partial(GrammarVocabulary, tokenizer.tokenizer_json, config.vocab_size, sorted(config.eos_token_ids))
-    )
+    return SeatGrammars(partial(_grammar_vocabulary, tokenizer.tokenizer_json, config))
+
+
+def _grammar_vocabulary(tokenizer_json: bytes, config: ModelConfig) -> GrammarVocabulary:
+    return GrammarVocabulary(faithful_tokenizer(tokenizer_json), config.vocab_size, sorted(config.eos_token_ids))
 
 
 def shares_memory(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> bool:
