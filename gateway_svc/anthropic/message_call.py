@@ -10,7 +10,7 @@ from gateway_svc.answering import Call
 from gateway_svc.anthropic.content import Event, MessageContent, text_delta, to_json
 from gateway_svc.anthropic.errors import ID_HEADER, error_object
 from gateway_svc.anthropic.fields import MessageRequest
-from gateway_svc.api_error import TOO_LONG, ApiError
+from gateway_svc.api_error import ApiError
 from gateway_svc.event_stream import named_event
 from gateway_svc.text_templates import TextTemplates
 from quire.parsing.answer_format import AnswerFormat
@@ -80,13 +80,6 @@ class MessageCall(Call):
         stop = stop_fields(self._finish.reason, self._finish.cause, has_calls=self._content.has_calls)
         end = {"type": "message_delta", "delta": stop, "usage": usage_object(usage)}
         return b"".join(map(_event, [*self._content.end(), end, {"type": "message_stop"}]))
-
-    def failure(self, error: quire.QuireError) -> ApiError:
-        """See Call. Anthropic's words, by which its clients know it, begin the refusal of a too large max_tokens."""
-        failed = super().failure(error)
-        if failed.code == TOO_LONG and failed.param == "max_tokens":
-            failed.message = f"input length and `max_tokens` exceed context limit: {failed.message}"
-        return failed
 
     def error_event(self, error: ApiError) -> bytes:
         """The event that ends a message which failed."""

@@ -6,7 +6,7 @@ import quire
 from gateway_svc.answering import answer
 from gateway_svc.anthropic.fields import NAMES, Conversation, MessageRequest
 from gateway_svc.anthropic.message_call import MessageCall
-from gateway_svc.api_error import sdk_refusals
+from gateway_svc.api_error import TOO_LONG, ApiError, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.generation import Generation
 from gateway_svc.request_fields import new_request_id
@@ -43,7 +43,25 @@ class Messages:
             )
         call.read(format)
         generation = Generation([stream], 1, detaches=idempotency_key is not None)
-        return await answer(generation, call, streamed=bool(body.stream))
+        try:
+            return await answer(generation, call, streamed=bool(body.stream))
+        except ApiError as error:
+            if error.code == TOO_LONG and error.param == "max_tokens":
+                error.message = f"{await self._excess(chat, body.max_tokens)}{error.message}"
+            raise
+
+    async def _excess(self, chat: quire.Chat, max_tokens: int) -> str:
+        """Anthropic's words for a context that is exceeded, whose numbers Claude Code reads to ask for fewer tokens.
+
+        They begin the refusal. Empty where not the context is too short, but the memory.
+        """
+        model = await self._model.get()
+        with sdk_refusals(NAMES):
+            num_prompt_tokens = len((await self._client.tokenize(chat)).token_ids)
+        if num_prompt_tokens + max_tokens <= model.max_model_len:
+            return ""
+        numbers = f"{num_prompt_tokens} + {max_tokens} > {model.max_model_len}"
+        return f"input length and `max_tokens` exceed context limit: {numbers}: "
 
     async def count_tokens(self, body: Conversation) -> dict[str, int]:
         """The number of tokens that a request with this input would have. Raises ApiError, QuireError."""

@@ -32,7 +32,7 @@ def error_of(answer: httpx2.Response) -> tuple[int, str, str]:
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 10**7}, "input length and `max_tokens` exceed context limit: max_tokens"),
+        ({"max_tokens": 10**7}, "input length and `max_tokens` exceed context limit: 7 + 10000000 > 2048: max_tokens"),
         ({"messages": [{"role": "user", "content": "hello " * 3000}]}, "prompt is too long"),
         ({"messages": [{"role": "user", "content": "x" * 200_000}]}, "prompt is too long"),
         ({"messages": []}, "messages"),
