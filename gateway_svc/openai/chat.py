@@ -116,8 +116,8 @@ class _Call(CompletionCall):
         return self.to_json(choices, usage, **self._ids_of_prompt(), **await self._prompt_logprobs(completions[0]))
 
     def first_events(self, num_prompt_tokens: int) -> Iterable[bytes]:
-        """An event for each output, which says who speaks."""
-        delta = {"role": "assistant", "content": "", "refusal": None}
+        """An event for each output, which says who speaks; a forced call has no content, as in OpenAI's API."""
+        delta = {"role": "assistant", "content": None if self._body.tool_use.is_forced else "", "refusal": None}
         for output in range(self._body.num_outputs):
             ids = {} if output else self._ids_of_prompt()
             yield self.choice_event(_choice_of(output, delta, None, None), **ids)
