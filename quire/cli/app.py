@@ -11,6 +11,7 @@ import typer
 from quire.cli.command_table import CommandGroup
 from quire.cli.output import EXIT_FAILED, EXIT_INTERRUPTED
 from quire.cli.vllm_options import instead_of
+from quire.variables import check_client_variables
 
 # Its module differs by typer's version.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
@@ -40,11 +41,17 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def quire(
+    context: typer.Context,
     show_version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Serve a language model, and use one that is served."""
+    if context.invoked_subcommand != "serve":  # which knows the variables of services, too
+        try:
+            check_client_variables(os.environ)
+        except ValueError as error:
+            raise _USAGE_ERROR(str(error)) from error
 
 
 def run() -> None:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from quire.access_variables import API_KEY, TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME
 from quire.address import check_listen_address
 from quire.gateway_settings import GatewaySettings
 from quire.machine import num_processors
@@ -34,6 +33,7 @@ from quire.settings import (
     to_toml,
 )
 from quire.typed_names import flag_of
+from quire.variables import KNOWN, meant_variable
 from quire.worker_settings import WorkerSettings
 
 ALIASES = {"max_queue": "max_queue_requests"}  # shorter, earlier names
@@ -52,17 +52,6 @@ RESERVED: dict[type[Settings], dict[str, str]] = {
 # Settings that differ in meaning between the services: they stand in the service's own table only.
 _APART = {"advertise", "group_address", "metrics_listen", "rank"}
 _SCHEDULER_ALONE = {"drain_timeout_s"}
-_KNOWN_VARIABLES = {
-    "QUIRE_CONFIG",
-    "QUIRE_ADDRESS",
-    API_KEY,
-    TLS_ROOT,
-    TLS_SERVER_NAME,
-    TLS_CLIENT_CERT,
-    TLS_CLIENT_KEY,
-    "QUIRE_CACHE_DIR",
-    "QUIRE_NATIVE",
-}
 _MAY_BE_A_FINGERPRINT = re.compile("[0-9a-f]{8,}")  # its first characters
 _HINTS = {
     "http": "write host:port, with a port of at most 65535, such as 127.0.0.1:8000",
@@ -315,13 +304,13 @@ def _check_other_variables() -> None:
     """Raises ValueError for variables that look like misspelt ones of ours; others may belong to other programs."""
     prefixes = [ServeSettings.prefix(), *(kind.prefix() for kind in SERVICES)]
     for variable in sorted(os.environ):
-        if not variable.startswith("QUIRE_") or variable in _KNOWN_VARIABLES or variable.startswith(tuple(prefixes)):
+        if not variable.startswith("QUIRE_") or variable in KNOWN or variable.startswith(tuple(prefixes)):
             continue
-        whole = difflib.get_close_matches(variable, _KNOWN_VARIABLES, n=1, cutoff=0.85)
+        whole = meant_variable(variable)
         first = variable.partition("_")[2].partition("_")[0]
         prefix = difflib.get_close_matches(f"QUIRE_{first}_", prefixes, n=1, cutoff=0.85)
         if whole or prefix:
-            meant = whole[0] if whole else prefix[0] + variable.split("_", 2)[2] if variable.count("_") > 1 else ""
+            meant = whole if whole else prefix[0] + variable.split("_", 2)[2] if variable.count("_") > 1 else ""
             raise ValueError(f"{variable} is not a setting of Quire; did you mean {meant or prefix[0] + '…'}?")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.quire.test_cli import run
 from tests.quire.test_mishaps import QUIRE, shell
+from tests.services import DEMO_MODEL
 
 QUOTES = "; put a text of several words in quotes"
 LINES = {
@@ -31,6 +32,21 @@ LINES = {
 async def test_a_mistyped_command_is_told_what_to_type(command: str, message: str) -> None:
     code, output, errors = await shell(f"{QUIRE} {command}")
     assert (code, output, errors.replace("python -m quire.cli", "quire")) == (2, "", f"quire: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("QUIRE_ADRESS", "QUIRE_ADDRESS"), ("QUIRE_API_KEYS", "QUIRE_API_KEY"), ("QUIRE_TLS_ROOTS", "QUIRE_TLS_ROOT")],
+)
+async def test_a_mistyped_variable_is_told_what_it_may_mean_by_any_command(given: str, meant: str) -> None:
+    message = f"quire: {given} is not a setting of Quire; did you mean {meant}?\n"
+    for command in ("requests", f"serve {DEMO_MODEL} --print-config"):
+        assert await shell(f"{given}=x {QUIRE} {command}") == (2, "", message)
+
+
+async def test_variables_of_other_programs_are_left_alone() -> None:
+    code, output, _ = await shell(f"QUIRE_THEATRE=x QUIRE_WORKER_DTYPE=float32 {QUIRE} workers --help")
+    assert code == 0 and "Usage:" in output
 
 
 @pytest.mark.parametrize("command", ["", "generate", "prefix pin"])
