@@ -38,6 +38,13 @@ def first_lines(model: Model, address: str, access: AccessSettings) -> list[tupl
     return [("warning", NO_TOKENIZER), ("try", f"{command} bench{there} --num-requests 8")]
 
 
+def thread_warnings(num_threads: int | None, num_available: int) -> list[str]:
+    """A warning if a worker was given more threads than there are processors; [] otherwise."""
+    if num_threads is None or num_threads <= num_available:
+        return []
+    return [f"--threads {num_threads} is more than the {num_available} processors here: steps are slower"]
+
+
 def sampling_defaults(model: Model) -> list[str]:
     """The model's values of sampling parameters that a request leaves out; [] if it has none."""
     said = {name: value for name, value in asdict(model.sampling_defaults).items() if value is not None}

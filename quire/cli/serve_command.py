@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 import quire
-from quire.cli.greeting import access_lines, first_lines, sampling_defaults
+from quire.cli.greeting import access_lines, first_lines, sampling_defaults, thread_warnings
 from quire.cli.install import install_hint
 from quire.cli.output import EXIT_FAILED, EXIT_USAGE, fail
 from quire.cli.serve_options import takes_settings
@@ -25,6 +25,7 @@ from quire.cli.supervisor.listen_addresses import AddressError, dial_address
 from quire.cli.supervisor.shared_access import share_access
 from quire.cli.supervisor.stop_signals import set_on_stop_signals
 from quire.cli.supervisor.supervisor import Supervisor
+from quire.machine import num_processors
 from quire.redaction import without_passwords
 from quire.settings import CONFIG_VARIABLE
 from quire.typed_names import as_typed
@@ -133,6 +134,7 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
     late = f"; {num_late} of {num_workers} workers are still starting" if num_late else ""
     each = f"; each of the {num_workers} workers" if num_workers > 1 else ""
     view = supervisor.progress.view
+    slow = thread_warnings(settled.worker.threads, num_processors())
     lines = [
         *((("http", f"{supervisor.url}/v1 (OpenAI's API)"),) if supervisor.url else ()),
         ("model", f"{model.name} ({model.architecture}, {model.dtype}, up to {model.max_model_len} tokens)"),
@@ -141,7 +143,7 @@ async def _greet(supervisor: Supervisor, announcer: Announcer, settled: Settled)
         *((about, as_typed(notice, names) + (each if about == "takes" else "")) for about, notice in view.notices()),
         ("store", supervisor.store_name),
         *access_lines(settled.scheduler),
-        *(("warning", as_typed(warning, names)) for warning in view.warnings()),
+        *(("warning", as_typed(warning, names)) for warning in [*view.warnings(), *slow]),
         *first_lines(model, supervisor.address, settled.scheduler),
     ]
     headline = f"[bold green]Quire is ready[/bold green] at [bold]{escape(supervisor.address)}[/bold]"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.access_settings import AccessSettings
-from quire.cli.greeting import access_lines, first_lines
+from quire.cli.greeting import access_lines, first_lines, thread_warnings
 from quire.results import Model
 from tests.peer_certificates import PeerCertificates
 
@@ -59,3 +59,9 @@ def test_with_keys_and_tls_the_first_command_has_the_variables_that_it_needs_and
     assert tried.startswith("QUIRE_API_KEY=KEY QUIRE_TLS_ROOT='/c d.pem' QUIRE_TLS_SERVER_NAME=llm.example.org quire ")
     [(_, tried)] = first_lines(MODEL, "h:1", OPEN)
     assert "TLS" not in tried  # whose variables are for other servers
+
+
+def test_more_threads_than_processors_are_warned_of() -> None:
+    [warning] = thread_warnings(3, 2)
+    assert warning == "--threads 3 is more than the 2 processors here: steps are slower"
+    assert thread_warnings(2, 2) == [] and thread_warnings(None, 2) == []
