@@ -219,8 +219,7 @@ class PassingRunner:
         return StepResult(epoch=step.epoch, step_id=step.step_id)
 
 
-@pytest.mark.parametrize("has_prompts", [False, True])
-async def test_an_answer_waits_until_the_step_behind_it_computes_unless_it_has_first_tokens(has_prompts: bool) -> None:
+async def test_an_answer_waits_until_the_step_behind_it_computes_and_no_longer() -> None:
     seen: list[str] = []
     runner, thread = PassingRunner(seen), TaskThread("execution")
     executor = StepExecutor(runner, thread, on_device_lost=pytest.fail)
@@ -232,17 +231,14 @@ async def test_an_answer_waits_until_the_step_behind_it_computes_unless_it_has_f
             is_last_answered.set()
 
     for step_id in (1, 2, 3):
-        step = Step(epoch=1, step_id=step_id, snapshot=step_id == 1)
-        if has_prompts and step_id == 2:
-            step.rows, step.num_tokens = [0, 1], [1, 5]
-        await executor.submit(step, answered)
+        await executor.submit(Step(epoch=1, step_id=step_id, snapshot=step_id == 1), answered)
     runner.is_next_queued.set()
     await asyncio.wait_for(is_last_answered.wait(), patient(60))  # with nothing behind it, it does not wait
     assert seen == [
         *("prepares 1", "computes 1"),
         *("prepares 2", "answers 1", "computes 2"),
-        *(("answers 2", "prepares 3") if has_prompts else ("prepares 3", "answers 2")),
-        *("computes 3", "answers 3"),
+        *("prepares 3", "answers 2", "computes 3"),
+        "answers 3",
     ]
     await executor.close()
     await thread.close()

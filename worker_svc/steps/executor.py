@@ -47,9 +47,7 @@ class StepExecutor:
         self._on_answer = on_answer
         self._on_device_lost = on_device_lost
         # An answer wakes the loop, which takes the interpreter's lock from a step that is being prepared. A runner that
-        # announces when it no longer needs the lock has the answer of the step before sent then. One that computed
-        # prompts is sent at once: a reader waits for its first token, and while the next step computes on all
-        # processors the loop now and then waits for a processor, too.
+        # announces when it no longer needs the lock has the answer of the step before sent then.
         holds_answers = isinstance(runner, AnnouncingRunner)
         self._completion = StepCompletion(on_device_lost, holds_answers=holds_answers)
         if isinstance(runner, AnnouncingRunner):
@@ -117,8 +115,6 @@ class StepExecutor:
         if self._completion.wait_for_room():
             self._fence.require_snapshot()
         self._completion.add_answer(self._answer(step, received_ns, may_repeat), deliver)
-        if isinstance(step, Step) and step.num_tokens:  # else each row has one token
-            self._completion.release_held()
 
     def _answer(self, step: Step | StepResult, received_ns: int, may_repeat: bool) -> StepResult | LaunchedStep:
         if isinstance(step, StepResult):
