@@ -23,7 +23,6 @@ from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.prompt_checks import ModelLimits
 from scheduler_svc.requests.params.request_params import settle
 from worker_svc.sampling.edits import pack_edits
-from worker_svc.sampling.gathered_columns import GatheredColumns
 from worker_svc.sampling.sampling_columns import SamplingColumns
 from worker_svc.steps.sampling_check import check_sampling
 from worker_svc.steps.step_upload import DirectUpload
@@ -94,7 +93,7 @@ def test_rows_with_many_allowed_ids_are_edited_in_the_time_of_a_few_looks_at_eac
 
     def edit_rows() -> Tensor:
         edited = logits.clone()
-        edits = pack_edits(upload, GatheredColumns.of(columns, seats), seats + 1)
+        edits = pack_edits(upload, columns, seats, seats + 1)
         assert edits is not None
         apply_edits(edited, edits, penalise, seats_of_no_history)
         return edited

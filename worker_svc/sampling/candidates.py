@@ -15,9 +15,8 @@ from kernels.sampling.logit_edits import LogitEdits, TokenMasks, with_masks
 from kernels.sampling.sampling import TokenLogprobs
 from kernels.sampling.sampling_operations import RankedTokens, SamplingOperations
 from worker_svc.sampling.edits import pack_edits
-from worker_svc.sampling.gathered_columns import ColumnGatherer
 from worker_svc.sampling.logprob_rows import logprob_rows
-from worker_svc.sampling.sampling_columns import SamplingColumns
+from worker_svc.sampling.sampling_columns import Feature, SamplingColumns
 from worker_svc.sampling.to_host import logprobs_to_host, to_host
 from worker_svc.steps.step_check import IntArray
 from worker_svc.steps.step_upload import Upload
@@ -75,8 +74,7 @@ class CandidateRanker:
     """Ranks for any mix of seats at once, with the operations it is given."""
 
     def __init__(self, columns: SamplingColumns, operations: SamplingOperations) -> None:
-        self._vocab_size = columns.vocab_size
-        self._gatherer = ColumnGatherer(columns)
+        self._columns = columns
         self._operations = operations
 
     def pack(
@@ -88,12 +86,13 @@ class CandidateRanker:
         """
         if not len(seats):
             return None
-        columns = self._gatherer.gather(seats)
-        with_top, num_top = columns.with_logprobs, np.minimum(columns.num_logprobs, self._vocab_size)
+        columns = self._columns
+        with_top = np.flatnonzero(columns.features[seats] & Feature.LOGPROBS)
+        num_top = np.minimum(columns.num_logprobs[seats[with_top]], columns.vocab_size)
         return PackedCandidates(
             logit_rows=upload.add(logit_rows.astype(np.int32)),
             counts=counts.tolist(),
-            edits=pack_edits(upload, columns, positions),
+            edits=pack_edits(upload, columns, seats, positions),
             num_top=dict(zip(with_top.tolist(), num_top.tolist(), strict=True)),
             rows_with_top=upload.add(with_top) if len(with_top) else None,
         )

@@ -18,9 +18,8 @@ from kernels.sampling.penalty_reference import PenaltyRows
 from kernels.sampling.sampling import NO_THRESHOLD, TokenLogprobs
 from kernels.sampling.sampling_operations import SamplingOperations
 from worker_svc.sampling.edits import pack_edits
-from worker_svc.sampling.gathered_columns import ColumnGatherer, GatheredColumns
 from worker_svc.sampling.logprob_rows import logprob_rows
-from worker_svc.sampling.sampling_columns import SamplingColumns
+from worker_svc.sampling.sampling_columns import Feature, SamplingColumns
 from worker_svc.sampling.to_host import logprobs_to_host, to_host
 from worker_svc.steps.step_check import IntArray
 from worker_svc.steps.step_upload import Upload
@@ -76,7 +75,6 @@ class Sampler:
 
     def __init__(self, columns: SamplingColumns, operations: SamplingOperations) -> None:
         self._columns = columns
-        self._gatherer = ColumnGatherer(columns)
         self._operations = operations
 
     def pack(self, upload: Upload, seats: IntArray, positions: IntArray, logit_rows: IntArray) -> PackedSampling | None:
@@ -86,20 +84,30 @@ class Sampler:
         """
         if not len(seats):
             return None
-        columns = self._gatherer.gather(seats)
+        columns = self._columns
+        features = columns.features[seats]
         rows = SampleRows(
             logit_rows=upload.add(logit_rows.astype(np.int32)),
-            temperatures=upload.add(columns.temperatures),
-            floors=upload.add(columns.floors),
-            top_k=upload.add(columns.top_k),
-            top_p=upload.add(columns.top_p),
-            keys=upload.add(self._columns.keys(seats, positions)),
-            selecting=upload.add(columns.selecting),
-            all_greedy=columns.all_greedy,
+            temperatures=upload.add(columns.temperatures[seats]),
+            floors=upload.add(columns.floors[seats]),
+            top_k=upload.add(columns.top_k[seats]),
+            top_p=upload.add(columns.top_p[seats]),
+            keys=upload.add(columns.keys(seats, positions)),
+            selecting=upload.add(np.flatnonzero(features & Feature.SELECTS).astype(np.int32)),
+            all_greedy=not (features & Feature.DRAWS).any(),
         )
         return PackedSampling(
-            rows=rows, edits=pack_edits(upload, columns, positions), logprobs=_pack_logprobs(upload, columns)
+            rows=rows,
+            edits=pack_edits(upload, columns, seats, positions),
+            logprobs=self._pack_logprobs(upload, seats, features),
         )
+
+    def _pack_logprobs(self, upload: Upload, seats: IntArray, features: IntArray) -> _WantedLogprobs | None:
+        samples = np.flatnonzero(features & Feature.LOGPROBS)
+        if not len(samples):
+            return None
+        num_top = self._columns.num_logprobs[seats[samples]]
+        return _WantedLogprobs(samples.tolist(), num_top.tolist(), upload.add(samples))
 
     def launch(
         self, logits: Tensor, packed: PackedSampling, token_table: Tensor, masks: TokenMasks | None = None
@@ -131,13 +139,6 @@ class Sampler:
                 rows = _top_p_rows(num_samples, vocab_size, logits.device, all_greedy=all_greedy)
                 self._operations.choose_tokens(logits, rows, None, token_table)
                 self._operations.choose_tokens(logits, rows, edits, token_table)
-
-
-def _pack_logprobs(upload: Upload, columns: GatheredColumns) -> _WantedLogprobs | None:
-    samples = columns.with_logprobs
-    if not len(samples):
-        return None
-    return _WantedLogprobs(samples.tolist(), columns.num_logprobs.tolist(), upload.add(samples))
 
 
 def _penalties_of_one_row(device: torch.device) -> LogitEdits:

@@ -56,7 +56,6 @@ class SamplingColumns:
 
     def __init__(self, num_seats: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.num_placed = 0  # seats, one after the other: what was gathered before the last one may have changed
         self.features: IntArray = np.zeros(num_seats, dtype=np.int64)
         self.temperatures = np.zeros(num_seats, dtype=np.float32)
         self.floors = np.zeros(num_seats, dtype=np.float32)
@@ -75,7 +74,6 @@ class SamplingColumns:
             self.place(state.seat, state.sampling, state.num_prompt_tokens)
 
     def place(self, seat: int, sampling: SequenceSampling, num_prompt_tokens: int) -> None:
-        self.num_placed += 1
         self.features[seat] = self._features(sampling)
         self.temperatures[seat] = sampling.temperature
         self.floors[seat] = _floor(sampling.min_p)
