@@ -29,6 +29,7 @@ from benchmarks.report import RESULTS, percentile, table, write_result
 from benchmarks.scale.travel_section import APART, MIXED, MOVES_HEAD, ROLES, ROLES_HEAD, move_cells, role_cells
 from benchmarks.scale.travel_sites import (
     BLOCK_SIZE,
+    MAX_MODEL_LEN,
     Prompts,
     TokenTimes,
     client_of,
@@ -37,6 +38,7 @@ from benchmarks.scale.travel_sites import (
     site,
     stream_of_prompts,
 )
+from common.waits import end_tasks
 
 NUM_RUNNING = 6
 RUNNING_PROMPT = 32
@@ -118,13 +120,16 @@ async def measure_move(address: str, context: int, prompt: list[int]) -> float:
         await client.drain_worker(here, undo=True)
         await client.drain_worker(there)
         times = TokenTimes()
-        num_tokens = TOKENS_BEFORE_MOVE + TOKENS_AFTER_MOVE
-        task = asyncio.create_task(read(client, prompt[: context - TOKENS_BEFORE_MOVE], num_tokens, times))
+        own = prompt[: context - TOKENS_BEFORE_MOVE]
+        # As long as it can be: a small model would put out a few tokens before the worker drains.
+        task = asyncio.create_task(read(client, own, MAX_MODEL_LEN - len(own), times))
         await times.until(TOKENS_BEFORE_MOVE)
         await client.drain_worker(there, undo=True)
         moved_s = times.moments[-1]
         await client.drain_worker(here)
-        await task
+        assert not task.done(), "the request has ended before it could move"
+        await times.until(times.num_tokens + TOKENS_AFTER_MOVE)
+        await end_tasks(task)
         return 1e3 * max(times.gaps(moved_s, time.monotonic()))
 
 
