@@ -152,14 +152,10 @@ def _add_tokens(app: FastAPI, tokens: Tokens) -> None:
 
 def _add_health(app: FastAPI, client: quire.AsyncClient) -> None:
     @app.get("/health", response_model=None)
+    @app.get("/ping", response_model=None, name="ping")  # as SageMaker's probes ask
+    @app.post("/ping", response_model=None, name="post_ping")
     async def health() -> Response:
         """200 as long as this process answers: a restart would help nothing else."""
-        return Response()
-
-    @app.get("/ping", response_model=None)
-    @app.post("/ping", response_model=None, name="post_ping")
-    async def ping() -> Response:
-        """The same under the name that SageMaker's probes use."""
         return Response()
 
     @app.get("/version")
