@@ -30,6 +30,10 @@ class OptionError(ValueError):
     """Options that this machine, the model or other options do not allow; the message says what to do."""
 
 
+class DeviceError(OptionError):
+    """A setting needs a device or a package that is missing; the message says what to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedOptions:
     """Settings of a worker that are checked here, under the names that `WorkerSettings` gives them."""
@@ -172,16 +176,19 @@ def cpu_runner_refused(device: object) -> str:
 
 
 def device_number(first: int, *, worker_number: int, num_ranks: int, num_devices: int) -> int:
-    """Number of the CUDA device of a worker's rank 0, where worker 0 of the machine begins at device `first`.
+    """Number of the CUDA device of a worker's rank 0, where worker 0 of the machine begins at `first`, which is there.
 
-    Workers of one rank take turns if there are too few devices. Groups do not share devices: then the number of the
-    last rank's device is too high.
+    Workers of one rank take turns if there are too few devices. Groups do not share devices: raises DeviceError if
+    there are none left for one.
     """
-    turn = worker_number % max(1, num_devices - first) if num_ranks == 1 else worker_number
-    return first + turn * num_ranks
+    turn = worker_number % (num_devices - first) if num_ranks == 1 else worker_number
+    number = first + turn * num_ranks
+    if number + num_ranks > num_devices:
+        raise DeviceError(_devices_too_few(num_ranks, number, num_devices, worker_number))
+    return number
 
 
-def devices_too_few(num_ranks: int, first: int, num_devices: int, worker_number: int = 0) -> str:
+def _devices_too_few(num_ranks: int, first: int, num_devices: int, worker_number: int) -> str:
     """Message for a group that takes a CUDA device for each of its ranks, from number `first` on."""
     most = num_devices - first
     if worker_number:
@@ -228,16 +235,9 @@ def pool_too_small(pool: str, remedy: str, held: int, max_model_len: int) -> str
 
 def _check_devices(options: CheckedOptions, num_devices: int | None) -> None:
     """Raises OptionError if there are too few CUDA devices for a group on one machine; without any it is on CPUs."""
-    named, num_ranks, number = (
-        int(options.device.partition(":")[2] or 0),
-        options.tensor_parallel,
-        options.worker_number,
-    )
-    if not num_devices or named >= num_devices:
-        return
-    first = device_number(named, worker_number=number, num_ranks=num_ranks, num_devices=num_devices)
-    if num_devices < first + num_ranks:
-        raise OptionError(devices_too_few(num_ranks, first, num_devices, number))
+    first, num_ranks = int(options.device.partition(":")[2] or 0), options.tensor_parallel
+    if num_devices and first < num_devices:
+        device_number(first, worker_number=options.worker_number, num_ranks=num_ranks, num_devices=num_devices)
 
 
 def _check_no_device_dtypes(options: CheckedOptions) -> None:

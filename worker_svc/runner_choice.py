@@ -10,12 +10,11 @@ import torch
 
 from worker_svc.option_check import (
     DEVICE_DTYPES,
-    OptionError,
+    DeviceError,
     attention_refused,
     cpu_runner_refused,
     device_number,
     device_runner_needed,
-    devices_too_few,
     has_triton,
     int8_refused,
     kernels_missing,
@@ -28,10 +27,6 @@ AttentionName = Literal["auto", "triton", "flashinfer", "flash-attn"]
 
 _KV_DTYPES: dict[KvDtype, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _FP8_CAPABILITY = (8, 9)  # the least compute capability that has e4m3
-
-
-class DeviceError(OptionError):
-    """A setting needs a device or a package that is missing; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +134,6 @@ def _device_of_worker(first: torch.device, requested: RequestedRunner, num_devic
     """Device of the worker's rank 0, where the machine's worker 0 begins at `first`. Raises DeviceError."""
     number, num_ranks = requested.worker_number, requested.num_ranks
     index = device_number(_index(first), worker_number=number, num_ranks=num_ranks, num_devices=num_devices)
-    if index + num_ranks > num_devices:
-        raise DeviceError(devices_too_few(num_ranks, index, num_devices, number))
     return torch.device(f"cuda:{index}")
 
 

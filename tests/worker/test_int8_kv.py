@@ -16,7 +16,7 @@ from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.cpu.start import choose_host
 from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.model.decoder import load_decoder
-from worker_svc.runner_choice import DeviceError
+from worker_svc.option_check import DeviceError
 
 CPU = torch.device("cpu")
 PROMPT_LENGTHS = (1, 5, 15, 16, 17, 33, 48)

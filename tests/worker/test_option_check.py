@@ -113,6 +113,8 @@ def test_what_can_be_passes(changes: dict[str, object], has_driver: bool) -> Non
         ({"device": "cuda:2"}, 5, "cuda:2 to cuda:5, and the last one is cuda:4: give at most --tensor-parallel 3"),
         ({}, 3, "cuda:0 to cuda:3, and the last one is cuda:2"),
         ({"runner": "device"}, 3, "or start the ranks on several machines with --rank and --group-address"),
+        ({"worker_number": 1}, 7, "cuda:4 to cuda:7, and the last one is cuda:6: give --workers 1 or less"),
+        ({"worker_number": 2, "device": "cuda:1"}, 9, "cuda:9 to cuda:12, .* cuda:8: give --workers 2 or less"),
     ],
 )
 def test_a_group_on_one_machine_needs_a_device_for_each_rank(
@@ -124,26 +126,12 @@ def test_a_group_on_one_machine_needs_a_device_for_each_rank(
 
 
 @pytest.mark.parametrize(
-    ("changes", "num_devices", "said"),
-    [
-        ({"worker_number": 1}, 7, "cuda:4 to cuda:7, and the last one is cuda:6: give --workers 1 or less"),
-        ({"worker_number": 2, "device": "cuda:1"}, 9, "cuda:9 to cuda:12, .* cuda:8: give --workers 2 or less"),
-    ],
-)
-def test_groups_of_several_workers_need_devices_of_their_own(
-    changes: dict[str, object], num_devices: int, said: str
-) -> None:
-    options = replace(USUAL, tensor_parallel=4, **changes)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=said):
-        check_options(options, has_driver=True, has_kernels=True, count_devices=lambda: num_devices)
-    check_options(options, has_driver=True, has_kernels=True, count_devices=lambda: num_devices + 4)
-
-
-@pytest.mark.parametrize(
     ("changes", "num_devices"),
     [
         ({"device": "cuda"}, 4),
         ({"device": "cuda:4"}, 8),
+        ({"worker_number": 1}, 11),
+        ({"worker_number": 2, "device": "cuda:1"}, 13),
         ({"device": "cuda:9"}, 4),  # one that torch refuses by its own number
         ({"device": "cuda"}, None),  # AMD's driver does not tell
         ({}, 0),  # a group on CPUs

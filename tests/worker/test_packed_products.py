@@ -9,7 +9,7 @@ from worker_svc.cpu import onednn_linear
 from worker_svc.cpu.onednn_linear import OneDnnLinear
 from worker_svc.cpu.start import choose_packing
 from worker_svc.model.layers import Linear
-from worker_svc.runner_choice import DeviceError
+from worker_svc.option_check import DeviceError
 
 SHAPES = ((64, 40), (1, 7), (211, 64), (50, 300), (768, 520))  # outputs, inputs: whole panels and chunks, and not
 ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 16, 17, 25, 31, 33, 48, 61, 130, 300)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from worker_svc.option_check import DeviceError
 from worker_svc.runner_choice import (
-    DeviceError,
     Machine,
     RequestedRunner,
     RunnerChoice,

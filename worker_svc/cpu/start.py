@@ -12,8 +12,7 @@ from kernels.native.packed_product import ProductMaker
 from worker_svc.cpu import onednn_linear
 from worker_svc.cpu.onednn_linear import OneDnnLinear
 from worker_svc.model.layers import Linear, MakeProduct
-from worker_svc.option_check import int8_needs_kernels
-from worker_svc.runner_choice import DeviceError
+from worker_svc.option_check import DeviceError, int8_needs_kernels
 
 log = structlog.get_logger()
 

@@ -20,8 +20,7 @@ from worker_svc.memory.kv_pool import BlockShape, free_memory_bytes
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
-from worker_svc.option_check import installed_attention
-from worker_svc.runner_choice import DeviceError
+from worker_svc.option_check import DeviceError, installed_attention
 from worker_svc.start.attention_cache import AttentionCache, AttentionTimes
 from worker_svc.start.attention_libraries import LibraryError, load_library
 from worker_svc.start.attention_trial import AttentionTrial, GraphClock, LaunchClock, Trial, TrialSize, results_agree

@@ -27,9 +27,9 @@ from worker_svc.memory.huge_pages import collapse_memory
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
 from worker_svc.model.model_part import ModelPart
-from worker_svc.option_check import FP8_WEIGHTS_NEED_16_BITS, CheckedOptions
+from worker_svc.option_check import FP8_WEIGHTS_NEED_16_BITS, CheckedOptions, DeviceError
 from worker_svc.ranks.rank_starting import StartRank, spawn_rank
-from worker_svc.runner_choice import DeviceError, RunnerChoice, choose_runner, detect_machine
+from worker_svc.runner_choice import RunnerChoice, choose_runner, detect_machine
 from worker_svc.start.block_travel import block_format, travelling_blocks
 from worker_svc.start.group_start import ReductionChoice, StartingGroup, settings_of_rank
 from worker_svc.start.preflight import check_folder

@@ -25,8 +25,7 @@ from worker_svc.gpu.torch_operations import OPERATIONS
 from worker_svc.memory.kv_pool import BlockShape
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.families import read_model_config
-from worker_svc.option_check import installed_attention
-from worker_svc.runner_choice import DeviceError
+from worker_svc.option_check import DeviceError, installed_attention
 from worker_svc.start.attention_cache import FILE_NAME, AttentionCache
 from worker_svc.start.attention_choice import (
     UsableLibraries,
