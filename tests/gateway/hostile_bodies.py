@@ -21,6 +21,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/requests/{request_id}/pause"): {"keep": "auto"},
     ("PUT", "/prefixes/{name}"): {"prompt": "One day " * 20, "tenant": "hostile"},
 }
+# Codes of errors that tell of what the model wrote, which is drawn: no fault of the gateway.
+NO_SUMMARY = ("no_summary", "summary_too_long")
 
 
 def place(path: str) -> str:
@@ -31,7 +33,7 @@ def place(path: str) -> str:
 def check_answer(answer: httpx2.Response) -> None:
     """Fails for a fault of the gateway, and for an error in another shape than its API's."""
     shown = f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text[:300]}"
-    assert answer.status_code < 500, shown
+    assert answer.status_code < 500 or answer.json()["error"]["code"] in NO_SUMMARY, shown
     if answer.status_code >= 400:
         assert answer.headers["content-type"] == "application/json", shown
         body = answer.json()
