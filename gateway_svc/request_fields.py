@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, WithJsonSchema, create_model
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, WithJsonSchema, create_model, model_validator
 from pydantic.functional_validators import AfterValidator
 from pydantic_core import PydanticCustomError
 
@@ -20,6 +20,7 @@ from quire.params import GenerateParams
 
 _ALL_TOKENS = (1 << 31) - 1  # as top_k
 _SEED_MASK = (1 << 64) - 1
+_MOST_WHOLE = 1 << 63
 _MOST_DIGITS = 10  # of a token id
 _MOST_KEY_CHARS = 512  # of a session key
 
@@ -55,6 +56,18 @@ class ApiModel(BaseModel):
     """A JSON object with known fields of exact types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_whole_numbers(cls, given: Any) -> Any:
+        """Take 5.0 as 5: JSON has one kind of numbers, and encoders of some languages write all with a point."""
+        if not isinstance(given, dict):
+            return given
+        return {name: _as_whole(value) if type(value) is float else value for name, value in given.items()}
+
+
+def _as_whole(number: float) -> int | float:
+    return int(number) if abs(number) < _MOST_WHOLE and number.is_integer() else number
 
 
 def by_type(tags: Mapping[str, str], what: str) -> Discriminator:

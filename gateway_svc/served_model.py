@@ -31,6 +31,7 @@ class ServedModel:
         """The model's name. Raises ApiError if a request names another one, QuireError as `get`."""
         model = await self.get()
         if name is not None and name != model.name:
-            message = f"The model '{name:.200}' does not exist; this server has '{model.name}'"
+            fault = f"The model '{name:.200}' does not exist" if name else "The name of the model is empty"
+            message = f"{fault}; this server has '{model.name}'"
             raise ApiError(404, message, param="model", code="model_not_found")
         return model.name

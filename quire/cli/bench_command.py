@@ -122,10 +122,21 @@ async def _measure(address: str, load: Load, params: GenerateParams) -> Summary:
     async with quire.AsyncClient(address, connect_timeout_s=options.CONNECT_TIMEOUT_S, retries=0) as client:
         model = await client.model()
         planned = load.plan(model.vocab_size, model.eos_token_ids)
+        _check_context(planned, model.max_model_len)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
             bar = progress.add_task(f"{load.rate:g} requests/s to {escape(model.name)}", total=len(planned))
             return await run_load(client, planned, params, lambda: progress.advance(bar))
+
+
+def _check_context(planned: list[PlannedRequest], max_model_len: int) -> None:
+    """Ends the command if random prompts and their outputs are longer than the model's context."""
+    longest = max(
+        (len(each.prompt) + each.max_tokens for each in planned if not isinstance(each.prompt, str)), default=0
+    )
+    if longest > max_model_len:
+        why = f"--prompt-len and --output-len come to {longest:,} tokens, and the model's context is {max_model_len:,}"
+        fail(f"{why}: give shorter ones", EXIT_USAGE)
 
 
 async def run_load(

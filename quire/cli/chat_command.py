@@ -100,17 +100,20 @@ class Speaker:
 
 
 def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> None:
-    """Reads messages and prints answers until the input ends."""
-    out.print(f"[bold]{escape(speaker.name)}[/bold] [dim]{HELP}[/dim]")
+    """Reads messages and prints answers until the input ends. Only a person is prompted, no file or pipe."""
+    is_typed = sys.stdin.isatty()
+    if is_typed:
+        out.print(f"[bold]{escape(speaker.name)}[/bold] [dim]{HELP}[/dim]")
     history = list(first)
     while True:
         try:
-            said = input(PROMPT if out.is_terminal else "> ").strip()
+            said = input(_prompt() if is_typed else "").strip()
         except EOFError:
-            out.print()
+            if is_typed:
+                out.print()
             return
         except KeyboardInterrupt:
-            if not sys.stdin.isatty():
+            if not is_typed:
                 raise
             out.print(f"\n[dim]{HELP}[/dim]")
             continue
@@ -121,6 +124,10 @@ def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> None:
         elif said:
             history.append(quire.ChatMessage("user", said))
             history = _turn(speaker, history)
+
+
+def _prompt() -> str:
+    return PROMPT if out.is_terminal else "> "
 
 
 def _turn(speaker: Speaker, history: list[quire.ChatMessage]) -> list[quire.ChatMessage]:

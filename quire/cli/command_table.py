@@ -5,9 +5,9 @@ from importlib import import_module
 from typing import Any, cast
 
 import typer
-from typer.core import TyperGroup
 
 from quire.cli.flags import Command
+from quire.cli.plain_help import PlainGroup
 
 # In the order of --help, with the module that has the function or group of commands.
 _MODULES = {
@@ -48,7 +48,7 @@ class CommandTable(Mapping[str, Any]):
         return len(_MODULES)
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(PlainGroup):
     """The group of all commands."""
 
     def __init__(self, **attributes: Any) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 from typer.core import TyperCommand
 
 import quire
+from quire.cli.plain_help import PlainCommand
 
 _flags: ContextVar[dict[str, str]] = ContextVar("flags")
 _KEYWORD = re.compile(r"(?<![-\w])[a-z]+(?:_[a-z]+)+(?!\w)")  # of several words: nothing else in a text looks like one
 _FIELD = re.compile(r"(\w*)(.*)", re.DOTALL)
 
 
-class Command(TyperCommand):
+class Command(PlainCommand):
     """A command whose errors name its flags instead of keywords."""
 
     def invoke(self, ctx: Any) -> Any:

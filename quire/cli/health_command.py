@@ -14,7 +14,7 @@ from quire.params import DEFAULT_ADDRESS
 def health(
     context: typer.Context,
     where: Annotated[
-        str | None, typer.Argument(metavar="[ADDRESS]", help="Server to ask; the same as --address.")
+        str | None, typer.Argument(metavar="ADDRESS", help="Server to ask; the same as --address.")
     ] = None,
     address: options.Address = DEFAULT_ADDRESS,
     service: Annotated[

@@ -9,9 +9,12 @@ import quire
 from quire.cli import options
 from quire.cli.flags import Command
 from quire.cli.output import errors_explained, out, print_listing
+from quire.cli.plain_help import PlainGroup
 from quire.params import DEFAULT_ADDRESS
 
-prefix = typer.Typer(no_args_is_help=True, help="Pin prefixes that many requests begin with.", add_completion=False)
+prefix = typer.Typer(
+    cls=PlainGroup, no_args_is_help=True, help="Pin prefixes that many requests begin with.", add_completion=False
+)
 
 Name = Annotated[str, typer.Argument(help="Name of the pin: letters, digits and . _ : -")]
 

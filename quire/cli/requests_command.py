@@ -53,7 +53,7 @@ def requests(
 
 
 def cancel(
-    request_ids: Annotated[list[str], typer.Argument(help="Ids of the requests.", metavar="ID...")],
+    request_ids: Annotated[list[str], typer.Argument(help="Ids of the requests.", metavar="ID")],
     address: options.Address = DEFAULT_ADDRESS,
 ) -> None:
     """Cancel requests. One that has ended stays as it is; the exit code is 1 if any is unknown."""

@@ -21,7 +21,7 @@ from quire.typed_names import flag_of
 from quire.worker_settings import WorkerSettings
 
 _SHORT = {"verbose": "-v"}
-_METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "FOLDER"}
+_METAVARS = {int: "int", float: "float", str: "str", Path: "path"}  # as typer shows types
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -69,6 +69,7 @@ def _option(name: str, field: FieldInfo, panel: str | None) -> Any:
 
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").strip()
+    text = text[:1].upper() + text[1:]
     default = field.default
     if default is None or default is PydanticUndefined:
         return f"{text}."
@@ -84,6 +85,4 @@ def _plain_type(annotation: Any) -> Any:
 
 
 def _metavar(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "|".join(get_args(kind))
-    return _METAVARS.get(kind, "TEXT")
+    return f"<{'|'.join(get_args(kind)) if get_origin(kind) is Literal else _METAVARS.get(kind, 'str')}>"

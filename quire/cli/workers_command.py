@@ -8,10 +8,11 @@ import quire
 from quire.cli import options
 from quire.cli.flags import Command
 from quire.cli.output import errors_explained, out, print_listing
+from quire.cli.plain_help import PlainGroup
 from quire.params import DEFAULT_ADDRESS
 from quire.stats import WorkerStats
 
-workers = typer.Typer(help="List the workers, and take them out of service.", add_completion=False)
+workers = typer.Typer(cls=PlainGroup, help="List the workers, and take them out of service.", add_completion=False)
 
 
 @workers.callback(invoke_without_command=True)

@@ -134,6 +134,12 @@ def test_another_model_is_not_found(api: openai.OpenAI) -> None:
         api.completions.create(model="gpt-9", prompt="x")
     with pytest.raises(openai.NotFoundError):
         api.models.retrieve("gpt-9")
+    with pytest.raises(openai.NotFoundError, match="name of the model is empty; this server has 'demo'"):
+        api.completions.create(model="", prompt="x")
+
+
+def test_models_are_listed_with_a_slash_at_the_end_too(http: httpx2.Client) -> None:
+    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
 
 
 def test_unknown_paths_and_methods_are_said_so(http: httpx2.Client) -> None:

@@ -41,6 +41,17 @@ def test_numbers_are_passed_on_under_their_names(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", GENERATIONS)
+def test_a_whole_number_may_be_written_with_a_point(kind: Kind) -> None:
+    whole = {"top_k": 4, "min_tokens": 0, "priority": -2, "seed": 7}
+    with_points: dict[str, Any] = {name: float(value) for name, value in whole.items()}
+    given = [kind.model_validate(BODIES[kind] | numbers).keywords("id") for numbers in (whole, with_points)]
+    assert given[0] == given[1]
+    for wrong in (4.5, 1e300, -1e300):
+        with pytest.raises(ValidationError):
+            kind.model_validate(BODIES[kind] | {"top_k": wrong})
+
+
+@pytest.mark.parametrize("kind", GENERATIONS)
 def test_a_number_is_no_text(kind: Kind) -> None:
     for wrong in ("1", True, [1]):
         with pytest.raises(ValidationError):

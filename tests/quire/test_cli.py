@@ -193,6 +193,7 @@ async def test_chat_remembers_the_conversation_until_it_is_reset(server: Scripte
     turns = [[each.content for each in run.request.chat.messages] for run in server.runs.values()]
     answer = " 0 1 2 3 4 5 6 7"
     assert turns == [["First"], ["First", answer, "Second"], ["Third"]]
+    assert result.stdout == f"{answer}\n" * 3, "a pipe is not prompted"
 
 
 async def test_chat_goes_on_after_a_refusal(server: ScriptedServer) -> None:
@@ -309,6 +310,14 @@ async def test_bench_measures_requests_with_several_samples(server: ScriptedServ
     requests = [run.request for run in server.runs.values()]
     assert all(each.beam.beam_width == 4 and each.sampling.n == 2 for each in requests)
     assert not any(each.sampling.HasField("temperature") for each in requests)  # nothing is drawn
+
+
+@pytest.mark.parametrize("flags", [("--prompt-len", "99999"), ("--output-len", "8-99999"), ("--prompt-len", "2040")])
+async def test_bench_sends_nothing_that_is_longer_than_the_context(server: ScriptedServer, flags: list[str]) -> None:
+    result = await run("bench", "-a", server.address, *flags)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "--prompt-len and --output-len come to" in result.stderr and "context is 2,048" in result.stderr
+    assert not server.runs
 
 
 async def test_bench_counts_failures_and_fails_if_nothing_worked(server: ScriptedServer) -> None:

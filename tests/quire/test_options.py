@@ -41,6 +41,21 @@ def leaves(command: Any, path: tuple[str, ...] = (), groups: tuple[Any, ...] = (
         yield from leaves(each, (*path, name), (*groups, command))
 
 
+def test_help_shows_names_whole_in_a_narrow_terminal() -> None:
+    for path, _, command in LEAVES:
+        shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "50", "TERMINAL_WIDTH": "50"}).stdout
+        for each in (each for each in command.params if each.param_type_name == "option"):
+            for name in (*each.opts, *each.secondary_opts):
+                assert f" {name}" in shown, (path, name)
+        assert "…" not in shown
+
+
+def test_help_tells_all_of_what_a_command_does() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert f"{name} {' '.join(command.help.split(chr(10) * 2)[0].split())}" in shown
+
+
 LEAVES = list(leaves(typer.main.get_command(app)))
 NAMES = [" ".join(each.path) for each in LEAVES]
 

@@ -117,8 +117,8 @@ def test_a_file_that_would_not_be_read_is_one_line(tmp_path: Path, content: str,
 
 
 def test_help_names_the_tables_of_the_file() -> None:
-    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
-    assert "tables serve, scheduler, worker and gateway" in result.stdout
+    shown = CliRunner().invoke(app, ["serve", "--help"]).stdout
+    assert "tables serve, scheduler, worker and gateway" in " ".join(shown.split())
 
 
 def test_services_are_told_what_was_given_and_nothing_else() -> None:
@@ -138,7 +138,7 @@ def test_the_scheduler_is_told_the_policies_and_the_worker_its_swap_pool() -> No
 @pytest.mark.parametrize("kind", SERVICES)
 def test_every_setting_of_a_service_is_an_option_of_serve_or_is_settled_by_it(kind: type[Settings]) -> None:
     """Each setting is a flag, a variable, and in both tables; the printed settings show its value."""
-    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "300"}).stdout
+    shown = CliRunner().invoke(app, ["serve", "--help"]).stdout
     parsed = CliRunner().invoke(app, ["serve", "m", "--print-config"]).stdout
     for name in passed_fields(kind):
         assert f"--{name.replace('_', '-')}" in shown
