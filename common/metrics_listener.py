@@ -6,12 +6,17 @@ nothing is asked of the caller: it is for a network that may see the figures.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from common.metric_families import CONTENT_TYPE
 from quire.listening import ListenError
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
 
 _READ_TIMEOUT_S = 5.0  # for the event loop to be free
 
@@ -31,7 +36,20 @@ def listen_for_scrapes(listen: str, read: Callable[[], Iterable[Metric]]) -> str
     except (OSError, OverflowError) as error:
         message = f"cannot listen on {listen} for metrics: {error}; choose another with --metrics-listen host:port"
         raise ListenError(message) from error
+    server.set_app(_in_text_format(server.get_app()))
     return f"{host}:{server.server_port}"
+
+
+def _in_text_format(app: Any) -> "WSGIApplication":
+    """The application of prometheus_client without its choices: all families in `CONTENT_TYPE`.
+
+    Its OpenMetrics, which Prometheus 2 asks for, puts `_` for the colons of vLLM's names.
+    """
+
+    def answer(environ: Any, start_response: Any) -> Any:
+        return app({**environ, "HTTP_ACCEPT": CONTENT_TYPE, "QUERY_STRING": ""}, start_response)
+
+    return answer
 
 
 class _LoopCollector(Collector):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from common.metric_families import gauges, text_of
+from common.metric_families import CONTENT_TYPE, gauges, text_of
 from common.metrics_listener import listen_for_scrapes
 from quire.listening import ListenError
 from scheduler_svc.api.metrics import SchedulerMetrics
@@ -36,12 +36,30 @@ def test_a_standby_says_so_and_has_no_figures_of_the_deployment() -> None:
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    yield listen_for_scrapes("127.0.0.1:0", lambda: [gauges("quire_x", "About.", [({}, 1)])])
+    yield listen_for_scrapes("127.0.0.1:0", lambda: [gauges("vllm:x", "About.", [({}, 1)])])
 
 
-async def test_a_listener_answers_from_the_loop(address: str) -> None:
-    answer = await asyncio.to_thread(httpx2.get, f"http://{address}/metrics")
-    assert "quire_x 1.0" in answer.text
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        # Prometheus 2: its client for Python writes OpenMetrics without colons in names.
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+        "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+        # Prometheus 3
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+        "text/plain;version=1.0.0;escaping=underscores;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    ],
+)
+async def test_a_listener_answers_from_the_loop_with_names_as_they_are(address: str, accept: str) -> None:
+    answer = await asyncio.to_thread(httpx2.get, f"http://{address}/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"] == CONTENT_TYPE
+    assert "\n# TYPE vllm:x gauge\nvllm:x 1.0\n" in answer.text
+
+
+async def test_a_listener_ignores_a_query(address: str) -> None:
+    answer = await asyncio.to_thread(httpx2.get, f"http://{address}/metrics?name[]=up")
+    assert "vllm:x 1.0" in answer.text
 
 
 async def test_a_port_in_use_is_refused_by_the_flag_that_chooses_it(address: str) -> None:
