@@ -1,5 +1,6 @@
 """`/v1/responses` by OpenAI's own client: the objects, their fields, and conversations of several responses."""
 
+import json
 import math
 import uuid
 from typing import Any, Literal
@@ -267,7 +268,7 @@ def test_an_input_too_large_to_keep_is_answered_unless_it_is_stored(http: httpx2
         ({"max_output_tokens": 10**7}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
-        ({"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"input": None}, "input"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
@@ -299,6 +300,15 @@ def test_a_type_that_is_not_supported_is_named(
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", param)
     assert "this server" in error["message"] and named in error["message"]
+
+
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_the_last_event_has_the_usage_whether_asked_for_it_or_not(http: httpx2.Client, asked: bool | None) -> None:
+    options = {"stream_options": {"include_usage": asked}}  # as AIPerf asks for it on each of its routes
+    answer = http.post("/v1/responses", json=dict(GREEDY, stream=True, max_output_tokens=3, **options))
+    assert answer.status_code == 200, answer.text
+    lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert json.loads(lines[-1].removeprefix("data: "))["response"]["usage"]["output_tokens"] == 3
 
 
 def test_a_refusal_is_what_the_assistant_said(http: httpx2.Client, sdk: quire.Client) -> None:

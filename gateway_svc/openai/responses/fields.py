@@ -72,7 +72,7 @@ class TextOptions(ApiModel):
 class ResponseStreamOptions(StreamOptions):
     """Options of a streamed response, whose last event has the usage in any case."""
 
-    include_usage: Unsupported
+    include_usage: bool | None = Field(None, description="Accepted, and without effect.")
     continuous_usage_stats: Unsupported
 
 
