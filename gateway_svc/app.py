@@ -55,6 +55,7 @@ def for_web_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_methods=METHODS,
         allow_headers=["*"],
         expose_headers=_SCRIPT_HEADERS,
+        allow_private_network=True,  # else a page of the internet may not call this machine, though its origin is named
     )
 
 

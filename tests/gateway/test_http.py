@@ -42,11 +42,12 @@ def test_head_of_what_is_not_there_is_refused(http: httpx2.Client) -> None:
     assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "POST", b"")
 
 
-def preflight(client: httpx2.Client, origin: str) -> httpx2.Response:
+def preflight(client: httpx2.Client, origin: str, **more: str) -> httpx2.Response:
     headers = {
         "origin": origin,
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization,content-type,x-stainless-lang",
+        **more,
     }
     return client.request("OPTIONS", "/v1/chat/completions", headers=headers)
 
@@ -62,6 +63,13 @@ def test_a_script_of_an_allowed_page_may_call(open_to_page: httpx2.Client) -> No
         answer = open_to_page.get(path, headers={"origin": PAGE})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, PAGE)
         assert "retry-after" in answer.headers["access-control-expose-headers"]
+
+
+def test_an_allowed_page_of_the_internet_may_call_a_server_of_a_private_network(open_to_page: httpx2.Client) -> None:
+    private = {"access-control-request-private-network": "true"}  # as Chrome asks before it calls 127.0.0.1
+    asked = preflight(open_to_page, PAGE, **private)
+    assert (asked.status_code, asked.headers["access-control-allow-private-network"]) == (200, "true")
+    assert preflight(open_to_page, "https://evil.example", **private).status_code == 400
 
 
 def test_a_script_of_another_page_may_not(open_to_page: httpx2.Client, http: httpx2.Client) -> None:
