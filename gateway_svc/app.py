@@ -16,6 +16,7 @@ from gateway_svc.anthropic import models as anthropic_models
 from gateway_svc.anthropic.fields import Conversation, MessageRequest
 from gateway_svc.anthropic.messages import Messages
 from gateway_svc.body_limit import BodyLimit
+from gateway_svc.cache_control import NeverCached
 from gateway_svc.departure import answer_unless_departed
 from gateway_svc.error_answer import error_answer
 from gateway_svc.error_handlers import METHODS, add_error_handlers
@@ -75,6 +76,7 @@ def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: Accepted
         app.add_middleware(KeyCheck, keys=keys, respond=error_answer)
     app.add_middleware(MeasuredCalls, figures=figures)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(NeverCached)
     add_error_handlers(app)
     vocabulary = Vocabulary(client)
     model = ServedModel(client, vocabulary)

@@ -42,6 +42,26 @@ def test_head_of_what_is_not_there_is_refused(http: httpx2.Client) -> None:
     assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "POST", b"")
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    "path", ["/ready", "/metrics", "/v1/models", "/v1/models/none", "/requests", "/v1/responses/none", "/prefixes"]
+)
+def test_no_cache_may_keep_what_was_read(http: httpx2.Client, method: str, path: str) -> None:
+    assert http.request(method, path).headers["cache-control"] == "no-store"
+
+
+def test_no_cache_may_keep_a_response_that_grows_and_belongs_to_a_caller(http: httpx2.Client) -> None:
+    begun = http.post("/v1/responses", json={"model": MODEL, "input": "x", "background": True, "max_output_tokens": 1})
+    path = f"/v1/responses/{begun.json()['id']}"
+    for each in (path, f"{path}/input_items", f"{path}?stream=true"):
+        assert http.get(each).headers["cache-control"] in ("no-store", "no-cache"), each
+
+
+def test_no_cache_may_keep_what_was_refused_for_want_of_a_key(open_to_page: httpx2.Client) -> None:
+    refused = httpx2.get(f"{open_to_page.base_url}/v1/models")
+    assert (refused.status_code, refused.headers["cache-control"]) == (401, "no-store")
+
+
 def preflight(client: httpx2.Client, origin: str, **more: str) -> httpx2.Response:
     headers = {
         "origin": origin,
