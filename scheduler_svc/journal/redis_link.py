@@ -5,15 +5,20 @@ exceptions into the store's. Repeats a command only if the caller says that this
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    MasterDownError,
     MovedError,
     NoPermissionError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -27,11 +32,25 @@ _OPTIONS = {"protocol": 3, "socket_timeout": None, "socket_connect_timeout": Non
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
+class _Address:
+    """Address of a server, as the links to it know it together: `left_s` is when it was last found to be a replica's.
+
+    Behind one address (of a balancer, a name, a service of Kubernetes) another server may lead by now, while open
+    connections stay at the one that led before. Only who writes is told; who reads there would go on for ever.
+    """
+
+    def __init__(self) -> None:
+        self.left_s = -math.inf
+
+
+_addresses: WeakValueDictionary[str, _Address] = WeakValueDictionary()  # of the links of this process, by URL
+
+
 class RedisLink:
     """Commands of concurrent callers follow one another; each gets its own reply.
 
     After any failure but a reply that says no, the connection is dropped: a late reply can never be taken for the
-    next command's.
+    next command's. So are those of all links to this URL once one of them finds a replica there.
     """
 
     def __init__(self, url: str, *, timeout_s: float, repeatable: bool) -> None:
@@ -43,6 +62,8 @@ class RedisLink:
             repeatable: a command whose connection turns out to be lost is sent once more on a new one.
         """
         self._connection = _connection_to(url)
+        self._address = _addresses.setdefault(url, _Address())
+        self._connected_s = -math.inf
         self._timeout_s = timeout_s
         self._attempts = 2 if repeatable else 1
         self._lock = asyncio.Lock()
@@ -100,6 +121,10 @@ class RedisLink:
 
     async def _exchange(self, commands: Sequence[Packed]) -> list[Any]:
         connection = self._connection
+        if connection.is_connected and self._connected_s <= self._address.left_s:
+            await connection.disconnect(nowait=True)
+        if not connection.is_connected:
+            self._connected_s = time.monotonic()
         await connection.send_packed_command(commands, check_health=False)  # connects first if it must
         replies: list[Any] = []
         for _ in commands:
@@ -107,6 +132,8 @@ class RedisLink:
                 replies.append(await connection.read_response())
             except ResponseError as error:
                 replies.append(error)
+        if any(map(_is_of_replica, replies)):
+            self._address.left_s = time.monotonic()
         return replies
 
     @property
@@ -149,6 +176,13 @@ def replies_or_refusal(replies: list[Any]) -> list[Any] | StoreUnavailableError:
         return refusing(replies)
     except StoreUnavailableError as error:
         return error
+
+
+def _is_of_replica(reply: Any) -> bool:
+    """True if this is what a replica answers, or a server that becomes one or ceases to be one."""
+    return isinstance(reply, ReadOnlyError | MasterDownError) or (
+        isinstance(reply, ResponseError) and "UNBLOCKED" in str(reply)
+    )
 
 
 def _is_refusal(error: BaseException | None) -> bool:
