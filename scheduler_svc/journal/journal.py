@@ -65,7 +65,7 @@ class Journal:
             store: where entries go.
             leader_id: names this process in the journal.
             max_entry_bytes: about so much goes into one entry; more records begin another one.
-            trim_every: entries between two trims.
+            trim_every: entries between two trims; large ones are trimmed sooner.
             restate_entries: entries written behind a request or pin, after which it is restated,
             restate_bytes: or bytes of news behind it.
             probe_every_s: time between two probes of the store while nothing is written.
@@ -386,7 +386,7 @@ class Journal:
         entry_id = await self._write(entry)
         self._in_flight = None
         self._acknowledge(entry, entry_id)
-        self._trimmer.trim_if_due(self._writer.num_entries, self._needed.oldest or entry_id)
+        self._trimmer.trim_if_due(self._writer.num_entries, self._needed.oldest or entry_id, entry.num_bytes)
 
     async def _write(self, entry: PendingEntry) -> EntryId:
         payload = entry.encode()

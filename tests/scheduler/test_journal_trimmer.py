@@ -44,6 +44,16 @@ async def test_a_trim_is_due_after_every_so_many_entries_and_goes_up_to_the_olde
     assert trimmer.trimmed_to == EntryId(1, 6)
 
 
+async def test_a_trim_is_due_after_fewer_entries_that_are_large() -> None:
+    store = SlowlyTrimmedStore()
+    trimmer = Trimmer(store, 100, every_bytes=1000)
+    for number, entry_bytes in enumerate([400, 400, 400, 1, 999, 0, 0], 1):
+        trimmer.trim_if_due(number, EntryId(1, number), entry_bytes)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert store.trims == [EntryId(1, 3), EntryId(1, 5)]
+
+
 async def test_one_trim_is_under_way_at_a_time() -> None:
     store = SlowlyTrimmedStore()
     trimmer = Trimmer(store, 3)
