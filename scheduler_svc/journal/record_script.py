@@ -15,6 +15,8 @@ RECORDS_AT_ONCE = 16  # the store does no other command while a script runs
 # KEYS: record_bytes, record_bytes_of, record_ends, records_dropped. ARGV: the prefixes of records_of and of records;
 # now and the time to live, in microseconds; the bytes that all and that one tenant may have; then of each record its
 # request_id, tenant, end in Unix microseconds, and payload. Returns how many records were dropped for want of room.
+# Records take no more than what leaves a quarter of the server's memory free, where that is limited, whatever else it
+# keeps: full, it would take no entry of the journal, and nothing would go on before records expire.
 # A record lives from when it is written, by the server's clock: those of schedulers may be hours apart, and then its
 # account only ends earlier or later than it.
 # The first line has the server refuse the whole script, not a part of it, when it is out of memory.
@@ -68,6 +70,11 @@ end
 local function number_of(tenant)
   return redis.call('ZCARD', ledger .. tenant)
 end
+
+local memory = redis.call('INFO', 'memory')
+local room = tonumber(string.match(memory, '\\nmaxmemory:(%d+)') or 0)
+local excess = tonumber(string.match(memory, '\\nused_memory:(%d+)') or 0) - room * 0.75
+if room > 0 and excess > 0 then most = math.min(most, tonumber(redis.call('GET', bytes) or 0) - excess) end
 
 redis.call('ZREMRANGEBYSCORE', dropped_of, '-inf', string.format('%.0f', expired))
 for i = 7, #ARGV, 4 do

@@ -151,7 +151,8 @@ class Records:
         now_s = time.monotonic()
         if self._num_dropped_unsaid and now_s >= self._said_s + _SAY_EVERY_S:
             log.warning(
-                "records dropped before their time: the store keeps no more; see max_record_mb and max_record_share",
+                "records dropped before their time: the store keeps no more; see max_record_mb, max_record_share, and "
+                "its maxmemory",
                 num_dropped=self._num_dropped_unsaid,
             )
             self._num_dropped_unsaid, self._said_s = 0, now_s

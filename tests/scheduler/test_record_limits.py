@@ -246,3 +246,31 @@ def test_the_accounts_in_memory_stay_small_whatever_comes() -> None:
 def test_there_are_limits_by_default() -> None:
     settings = SchedulerSettings()
     assert (settings.max_record_mb, settings.max_record_share) == (1024, 0.75)
+
+
+async def test_records_leave_room_for_the_journal_in_a_store_of_little_memory() -> None:
+    payload = bytes(256 << 10)
+    records = [record(f"r{i}", ended_s=i, payload=payload) for i in range(80)]
+    with ValkeyProcess(max_memory_bytes=16 << 20) as valkey:
+        async with redis_store(valkey.url) as store:
+            await store.append(EntryId(1, 0), b"", create=True)
+            num_dropped = 0
+            for each in records:
+                num_dropped += await store.put_records([each], RecordLimits())
+            known = await kept(store, records)
+            assert known == [f"r{i}" for i in range(num_dropped, len(records))]
+            assert len(payload) * len(known) > 6 << 20
+            await store.append(EntryId(1, 1), bytes(2 << 20))
+            valkey.command("CONFIG", "SET", "maxmemory", "0")
+            assert await store.put_records(records, RecordLimits()) == 0
+            assert await kept(store, records) == [each.request_id for each in records]
+
+
+async def test_a_store_that_others_fill_keeps_the_latest_record_as_long_as_it_takes_any() -> None:
+    with ValkeyProcess(max_memory_bytes=16 << 20) as valkey:
+        async with redis_store(valkey.url) as store:
+            for i in range(12):
+                assert valkey.command("SET", f"of another {i}", bytes(1 << 20)) == b"+OK\r\n"
+            records = [record(f"r{i}", ended_s=i) for i in range(9)]
+            assert await store.put_records(records, RecordLimits()) == 8
+            assert await kept(store, records) == ["r8"]
