@@ -168,10 +168,10 @@ class HotJournal:
         """
         return newest is not None and newest < self.last and newest.epoch not in self._epochs
 
-    async def _was_led_unread(self, epoch: int) -> bool:
+    async def _was_led_unread(self, epoch: int | None = None) -> bool:
         """True if a leader unknown here was ready before `epoch`, which is ours: only it knows what it accepted.
 
-        Its clock was behind, so its entries do not come behind our last one.
+        If its clock was behind, its entries do not come behind our last one.
         """
         last = JOURNAL_START
         while page := await self._tail.read_after(last, _PAGE):
@@ -184,7 +184,13 @@ class HotJournal:
         return False
 
     async def _is_led_without_ours(self) -> bool:
-        """True if a leader is ready in a journal without our entries: they were trimmed, or their requests ended."""
+        """True if a leader is ready in a journal without our entries: they were trimmed, or their requests ended.
+
+        Where the journal has only lost its end, that leader is one behind the loss, and unknown here.
+        """
+        first = await self._tail.first()
+        if first is not None and first.entry_id <= self.last and first.entry_id.epoch in self._epochs:
+            return await self._was_led_unread()
         return any(is_news(decode(each)) for each in await self._tail.read_after(JOURNAL_START, _PAGE))
 
     async def _track_forgotten(self) -> None:

@@ -337,6 +337,28 @@ async def test_a_journal_that_has_lost_its_end_is_not_led_by_another(valkey: Val
     await hot.close()
 
 
+async def test_what_was_read_is_kept_where_an_attempt_to_lead_failed_behind_the_lost_end(
+    valkey: ValkeyProcess, store: RedisStore
+) -> None:
+    """Such as our own, after which this standby stands by again: nobody has accepted anything behind it."""
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await leader.admit(admission(2))
+        await until(lambda: 2 in hot.replay.requests)
+    await lose(valkey, store, 3)  # the first admission is there
+    async with redis_store(valkey.url) as next_store:
+        await Journal(next_store, leader_id="failed").open(after_epoch=hot.last.epoch)
+        async with following(hot):
+            num_reads = valkey.num_calls("XREAD")
+            await until(lambda: valkey.num_calls("XREAD") > num_reads + 2)
+        assert set(hot.replay.requests) == {1, 2}
+        replay, _, is_whole, _ = await hot.begun(await Journal(next_store, leader_id="standby").open())
+        assert not is_whole
+        assert set(replay.requests) == {1, 2}
+    await hot.close()
+
+
 async def test_a_loss_is_noticed_though_someone_else_met_the_broken_connection_first(
     valkey: ValkeyProcess, store: RedisStore
 ) -> None:
