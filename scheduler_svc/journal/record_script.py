@@ -71,7 +71,8 @@ local function number_of(tenant)
   return redis.call('ZCARD', ledger .. tenant)
 end
 
-local memory = redis.call('INFO', 'memory')
+local memory = redis.pcall('INFO', 'memory')
+if type(memory) ~= 'string' then memory = '' end  -- it is not told here
 local room = tonumber(string.match(memory, '\\nmaxmemory:(%d+)') or 0)
 local excess = tonumber(string.match(memory, '\\nused_memory:(%d+)') or 0) - room * 0.75
 if room > 0 and excess > 0 then most = math.min(most, tonumber(redis.call('GET', bytes) or 0) - excess) end
