@@ -1,4 +1,6 @@
-"""Selects gRPC's poller for our services. Import it before anything of gRPC, and only in a service's `__main__`.
+"""Selects gRPC's poller, and what it writes by itself, for our services.
+
+Import it before anything of gRPC, and only in a service's `__main__`.
 
 gRPC reads the choice once, when it is loaded; a value that the environment already has is kept. The SDK does not import
 this, because a user's process may use gRPC otherwise.
@@ -15,3 +17,6 @@ _OLD_POLLER = "-event_engine_client,-event_engine_listener,-event_engine_poller_
 
 if version("grpcio").startswith(_MEASURED_RELEASES):
     os.environ.setdefault("GRPC_EXPERIMENTS", _OLD_POLLER)
+
+# It writes of peers that went away, in lines that are no JSON, among ours, which say as much.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
