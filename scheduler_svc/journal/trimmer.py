@@ -6,10 +6,9 @@ import structlog
 
 from scheduler_svc.journal.store import JOURNAL_START, EntryId, Store, StoreUnavailableError
 
-log = structlog.get_logger()
-
-
 EVERY_BYTES = 4 << 20  # entries with log-probabilities of prompts have up to a megabyte each
+
+log = structlog.get_logger()
 
 
 class Trimmer:
