@@ -138,8 +138,6 @@ def _add_models(app: FastAPI, model: ServedModel) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def get_model(name: str, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
-        if not name:  # clients join addresses with and without a slash
-            return await list_models(anthropic_version)
         await model.check(name)
         form = openai_models.model_object if anthropic_version is None else anthropic_models.model_object
         return form(await model.get())

@@ -6,8 +6,10 @@ exceptions into the store's. Repeats a command only if the caller says that this
 
 import asyncio
 import math
+import ssl
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,6 +31,7 @@ Packed = bytes
 _BYTES_PER_S = 8 << 20  # that even a slow way takes
 # The library's own time limits start a task per command; ours, in call_many, does not.
 _OPTIONS = {"protocol": 3, "socket_timeout": None, "socket_connect_timeout": None}
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # that a URL may name
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
@@ -115,6 +118,8 @@ class RedisLink:
                 # The library may wrap what the server said while connecting.
                 if _is_refusal(error) or _is_refusal(error.__cause__):
                     raise StoreConfigurationError(_reason(error)) from error
+                if isinstance(error.__context__, ssl.SSLCertVerificationError):
+                    raise StoreConfigurationError(_distrust(error.__context__)) from error
                 if attempt + 1 == self._attempts:
                     raise StoreUnavailableError(str(error)) from error
         raise AssertionError("there is one attempt at least")
@@ -157,6 +162,9 @@ def pack(*words: bytes | str | int) -> Packed:
 
 def _connection_to(url: str) -> AbstractConnection:
     options: dict[str, Any] = dict(parse_url(url))
+    for name in _FILES:
+        if (file := options.get(name)) is not None and not Path(file).is_file():
+            raise ValueError(f"{name} is {file}: there is no such file")
     kind = options.pop("connection_class", Connection)
     connection: AbstractConnection = kind(**{**options, **_OPTIONS})
     return connection
@@ -188,6 +196,11 @@ def _is_of_replica(reply: Any) -> bool:
 def _is_refusal(error: BaseException | None) -> bool:
     """True if the server will not take this client, however often it connects."""
     return isinstance(error, _REFUSED) or (isinstance(error, ResponseError) and "DB index" in str(error))
+
+
+def _distrust(error: ssl.SSLCertVerificationError) -> str:
+    advice = "write ?ssl_ca_certs=FILE behind the address, with the certificate of its authority"
+    return f"its certificate is not trusted ({error.verify_message}): {advice}"
 
 
 def _reason(error: Exception) -> str:

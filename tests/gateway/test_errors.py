@@ -138,10 +138,6 @@ def test_another_model_is_not_found(api: openai.OpenAI) -> None:
         api.completions.create(model="", prompt="x")
 
 
-def test_models_are_listed_with_a_slash_at_the_end_too(http: httpx2.Client) -> None:
-    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
-
-
 def test_unknown_paths_and_methods_are_said_so(http: httpx2.Client) -> None:
     missing, wrong = http.get("/v1/images"), http.get("/v1/completions")
     assert (missing.status_code, wrong.status_code) == (404, 405)
