@@ -19,6 +19,7 @@
 #   SCHEMATHESIS_ARGS arguments of `make schemathesis`, such as --examples 20000 --seed 2. Default: --record.
 #   LM_EVAL_ARGS arguments of `make lm-eval`, such as --items 20. Default: --record.
 #   MUTANTS_ARGS arguments of `make mutants`, such as --num 40 --seed 2 --jobs 2. Default: empty, 400 faults.
+#   SCALE_ARGS   arguments of `make compose-scale`, such as processes --record. Default: empty.
 #   SUITE        checkout of the compliance suite, for `make open-responses`.
 #   SEEDS        number of seeds that `make simulate` runs, from 0 on. Default: 20000.
 
@@ -29,6 +30,7 @@ SERVE_ARGS ?= demo/model
 GPU_CHECK_ARGS ?=
 BENCH_PEERS_ARGS ?=
 MUTANTS_ARGS ?=
+SCALE_ARGS ?=
 SEEDS ?= 20000
 FUZZ_SHARE ?= 1.0
 FUZZ_ARGS ?=

@@ -1,7 +1,8 @@
 """`/metrics` of gateway, scheduler and worker: what vLLM's dashboard asks for has data, and ours stands beside it."""
 
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -11,9 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import quire
+from benchmarks.report import ROOT
 from tests.gateway.conftest import MODEL
 from tests.patience import patient
 from tests.services import Service, start_gateway, start_scheduler, start_worker
+from worker_svc.service.worker_figures import WorkerFigures
 
 # What the panels of vLLM's Grafana dashboard query, in its examples/observability/prometheus_grafana.
 DASHBOARD = [
@@ -41,7 +44,16 @@ OURS = [
     "quire_journal_write_seconds_bucket",
 ]  # fmt: skip
 
+OLDER_NAMES = ("vllm:gpu_cache_usage_perc", "vllm:time_per_output_token_seconds")
+
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]  # by name, then by labels
+
+
+class LaunchedPasses:
+    """Passes of a runner of accelerators."""
+
+    graph_passes: Mapping[str, int] = {"decode": 1}
+    kernel_passes: Mapping[str, int] = {"no_graphs": 1}
 
 
 class Deployed(NamedTuple):
@@ -103,6 +115,22 @@ def once(url: str, holds: Callable[[Samples], bool]) -> Samples:
     while not holds(found := scraped(url)):
         assert time.monotonic() < deadline_s, found
         time.sleep(0.05)
+    return found
+
+
+def families_at(url: str) -> dict[str, str]:
+    """Names of all families of a scrape, counters' with `_total`, and the type of each."""
+    families = text_string_to_metric_families(httpx2.get(f"{url}/metrics", timeout=30).text)
+    return {f"{each.name}_total" if each.type == "counter" else each.name: each.type for each in families}
+
+
+def documented_families() -> dict[str, str]:
+    """The same as the tables of docs/operations.md have it."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    found = dict.fromkeys(OLDER_NAMES, "gauge") | {OLDER_NAMES[1]: "histogram"}
+    for prefix, table in re.findall(r"^\| `(vllm:|quire_)` \|.*\n((?:\|.*\n)+)", page, re.MULTILINE):
+        for names, kind in re.findall(r"^\| (`[^|]*`) \| (\w+) \|", table, re.MULTILINE):
+            found |= {prefix + name: kind for name in re.findall(r"`(\w+)`", names)}
     return found
 
 
@@ -194,6 +222,16 @@ def test_scheduler_and_worker_answer_at_their_own_listeners(
     assert total(steps, "quire_worker_steps_total", status="ok") == total(steps, "quire_worker_step_seconds_count") > 0
     [labels] = steps["quire_worker_info"]
     assert {("model_name", MODEL), ("num_blocks", "40"), ("num_host_blocks", "8")} <= set(labels)
+
+
+def test_the_page_of_operations_lists_every_figure_with_its_type(services: Deployed) -> None:
+    figures = WorkerFigures()
+    figures.passes = LaunchedPasses()
+    with_device_runner = {f"{each.name}_total": each.type for each in figures.read() if "passes" in each.name}
+    found = with_device_runner | families_at(listener(services.worker))
+    found |= families_at(listener(services.scheduler)) | families_at(services.url)
+    ours = {name: kind for name, kind in found.items() if name.startswith(("vllm:", "quire_"))}
+    assert ours == documented_families()
 
 
 def test_counters_do_not_fall_when_a_worker_leaves_and_scrapes_go_on_without_a_scheduler() -> None:
