@@ -101,23 +101,6 @@ def load_of_request(num_bytes: int, num_known_bytes: int = 0) -> float:
     return 1 + (num_bytes - num_known_bytes) / _BYTES_A_REQUEST
 
 
-def shard_of_new_request(
-    shards: Sequence[Shard],
-    sent: Sequence[float],
-    known_bytes: Mapping[int, int] | None = None,
-    session: int | None = None,
-) -> int:
-    """Number of the shard that takes a new request, by `shard_by_load`.
-
-    Args:
-        shards: every shard of the deployment, by number.
-        sent: load that was sent to each shard since it was described.
-        known_bytes: bytes of the longest beginning of the prompt that a shard may have cached, by its number.
-        session: `session_number` of the request; None: it belongs to no session.
-    """
-    return shard_by_load(loads_of(shards, sent), sent, known_bytes, session)
-
-
 def loads_of(shards: Sequence[Shard], sent: Sequence[float]) -> dict[int, float]:
     """Load of each shard that may take new requests, by number, in the order of `shards`.
 
@@ -136,15 +119,22 @@ def load_of_shard(shard: Shard, sent: float) -> float:
 
 
 def shard_by_load(
-    loads: Mapping[int, float], sent: Sequence[float], known_bytes: Mapping[int, int] | None, session: int | None
+    loads: Mapping[int, float],
+    sent: Sequence[float],
+    known_bytes: Mapping[int, int] | None = None,
+    session: int | None = None,
 ) -> int:
-    """Number of the shard that takes a new request, of those with these `loads_of`.
+    """Number of the shard that takes a new request.
 
     Of the shards that know a beginning of its prompt, the one that knows most of it and is not much busier than another
     for what that saves; else the one with the least load for each of its workers. A request of a session goes to the
     session's shard, or to the next in its order that is not much busier than another.
 
-    Arguments otherwise as those of `shard_of_new_request`.
+    Args:
+        loads: `loads_of` the deployment's shards.
+        sent: load that was sent to each shard since it was described, by number.
+        known_bytes: bytes of the longest beginning of the prompt that a shard may have cached, by its number.
+        session: `session_number` of the request; None: it belongs to no session.
     """
     least = min(loads.values())
     best = min((number for number, load in loads.items() if load == least), key=sent.__getitem__)

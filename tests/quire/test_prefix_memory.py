@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from quire.params import Chat
 from quire.prefix_memory import PrefixMemory
 from quire.prompt_beginnings import LENGTHS, Beginning, Prompt, beginnings_of, num_bytes_of
-from quire.shards import Shard, load_of_request, shard_of_new_request
+from quire.shards import Shard, load_of_request
 from quire.wire_chat import chat_to_pb
+from tests.quire.new_requests import shard_of_new_request
 
 PROMPTS: dict[str, tuple[Prompt, Prompt]] = {
     "text": ("A long story about a horse, told at night. " * 40, "Another one, about a cart. " * 40),

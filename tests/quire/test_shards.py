@@ -18,9 +18,9 @@ from quire.shards import (
     new_request_id,
     session_number,
     shard_of_id,
-    shard_of_new_request,
 )
 from quire.stats import Distributions, EndCounts, Histogram, JournalStats, LatencyStats, Stats, WorkTotals
+from tests.quire.new_requests import shard_of_new_request
 
 SHARDS = st.lists(
     st.builds(
