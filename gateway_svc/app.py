@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import orjson
-from fastapi import FastAPI, Header, Request
+from fastapi import FastAPI, HTTPException, Header, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -138,6 +138,8 @@ def _add_models(app: FastAPI, model: ServedModel) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def get_model(name: str, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
+        if not name:
+            raise HTTPException(404)
         await model.check(name)
         form = openai_models.model_object if anthropic_version is None else anthropic_models.model_object
         return form(await model.get())

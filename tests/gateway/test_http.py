@@ -1,5 +1,6 @@
 """Behaviour that clients of HTTP expect of any server: HEAD, calls of scripts on web pages, bodies of other types."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_no_cache_may_keep_a_response_that_grows_and_belongs_to_a_caller(http: h
 def test_no_cache_may_keep_what_was_refused_for_want_of_a_key(open_to_page: httpx2.Client) -> None:
     refused = httpx2.get(f"{open_to_page.base_url}/v1/models")
     assert (refused.status_code, refused.headers["cache-control"]) == (401, "no-store")
+
+
+def test_a_path_with_a_slash_behind_it_is_not_found(http: httpx2.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"].keys() - {"/v1/models/{name}"}  # names may have slashes
+    assert "/v1/models" in paths
+    for path in paths:
+        slashed = re.sub(r"\{\w+\}", "x", path) + "/"
+        answer = http.get(slashed)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == f"Not Found: GET {slashed}"
 
 
 def preflight(client: httpx2.Client, origin: str, **more: str) -> httpx2.Response:
