@@ -5,6 +5,8 @@ from structlog.testing import capture_logs
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.workers.memory_log import EVERY_S, MemoryLog
 from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.test_scheduler_pausing import complete_all, pause
+from tests.scheduler.test_scheduler_swap import PROMPT, make_cluster
 
 
 def test_a_line_for_each_busy_worker_comes_now_and_then_and_none_while_nothing_runs() -> None:
@@ -27,6 +29,20 @@ def test_a_line_for_each_busy_worker_comes_now_and_then_and_none_while_nothing_r
     assert lines_at(1000.0 + 2 * EVERY_S + 1) == []
     cluster.run_until_idle()
     assert lines_at(1000.0 + 9 * EVERY_S) == []
+
+
+def test_a_worker_has_a_line_while_all_that_it_holds_is_on_its_host() -> None:
+    cluster = make_cluster()
+    group = cluster.add_group(PROMPT, 1, 9)
+    cluster.step()
+    cluster.step()
+    pause(cluster, group)
+    complete_all(cluster)
+    memory_log = MemoryLog()
+    memory_log.write_if_due(0.0, cluster.scheduler)
+    with capture_logs() as lines:
+        memory_log.write_if_due(EVERY_S, cluster.scheduler)
+    assert [(line["num_running"], line["num_used_host_blocks"]) for line in lines] == [(0, 2)]
 
 
 def test_a_line_says_what_is_shared_and_what_was_done() -> None:
