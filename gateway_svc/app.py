@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import orjson
-from fastapi import FastAPI, HTTPException, Header, Request
+from fastapi import FastAPI, Header, HTTPException, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp

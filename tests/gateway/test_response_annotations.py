@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.api_error import ApiError
 from gateway_svc.openai.responses.annotation import Annotation, decode_annotation
 
 FIRST_FIELDS: dict[str, Any] = {  # which every version knows, and which have no defaults
@@ -39,6 +40,10 @@ USED: list[dict[str, Any]] = [
     {"input": [{"id": "msg_1", "role": "assistant", "content": "", "status": "completed", "phase": None}]},
     {"input": []},
 ]
+LARGE = "y" * 300_000
+TOOLS = [{"type": "function", "name": "f", "description": LARGE}]
+FORMAT = {"format": {"type": "json_schema", "schema": {"description": LARGE}}}
+TURN = [{"role": "user", "content": [{"type": "input_text", "text": LARGE}]}]
 
 
 def test_fields_without_a_use_are_not_written_so_that_earlier_versions_read_the_rest() -> None:
@@ -55,3 +60,22 @@ def test_an_annotation_is_read_as_it_was(fields: dict[str, Any]) -> None:
 def test_an_annotation_with_all_fields_is_read_as_well() -> None:
     annotation = Annotation.model_validate(FIRST_FIELDS)
     assert decode_annotation(annotation.model_dump_json(by_alias=True).encode()) == annotation
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"input": TURN}, "input"),
+        ({"instructions": LARGE}, "instructions"),
+        ({"tools": TOOLS}, "tools"),
+        ({"text": FORMAT, "input": []}, "text"),
+        ({"tools": TOOLS, "input": TURN}, "tools"),  # a shorter input would not help
+    ],
+)
+def test_what_is_too_large_to_keep_is_refused_by_the_name_of_what_must_be_shorter(
+    fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        Annotation.model_validate(FIRST_FIELDS | fields).encode()
+    assert refused.value.param == named
+    assert ("store: false" in str(refused.value)) is (named == "input")

@@ -240,11 +240,21 @@ def test_a_retry_with_the_same_key_is_the_same_response(http: httpx2.Client) -> 
     assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
 
 
-def test_an_input_too_large_to_keep_is_answered_unless_it_is_stored(http: httpx2.Client) -> None:
-    fields = {"model": MODEL, "input": "x", "instructions": "y" * 300_000}
+def test_an_input_too_large_to_keep_is_refused_only_if_it_is_stored(http: httpx2.Client) -> None:
+    fields = {"model": MODEL, "input": "y" * 300_000}
     refused = http.post("/v1/responses", json=fields)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
     assert "store: false" in refused.json()["error"]["message"]
+    answer = http.post("/v1/responses", json=fields | {"store": False})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"  # nothing but the model's context refuses it
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_instructions_too_large_to_keep_are_refused_stored_or_not(http: httpx2.Client, store: bool) -> None:
+    fields = {"model": MODEL, "input": "x", "instructions": "y" * 300_000, "store": store}
+    error = http.post("/v1/responses", json=fields).json()["error"]
+    assert error["param"] == "instructions" and "262,144" in error["message"]
+    assert "store: false" not in error["message"], "it would not help"
 
 
 @pytest.mark.parametrize(

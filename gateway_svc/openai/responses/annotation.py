@@ -69,14 +69,25 @@ class Annotation(ApiModel):
 
     def encode(self) -> bytes:
         """Raises ApiError if it is too large to be kept."""
-        data = self.model_dump_json(by_alias=True, exclude_defaults=True).encode()
-        if len(data) > MOST_ANNOTATION_BYTES:
+        data = self._dumped()
+        if len(data) <= MOST_ANNOTATION_BYTES:
+            return data
+        others = self.model_copy(update={"input": []})
+        if self.input and len(others._dumped()) <= MOST_ANNOTATION_BYTES:
             raise invalid(
                 "input",
                 f"takes {len(data):,} bytes to store with tools and instructions, and at most "
                 f"{MOST_ANNOTATION_BYTES:,} are kept: shorten it, or give store: false",
             )
-        return data
+        sizes = {name: len(self._dumped({name})) for name in type(self).model_fields if name != "input"}
+        raise invalid(
+            max(sizes, key=sizes.__getitem__),
+            f"is too long: what the response repeats takes {len(others._dumped()):,} bytes, and at most "
+            f"{MOST_ANNOTATION_BYTES:,} are kept: shorten it",
+        )
+
+    def _dumped(self, names: set[str] | None = None) -> bytes:
+        return self.model_dump_json(include=names, by_alias=True, exclude_defaults=True).encode()
 
 
 def decode_annotation(data: bytes) -> Annotation | None:
