@@ -27,6 +27,7 @@ from tests.valkey import ValkeyProcess
 
 Cut = Literal["command", "reply", "stall"]
 STALL_S = 0.3
+LEASE_KEY = "{quire:default}:lease"
 LONG_LEASE_MS = 2000  # no part of a take-over takes half of it, on a slow machine either
 MOST_COMMANDS = 40  # that are cut: a slow machine renews its lease again and again meanwhile
 
@@ -141,7 +142,7 @@ async def test_a_standby_leads_instead_of_one_who_begins_without_what_it_has_rea
         numbers = [1] if is_known else []
         epoch = await led_until_read(valkey, site.leases, lambda: site.hot.last.seq == 1 + is_known, *numbers)
         valkey.command("FLUSHALL")  # our loop stands still: the standby looks only when the newcomer has the lease
-        valkey.command("SET", "{quire:default}:lease", "0 newcomer newcomer:1", "PX", "60000")
+        valkey.command("SET", LEASE_KEY, "0 newcomer newcomer:1", "PX", "60000")
         newcomer = Journal(store, leader_id="newcomer")
         await newcomer.open(after_epoch=epoch)
         if is_known:
@@ -153,6 +154,18 @@ async def test_a_standby_leads_instead_of_one_who_begins_without_what_it_has_rea
             await newcomer.begin()
             await until(lambda: site.hot.last.epoch == newcomer.stats.epoch)
             assert not task.done() and not site.attempts
+
+
+async def test_who_was_not_fast_enough_leaves_the_lease_at_once(valkey: ValkeyProcess) -> None:
+    async with redis_store(valkey.url) as store, standby_site(valkey.url, lease_ms=LONG_LEASE_MS) as site:
+        site.stands_by = False
+        async with leading(site, lambda: any(each.journal.stats.epoch for each in site.attempts)) as task:
+            await until(lambda: valkey.command("EXISTS", LEASE_KEY) == b":1\r\n")
+            newcomer = Journal(store, leader_id="newcomer")
+            await newcomer.open(after_epoch=site.attempts[0].journal.stats.epoch)
+            with pytest.raises(FencedError):
+                await asyncio.wait_for(task, patient(15))
+            assert valkey.command("EXISTS", LEASE_KEY) == b":0\r\n"
 
 
 async def test_a_standby_that_says_it_says_all_again_does_so_though_another_one_was_faster(
