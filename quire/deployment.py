@@ -22,6 +22,7 @@ from quire.session import Session
 from quire.session_entry import Entry
 from quire.shard_router import ShardRouter
 from quire.shards import (
+    MOST_SHARDS,
     Shard,
     ShardNumbers,
     names_its_shard,
@@ -34,6 +35,7 @@ from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 
 _ASK_S = 2.0  # for the shards, before a client goes on as if there were one
+_ANEW_S = 0.05  # before they are asked for anew behind a damaged message
 _AGAIN_S = 0.5  # before the shards are asked for again
 _CHANGE_S = 0.5  # to wait for news of a change of their number, before a request that was refused for it is sent again
 _MOST_MADE = 4096  # ids that were made here and not used yet
@@ -257,13 +259,24 @@ class Deployment:
         connection = self.first
         async with asyncio.timeout(None if self._router.shards else _ASK_S) as limit:
             await connection.find_reachable()
-            async for message in connection.cluster.Topology(cluster_pb2.TopologyRequest()):
-                limit.reschedule(None)
-                self._record_shards(message)
-                for each in message.cached:
-                    self._router.record_cached(each.shard, unpack_hashes(each.hashes))
-                self._are_known.set()
+            while await self._read_messages(connection, limit):
+                pass
         return len(self._router.shards) == 1 and not self._router.numbers.version
+
+    async def _read_messages(self, connection: Connection, limit: asyncio.Timeout) -> bool:
+        """Read messages until the stream ends; True, after a moment, if one was damaged: it is to be opened anew."""
+        call = connection.cluster.Topology(cluster_pb2.TopologyRequest())
+        async for message in call:
+            if not _can_be(message):
+                call.cancel()
+                await asyncio.sleep(_ANEW_S)
+                return True
+            limit.reschedule(None)
+            self._record_shards(message)
+            for each in message.cached:
+                self._router.record_cached(each.shard, unpack_hashes(each.hashes))
+            self._are_known.set()
+        return False
 
     def _record_shards(self, message: cluster_pb2.TopologyResponse) -> None:
         numbers = ShardNumbers(
@@ -277,6 +290,17 @@ class Deployment:
         if has_changed:
             self._have_changed.set()
             self._have_changed = asyncio.Event()
+
+
+def _can_be(message: cluster_pb2.TopologyResponse) -> bool:
+    """False if no server says so: a bit has flipped on the way, and requests would go to shards that are not there."""
+    numbers = [shard.number for shard in message.shards]
+    return (
+        0 < len(numbers) <= MOST_SHARDS
+        and numbers == list(range(len(numbers)))
+        and message.num_shards <= len(numbers)
+        and all(0 < number <= MOST_SHARDS for number in message.former_num_shards)
+    )
 
 
 def _shard(message: cluster_pb2.Shard, num_shards: int) -> Shard:

@@ -11,6 +11,7 @@ from quire.address import check_host, check_listen_address
 from quire.limit_settings import LimitSettings
 from quire.parsing.answer_format import ReasoningParserName, ToolParserName
 from quire.peer_tls_settings import PeerTlsSettings
+from quire.shards import MOST_SHARDS
 
 
 class SchedulerSettings(LimitSettings, PeerTlsSettings, AccessSettings):
@@ -31,7 +32,7 @@ class SchedulerSettings(LimitSettings, PeerTlsSettings, AccessSettings):
     shards: int = Field(
         1,
         ge=1,
-        le=999,
+        le=MOST_SHARDS,
         description="number of shards with which an empty store begins; `quire shards N` changes it later. Each has a "
         "leader, a journal, requests and workers of its own. Any number of schedulers leads them, evenly; it takes as "
         "many workers",

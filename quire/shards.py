@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+MOST_SHARDS = 999  # of a deployment
+
 # A shard that knows the prefix, or is the session's, takes a request while it has at most so many times another's load,
 # and some more.
 _BUSIER = 2

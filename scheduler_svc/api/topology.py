@@ -10,8 +10,8 @@ import grpc
 from common.rpc import Context
 from common.violations import refusal_of
 from quire.errors import FailedPreconditionError, UnavailableError
+from quire.shards import MOST_SHARDS
 from quire.v1 import cluster_pb2 as pb
-from scheduler_svc.journal.shard_plan import MOST_SHARDS
 from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.shard_watch import ShardWatch
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-MOST_SHARDS = 999
+from quire.shards import MOST_SHARDS
+
 _MOST_TEXT = 64 * 1024
 
 

@@ -152,3 +152,51 @@ async def test_an_id_that_has_always_named_its_shard_is_looked_for_there_alone(
         with pytest.raises(quire.NotFoundError):
             await client.get(made)
         assert two_shards.asked == [1]
+
+
+class DamagedTopology(TwoShards):
+    """Two shards, of which it first tells something that cannot be true."""
+
+    def __init__(self, damaged: cluster_pb2.TopologyResponse) -> None:
+        super().__init__()
+        self.damaged = damaged
+        self.num_told = 0
+
+    async def Topology(
+        self, request: cluster_pb2.TopologyRequest, context: Any
+    ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
+        self.num_told += 1
+        if self.num_told == 1:
+            yield self.damaged
+        else:
+            async for message in super().Topology(request, context):
+                yield message
+
+
+@pytest.mark.parametrize(
+    ("numbers", "fields"),
+    [
+        ([], {}),
+        ([0], {"num_shards": 2**31}),
+        ([1], {}),
+        ([1, 0], {}),
+        ([0, 1], {"version": 1, "num_shards": 2, "former_num_shards": [0]}),
+        ([0, 1], {"version": 1, "num_shards": 2, "former_num_shards": [2**31]}),
+    ],
+    ids=["none", "more than there are", "not from 0", "order", "none before", "too many before"],
+)
+async def test_shards_that_cannot_be_are_asked_for_again(numbers: list[int], fields: dict[str, Any]) -> None:
+    """A flipped bit makes such a message, which no checksum finds."""
+    shards = [cluster_pb2.Shard(number=number) for number in numbers]
+    server = DamagedTopology(cluster_pb2.TopologyResponse(shards=shards, **fields))
+    await server.start()
+    server.default = Script(num_tokens=2)
+    try:
+        async with quire.AsyncClient(server.address) as client:
+            assert (await client.generate("hello", request_id="mine")).usage.completion_tokens == 2
+            assert server.num_told == 2
+            with pytest.raises(quire.NotFoundError):
+                await client.get(new_request_id(1))
+            assert 1 in server.asked
+    finally:
+        await server.stop()

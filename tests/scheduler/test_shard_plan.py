@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ShardsChangedError
-from quire.shards import ShardNumbers, places_of_id, shard_of_id
+from quire.shards import MOST_SHARDS, ShardNumbers, places_of_id, shard_of_id
 from scheduler_svc.journal.redis_plan import RedisShardPlan
-from scheduler_svc.journal.shard_plan import MOST_SHARDS, FormerNumber, ShardPlan
+from scheduler_svc.journal.shard_plan import FormerNumber, ShardPlan
 from scheduler_svc.journal.store import StoreConfigurationError
 from scheduler_svc.leadership.settling import Settling
 from scheduler_svc.requests.shard_rule import ShardRule
