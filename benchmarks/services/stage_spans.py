@@ -1,7 +1,7 @@
 """Spans of named stages in one process: noted around calls as they are, written to a file, read back.
 
 All moments are of one machine's monotonic clock, in nanoseconds, so that those of several processes can be compared.
-Knows no stage by name; `stage_probes` says where they are.
+Knows no stage by name; `client_probes`, `scheduler_probes` and `worker_probes` say where they are.
 """
 
 import time

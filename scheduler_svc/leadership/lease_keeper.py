@@ -23,7 +23,7 @@ _LONGEST_PRESENT_LEASES = 4  # lives of a lease; standbys announce themselves fo
 
 
 class LeaseKeeper:
-    """One per leader. `keep` is its one task."""
+    """One per leader. `keep_lease` is its one task."""
 
     def __init__(
         self,
