@@ -5,12 +5,12 @@ import tracemalloc
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.parsing.answer_format import AnswerFormat, names_of_tools
 from quire.parsing.answer_parser import AnswerParser
-from quire.parsing.deltas import ContentDelta, Delta, ParsedAnswer, ToolCallBegun, parsed_answer
+from quire.parsing.deltas import ArgumentsDelta, ContentDelta, Delta, ParsedAnswer, ToolCallBegun, parsed_answer
 from quire.parsing.source import MAX_HELD_CHARS
 from tests.quire.spoken_answers import FORMATS, HARMONY, HERMES, LLAMA3, LLAMA3_WITH_TOOLS, MISTRAL, SPOKEN, Spoken
 
@@ -65,15 +65,19 @@ def test_any_text_in_any_pieces_is_the_whole_and_never_an_error(
     assert parsed_answer(deltas_of(format, list(text), in_reasoning=in_reasoning)) == whole
 
 
-@given(formats, texts)
-def test_calls_begin_in_order_and_arguments_follow_their_call(format: AnswerFormat, text: str) -> None:
-    begun: list[int] = []
-    for each in deltas_of(format, list(text)):
+@pytest.mark.parametrize("name", [name for name, spoken in SPOKEN.items() if spoken.calls])
+@given(texts)
+@example("")
+def test_calls_begin_in_order_and_arguments_follow_their_call(name: str, more: str) -> None:
+    spoken = SPOKEN[name]
+    num_begun = 0
+    for each in deltas_of(spoken.format, list(spoken.text + more), in_reasoning=spoken.in_reasoning):
         if isinstance(each, ToolCallBegun):
-            assert each.index == len(begun)
-            begun.append(each.index)
-        elif not isinstance(each, ContentDelta) and hasattr(each, "index"):
-            assert each.index == begun[-1]
+            assert each.index == num_begun
+            num_begun += 1
+        elif isinstance(each, ArgumentsDelta):
+            assert each.index == num_begun - 1
+    assert num_begun == len(spoken.calls) or more
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.text(st.characters(exclude_categories=["Cs"])))
