@@ -227,6 +227,7 @@ $(BIN)/python:
 
 # torch is installed first and alone, so that no other package decides its index.
 $(VENV)/.torch: constraints.txt | $(BIN)/python
+	@echo "Installing PyTorch: several gigabytes, unless TORCH_INDEX=URL names an index of CPU builds. Minutes, once."
 	$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 

@@ -39,7 +39,7 @@ def _sum_up_to(b_limits: tl.tensor, b_depth: tl.tensor, b_weight: tl.tensor) -> 
 def _coarse_limits(floor: tl.tensor, WAYS: tl.constexpr) -> tl.tensor:
     """Depths [WAYS] up to which the first launch sums, the last of them the floor."""
     o_way = tl.arange(0, WAYS)
-    return tl.where(o_way == WAYS - 1, floor, tl.minimum(_COARSE_FIRST + o_way * _COARSE_STEP, floor))
+    return tl.where(o_way == WAYS - 1, floor, tl.minimum(o_way * _COARSE_STEP + _COARSE_FIRST, floor))
 
 
 @triton.jit

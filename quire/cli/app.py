@@ -15,6 +15,7 @@ from quire.variables import check_client_variables
 
 # Its module differs by typer's version.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+_WANTS_HELP = "NoArgsIsHelpError"  # the one of a group without a command, whose message is its help
 
 # Words of pydantic within typer's messages, and those of a person.
 _WANTED = {"Input should be a valid integer": "give a whole number", "Input should be a valid number": "give a number"}
@@ -61,9 +62,10 @@ def run() -> None:
         sys.stdout.flush()
         raise SystemExit(code)
     except _USAGE_ERROR as error:
-        message = _message(error)
-        if message:  # a group without a command has printed its help
-            sys.stderr.write(f"quire: {message}\n")
+        if type(error).__name__ == _WANTS_HELP:
+            sys.stdout.write(f"{error.format_message()}\n")
+        else:
+            sys.stderr.write(f"quire: {_message(error)}\n")
         raise SystemExit(2) from None
     except (typer.Abort, KeyboardInterrupt):
         raise SystemExit(EXIT_INTERRUPTED) from None
