@@ -11,7 +11,8 @@ from typing import Any
 
 import grpc
 
-from quire.rpc import channel_options
+from quire.errors import ShardsChangedError
+from quire.rpc import channel_options, error_of
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
 from tests.chaos.client_faults import NO_PROXY, resident_bytes
@@ -118,7 +119,7 @@ async def _raw(channel: grpc.aio.Channel, rng: random.Random) -> str | None:
     try:
         await raw.unary_unary(SERVICE + method)(data, timeout=CALL_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
-        return None if error.code() in REFUSALS else f"{method}: {error.code()}: {error.details()}"
+        return None if _is_refusal(error) else f"{method}: {error.code()}: {error.details()}"
     return None  # what has only unknown fields is the empty message, which some methods take
 
 
@@ -191,8 +192,13 @@ async def _not_refused(attempt: Callable[[], Awaitable[None]]) -> str | None:
     try:
         await attempt()
     except grpc.aio.AioRpcError as error:
-        return None if error.code() in REFUSALS else f"{error.code()}: {error.details()}"
+        return None if _is_refusal(error) else f"{error.code()}: {error.details()}"
     return "it was taken"
+
+
+def _is_refusal(error: grpc.aio.AioRpcError) -> bool:
+    """True if this says no, also to a number of shards that is not known yet, which random bytes may be, too."""
+    return error.code() in REFUSALS or isinstance(error_of(error), ShardsChangedError)
 
 
 def _talk_nonsense(address: str, rng: random.Random) -> None:
