@@ -5,7 +5,7 @@ scheduler who holds what, but only how many references a block has. It knows not
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.scheduler import Scheduler
@@ -139,7 +139,7 @@ class Ledger:
                     assert end >= last_of_block <= _first_written(plan, other), f"block {block} has two writers"
                 if block == other.fork_tail and other not in plan.sampled_sequences:  # else it is forked here
                     assert start >= other.num_computed_tokens, f"block {block} is written where it is yet to be copied"
-        self._check_copies(plan, known, here)
+        self._check_copies(plan, known, here, writes.keys())
 
     def _known(self, plan: StepPlan) -> set[int]:
         """Blocks that could be found before the plan and were not evicted for it."""
@@ -148,17 +148,20 @@ class Ledger:
             block for block, block_hash in enumerate(before) if block_hash is not None and block_hash == after[block]
         }
 
-    def _check_copies(self, plan: StepPlan, known: set[int], here: list[Sequence]) -> None:
+    def _check_copies(self, plan: StepPlan, known: set[int], here: list[Sequence], written: Set[int]) -> None:
+        """Check that who holds a copy had it made. Members that start with it share the block that its writer fills."""
         forked = set(plan.sampled_sequences) - set(plan.sequences)  # from what the plan computes
         own = [s for s in here if s.source is None and s not in forked]
         owners = Counter(block for s in own for block in s.block_table)
-        started = {block for s in own if s.first_step_id == plan.step_id for block in s.block_table}
+        starters = Counter(block for s in own if s.first_step_id == plan.step_id for block in s.block_table)
         for destination in plan.copies[1::2]:
-            is_new = destination in started  # the block may have been evicted for it, and found again
-            assert owners[destination] == 1, f"block {destination} is copied over"
+            is_new = destination in starters  # the block may have been evicted for it, and found again
+            is_shared = destination in written and owners[destination] == starters[destination] > 0
+            assert owners[destination] == 1 or is_shared, f"block {destination} is copied over"
             assert is_new or destination not in known, f"block {destination} is in the prefix cache, and copied over"
-        copied = [s for s in own if not set(plan.copies[1::2]).isdisjoint(s.block_table)]
-        assert len(copied) == len(plan.copies) // 2, "a sequence copies more than one block"
+        destinations = set(plan.copies[1::2])
+        assert len(destinations) == len(plan.copies) // 2, "a block is copied over twice"
+        assert all(len(destinations.intersection(s.block_table)) <= 1 for s in own), "a sequence copies several blocks"
 
     def _defer(self, sequence: Sequence, held: _Holding) -> None:
         """Leave its blocks with the last step in flight that contains it, if there is one."""

@@ -83,6 +83,18 @@ def test_members_of_the_same_tokens_fork_from_the_copy_of_the_first() -> None:
     assert first.num_computed_tokens == 10 and second.fork_tail == first.block_table[2]
 
 
+def test_a_member_waits_for_the_block_that_another_fills_behind_its_tail() -> None:
+    worker = make_worker()
+    group = stopped(worker, [7, 8, 1], [7, 8, 2], budget=10)
+    plan = plan_start(worker, group)
+    assert [member.tail is not None for member in plan.members] == [True, False]
+    step = new_step(worker)
+    start_group(worker, group, plan, step)
+    first, second = group.sequences
+    assert first.block_table[:3] == second.block_table[:3] and step.plan.copies[1::2] == [first.block_table[2]]
+    assert first.num_computed_tokens == 10 and (second.source, second.num_shared_tokens) == (first, 12)
+
+
 def test_a_prompt_that_was_stopped_half_way_goes_on_from_its_tail() -> None:
     worker = make_worker()
     group = stopped(worker, budget=6)
