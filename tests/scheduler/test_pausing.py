@@ -282,7 +282,9 @@ async def test_requests_of_every_kind_paused_at_any_moment_and_through_deaths_en
         finally:
             await lives.close()
         if isinstance(lives, PausingLives):
-            assert lives.num_paused >= 5  # how often there is time for it is the machine's; mostly it is dozens
+            # Once in each life that dies: the first turn of the loop with a request pauses it, whatever the store takes
+            # from then on. How often there is time for more is the machine's; mostly it is dozens.
+            assert lives.num_paused >= len(deaths)
         outputs.append([[(s.token_ids, s.text, s.finish) for s in client.seen.samples] for client in clients])
     assert outputs[0] == outputs[1]
 
