@@ -85,4 +85,5 @@ def _plain_type(annotation: Any) -> Any:
 
 
 def _metavar(kind: Any) -> str:
-    return f"<{'|'.join(get_args(kind)) if get_origin(kind) is Literal else _METAVARS.get(kind, 'str')}>"
+    shown = "|".join(get_args(kind)) if get_origin(kind) is Literal else _METAVARS.get(kind, "str")
+    return f"<{shown}>"

@@ -65,6 +65,21 @@ async def hot_after_loss(valkey: ValkeyProcess, store: RedisStore) -> HotJournal
     return hot
 
 
+async def read_two(store: RedisStore, hot: HotJournal) -> int:
+    """Have a leader admit two requests, and the standby read them; return the leader's epoch."""
+    async with running_journal(store) as leader, following(hot):
+        await leader.admit(admission(1))
+        await leader.admit(admission(2))
+        await until(lambda: 2 in hot.replay.requests)
+        return leader.stats.epoch
+
+
+async def until_read_again(valkey: ValkeyProcess) -> None:
+    """Wait until the standby has seen all that the journal has."""
+    num_reads = valkey.num_calls("XREAD")
+    await until(lambda: valkey.num_calls("XREAD") > num_reads + 2)
+
+
 async def cold(store: RedisStore) -> JournalReplay:
     replay = JournalReplay()
     async for entry_id, entry in read_journal(store, JOURNAL_START):
@@ -279,11 +294,7 @@ async def test_a_leader_behind_one_that_could_not_restate_everything_is_noticed_
 ) -> None:
     """A standby that read the journal before its loss knows all; that leader may know nothing of it."""
     hot = new_hot(valkey, store)
-    async with running_journal(store) as leader, following(hot):
-        await leader.admit(admission(1))
-        await leader.admit(admission(2))
-        await until(lambda: 2 in hot.replay.requests)
-        epoch = leader.stats.epoch
+    epoch = await read_two(store, hot)
     await lose(valkey, store, 0)
     async with redis_store(valkey.url) as next_store:
         restating = Journal(next_store, leader_id="restating")
@@ -324,14 +335,10 @@ async def test_a_journal_that_was_trimmed_to_a_restatement_is_none_that_was_empt
 
 async def test_a_journal_that_has_lost_its_end_is_not_led_by_another(valkey: ValkeyProcess, store: RedisStore) -> None:
     hot = new_hot(valkey, store)
-    async with running_journal(store) as leader, following(hot):
-        await leader.admit(admission(1))
-        await leader.admit(admission(2))
-        await until(lambda: 2 in hot.replay.requests)
+    await read_two(store, hot)
     await lose(valkey, store, 2)
     async with following(hot):
-        num_reads = valkey.num_calls("XREAD")
-        await until(lambda: valkey.num_calls("XREAD") > num_reads + 2)
+        await until_read_again(valkey)
         assert hot.forgotten_since_s is None
         assert set(hot.replay.requests) == {1, 2}
     await hot.close()
@@ -342,16 +349,12 @@ async def test_what_was_read_is_kept_where_an_attempt_to_lead_failed_behind_the_
 ) -> None:
     """Such as our own, after which this standby stands by again: nobody has accepted anything behind it."""
     hot = new_hot(valkey, store)
-    async with running_journal(store) as leader, following(hot):
-        await leader.admit(admission(1))
-        await leader.admit(admission(2))
-        await until(lambda: 2 in hot.replay.requests)
+    await read_two(store, hot)
     await lose(valkey, store, 3)  # the first admission is there
     async with redis_store(valkey.url) as next_store:
         await Journal(next_store, leader_id="failed").open(after_epoch=hot.last.epoch)
         async with following(hot):
-            num_reads = valkey.num_calls("XREAD")
-            await until(lambda: valkey.num_calls("XREAD") > num_reads + 2)
+            await until_read_again(valkey)
         assert set(hot.replay.requests) == {1, 2}
         replay, _, is_whole, _ = await hot.begun(await Journal(next_store, leader_id="standby").open())
         assert not is_whole
