@@ -218,6 +218,7 @@ def compose_leader(parts: Parts, leading: Leading) -> LeaderParts:
         keeper.restore(recovery.pins)
     elif recovery.pins:
         log.warning("pins are forgotten, since prefix_cache is off", num_pins=len(recovery.pins))
+        recovery.forget_pins()
     prefixes = Prefixes(admission, keeper, pin_limits(settings), is_enabled=settings.prefix_cache)
     fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     readiness = Readiness(door.health.part(parts.shard))

@@ -223,8 +223,9 @@ class Journal:
     def keep_entry(self, key: Hashable, entry_id: EntryId, restate: Restate) -> None:
         """Keep an entry of an earlier leader that a request (by its sequence) or a pin still needs.
 
-        Call it after `read`, before `run`. `restate` writes the durable state.
+        Call it after `read`, before `begin`, which may have to restate it. `restate` writes the durable state.
         """
+        assert not self._writer.is_ready, "begin() would not know it"
         self._needed.keep_entry(key, entry_id, restate)
 
     def restate_by(self, key: Hashable, restate: Restate) -> None:

@@ -167,6 +167,7 @@ class Site:
     async def start(self) -> None:
         await self.journal.open()
         await self.recovery.read(self.store)
+        await self.journal.begin()
         self.keeper.restore(self.recovery.pins)
         self.writing = [asyncio.create_task(self.journal.run()), asyncio.create_task(self.records.run())]
         await self.server.start()

@@ -11,7 +11,7 @@ from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.prefixes import pin_journal
 from scheduler_svc.requests.prefixes.pin_journal import PinJournal
 from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
-from scheduler_svc.requests.recovery.journal_replay import JournaledPin, JournalReplay
+from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, running_journal, until
 
@@ -51,14 +51,6 @@ async def test_a_pin_is_needed_in_the_journal_until_its_removal_is_durable() -> 
         assert await asking
         assert (await pinned_in(store), journal.stats.num_needed) == (set(), 0)
         assert not await pins.until_gone("acme", "system")
-
-
-async def test_a_pin_of_an_earlier_leader_is_needed_where_it_was_stated() -> None:
-    store = GatedStore()
-    async with running_journal(store) as journal:
-        prefix = PinJournal(journal).read(JournaledPin(EntryId(1, 0), pin_of().to_change()))
-        assert (prefix.name, prefix.tenant, prefix.token_ids) == ("system", "acme", [1, 2])
-        assert (journal.stats.num_needed, journal.stats.oldest_needed) == (1, EntryId(1, 0))
 
 
 async def test_a_removal_that_nobody_doubts_is_forgotten_when_it_is_durable() -> None:

@@ -56,9 +56,21 @@ async def test_pins_outlive_the_scheduler_until_they_are_taken_back(lives: Lives
     site = await lives.begin()
     assert await pinned(site, "acme") == {"system": []}
     await unpin(site, tenant="acme")
+    assert site.journal.stats.num_needed == 0
     await lives.die()
     site = await lives.begin()
     assert await pinned(site, "acme") == {}
+
+
+async def test_pins_of_an_earlier_scheduler_are_needed_until_they_are_forgotten(lives: Lives) -> None:
+    site = await lives.begin()
+    await lives.add_workers()
+    await pin(site)
+    await lives.die()
+    site = await lives.begin()
+    assert site.journal.stats.num_needed == 1
+    site.recovery.forget_pins()
+    assert site.journal.stats.num_needed == 0
 
 
 async def test_pins_are_restated_when_the_journal_is_trimmed_and_when_it_is_lost(lives: Lives) -> None:

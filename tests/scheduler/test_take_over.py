@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from structlog.testing import capture_logs
 
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.leases import HeldLease, Lease, Leases
@@ -115,12 +116,17 @@ async def leader_to_come(leases: Leases) -> AsyncIterator[None]:
     yield
 
 
-async def led_until_read(valkey: ValkeyProcess, leases: Leases, ready: Callable[[], bool], *numbers: int) -> int:
-    """A leader admits requests, and is gone with its lease still there. Returns its epoch."""
+async def led_until_read(
+    valkey: ValkeyProcess, leases: Leases, ready: Callable[[], bool], *numbers: int, pin: str = ""
+) -> int:
+    """A leader pins a prefix, admits requests, and is gone with its lease still there. Returns its epoch."""
     store = RedisStore(valkey.url, timeout_s=STORE_TIMEOUT_S)
     async with running_journal(store) as leader:
         epoch = leader.stats.epoch
         await leases.hold(Lease("leader", "leader:1", epoch), 60_000)
+        if pin:
+            leader.append(pins=[journal_pb2.PinChange(name=pin)])
+            await until(lambda: not leader.stats.pending)
         for number in numbers:
             await leader.admit(admission(number))
         await until(ready)
@@ -291,3 +297,28 @@ async def test_two_that_have_read_the_same_do_not_contend_for_a_journal_that_is_
         (task,) = done
         assert task.result().attempt.recovery.num_waiting == 1
         assert len(one.attempts) + len(two.attempts) == 1
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_new_leader_needs_pins_in_the_journal_before_the_requests_behind_them(
+    valkey: ValkeyProcess, is_lost: bool
+) -> None:
+    """A leader that counts requests alone trims the pins, and does not say them again where the store has lost them."""
+    async with (
+        redis_store(valkey.url) as store,
+        standby_site(valkey.url) as site,
+        leader_to_come(site.leases),
+        leading(site, lambda: True) as task,
+    ):
+        epoch = await led_until_read(valkey, site.leases, lambda: site.has_read(1), 1, pin="system")
+        if is_lost:
+            valkey.command("DEL", "{quire:default}:journal")
+        await site.leases.release(Lease("leader", "leader:1", epoch))
+        journal = (await asyncio.wait_for(task, patient(15))).attempt.journal
+        replay = JournalReplay()
+        async for entry_id, entry in read_journal(store, JOURNAL_START):
+            replay.apply(entry_id, entry)
+        (pin,) = replay.pins.values()
+        assert pin.change.name == "system"
+        assert (pin.entry_id.epoch > epoch) == is_lost
+        assert (journal.stats.num_needed, journal.stats.oldest_needed) == (2, pin.entry_id)

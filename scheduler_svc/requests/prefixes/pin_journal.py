@@ -9,8 +9,7 @@ from typing import Any
 from quire.errors import UnavailableError
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
-from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin, restored_pin
-from scheduler_svc.requests.recovery.journal_replay import JournaledPin
+from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
 
 TIMEOUT_S = 5.0
 UNSURE_S = 60.0  # in which a client may ask again whether its pin is gone
@@ -32,7 +31,7 @@ class PinJournal:
         self._leaving[prefix.tenant, prefix.name] = prefix
 
         def gone() -> None:
-            self._journal.forget(prefix)
+            self._journal.forget(prefix if prefix.journaled is None else prefix.journaled)
             prefix.gone.set()
             if prefix.is_unsure:
                 asyncio.get_running_loop().call_later(UNSURE_S, self._forget_removed, prefix)
@@ -62,12 +61,6 @@ class PinJournal:
         key = (prefix.tenant, prefix.name)
         if self._leaving.get(key) is prefix:
             del self._leaving[key]
-
-    def read(self, journaled: JournaledPin) -> PrefixPin:
-        """Pin of an earlier leader. Call it before the journal runs."""
-        prefix = restored_pin(journaled.change)
-        self._journal.keep_entry(prefix, journaled.entry_id, prefix.restate)
-        return prefix
 
     async def until(self, durable: asyncio.Event) -> None:
         """Wait for an entry. Raises UnavailableError if the store does not answer; it may become durable later."""

@@ -74,9 +74,9 @@ class PrefixKeeper:
         self._engine.on_result = self._pin_computed_prefixes
 
     def restore(self, journaled: Iterable[JournaledPin]) -> None:
-        """Restore the pins of earlier schedulers. Call it before the journal runs."""
+        """Restore the pins of earlier schedulers, which the journal needs since they were read."""
         for each in journaled:
-            self.add(self.pins.read(each))
+            self.add(restored_pin(each.change, each))
 
     def replace_pins(self, pins: Iterable[journal_pb2.PinChange], *, asked_before_s: float = math.inf) -> None:
         """Keep these pins, and no others but those that clients wait for, or have asked for since `asked_before_s`.

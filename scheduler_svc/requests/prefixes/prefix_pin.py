@@ -16,6 +16,7 @@ from quire.v1 import journal_pb2
 from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.requests.live.new_request import prefix_hash_seed
+from scheduler_svc.requests.recovery.journal_replay import JournaledPin
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,6 +31,7 @@ class PrefixPin:
     block_size: int = 0
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks
     worker_ids: set[str] = field(default_factory=set)  # of workers that have it
+    journaled: JournaledPin | None = None  # of an earlier leader, by which the journal knows it
     is_kept: bool = False
     durable: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has it
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has its removal
@@ -133,14 +135,18 @@ def digest_of_pins(pins: Iterable[journal_pb2.PinChange]) -> int:
     return digest
 
 
-def restored_pin(change: journal_pb2.PinChange) -> PrefixPin:
-    """Pin of an earlier scheduler. No worker has it yet; the first worker of its model decides the block size."""
+def restored_pin(change: journal_pb2.PinChange, journaled: JournaledPin | None = None) -> PrefixPin:
+    """Pin of another scheduler. No worker has it yet; the first worker of its model decides the block size.
+
+    `journaled`: it is one of an earlier leader, which the journal needs already.
+    """
     prefix = PrefixPin(
         name=change.name,
         tenant=change.tenant,
         cache_salt=change.cache_salt,
         token_ids=unpack_int32(change.token_ids).tolist(),
         fingerprint=change.model_fingerprint,
+        journaled=journaled,
         is_kept=True,
     )
     prefix.durable.set()

@@ -82,6 +82,10 @@ class JournaledPin:
     entry_id: EntryId  # that stated it last
     change: journal_pb2.PinChange
 
+    def restate(self, entry: journal_pb2.JournalEntry) -> None:
+        """Add the pin to an entry that restates pins."""
+        entry.pins.append(self.change)
+
 
 class BegunReplay(NamedTuple):
     """Replay of the first part of a journal."""

@@ -134,6 +134,8 @@ class Recovery:
         for each in needed:
             self._add_waiting(each)
         self.pins = list(replay.pins.values())
+        for pin in self.pins:
+            self._engine.journal.keep_entry(pin, pin.entry_id, pin.restate)
         if ends:
             self._engine.journal.append(finishes=ends)
         self._patient_until_s = time.monotonic() + self._model_patience_s
@@ -150,6 +152,11 @@ class Recovery:
         if replay.is_settled:
             return JournalContents.SETTLED
         return JournalContents.UNSETTLED if replay.highest_number else JournalContents.EMPTY
+
+    def forget_pins(self) -> None:
+        """Need the pins of earlier leaders no longer."""
+        for pin in self.pins:
+            self._engine.journal.forget(pin)
 
     async def settled(self, request_id: str) -> None:
         """Return when the request waits no more."""
