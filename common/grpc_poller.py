@@ -1,9 +1,9 @@
-"""Selects gRPC's poller, and what it writes by itself, for our services.
+"""Selects gRPC's poller, what it writes by itself, and that it takes no proxy, for our services.
 
 Import it before anything of gRPC, and only in a service's `__main__`.
 
-gRPC reads the choice once, when it is loaded; a value that the environment already has is kept. The SDK does not import
-this, because a user's process may use gRPC otherwise.
+gRPC reads the choices when it is loaded, or as it connects; a value that the environment already has is kept. The SDK
+does not import this, because a user's process may use gRPC otherwise.
 """
 
 import os
@@ -20,3 +20,7 @@ if version("grpcio").startswith(_MEASURED_RELEASES):
 
 # It writes of peers that went away, in lines that are no JSON, among ours, which say as much.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+# It would ask the proxy that the environment names for the web, `http_proxy`, for a pod's address, or for loopback. The
+# variable stays: models are downloaded through it. Empty means none.
+os.environ.setdefault("grpc_proxy", "")

@@ -1,9 +1,13 @@
-"""Lines that gRPC writes on standard error by itself, in a process of ours: none of a peer that sends it away."""
+"""gRPC in a process of ours: no line of a peer that sends it away, and no proxy of the web in between."""
 
+import os
+import select
 import socket
 import subprocess
 import sys
 import threading
+
+import pytest
 
 from tests.patience import patient
 from tests.services import ROOT
@@ -40,3 +44,21 @@ def test_a_peer_that_sends_us_away_is_no_line_of_grpc_among_ours() -> None:
         called = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(30.0), check=True)
     assert called.stdout
     assert called.stderr == ""
+
+
+@pytest.mark.parametrize("proxy", ["grpc_proxy", "http_proxy"])
+def test_a_proxy_for_the_web_is_not_between_our_services(proxy: str) -> None:
+    """A proxy cannot reach a pod, or the loopback of this machine. One for gRPC is meant."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as web:
+        environment = {**os.environ, "https_proxy": at(web), "http_proxy": at(web)}
+        environment.pop("grpc_proxy", None)
+        environment[proxy] = at(web)
+        command = [sys.executable, "-c", CALL, at(server).removeprefix("http://")]
+        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=patient(30.0), check=True)
+        dialled, _, _ = select.select([server, web], [], [], 0)
+        assert dialled == [web if proxy == "grpc_proxy" else server]
+
+
+def at(server: socket.socket) -> str:
+    host, port = server.getsockname()
+    return f"http://{host}:{port}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -102,6 +103,7 @@ async def _serve(settled: Settled, folder: DataFolder, announcer: Announcer) -> 
     """Serves until a signal. Returns the exit code; a failure is reported in one line."""
     stop = asyncio.Event()
     set_on_stop_signals(stop)
+    os.environ.setdefault("grpc_proxy", "")  # its services are on this machine: `http_proxy` is not for them
     try:
         supervisor = Supervisor(settled, folder, announcer)
         announcer.print_message(f"starting {settled.serve.model}; logs in {folder.path / 'logs'}")
