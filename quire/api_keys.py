@@ -51,8 +51,10 @@ class AcceptedKeys:
 
 
 def _variable_keys() -> list[str]:
-    keys = [key.strip() for key in os.environ.get(API_KEY, "").split(",")]
-    keys = [key for key in keys if key]
+    value = os.environ.get(API_KEY, "").strip()
+    keys = [key for key in map(str.strip, value.split(",")) if key]
+    if value and not keys:  # somebody wants keys: do not serve everybody
+        raise ValueError(f"{API_KEY}: it has commas and no key between them; unset it to serve everybody")
     if not all(_KEY.fullmatch(key) for key in keys):
         raise ValueError(f"{API_KEY}: it has something that is no key: {_FORM}")
     return keys

@@ -180,6 +180,16 @@ def test_keys_of_the_variable_come_before_those_of_the_file(folder: Path, monkey
     assert len(AcceptedKeys(read_api_keys(folder / "keys"))) == 2
 
 
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_variable_has_no_key_and_one_of_commas_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """A list whose parts are all empty came from a deployment that wants keys."""
+    monkeypatch.setenv("QUIRE_API_KEY", value)
+    assert read_api_keys(None) == ()
+    monkeypatch.setenv("QUIRE_API_KEY", f",{value},")
+    with pytest.raises(ValueError, match="QUIRE_API_KEY: it has commas and no key"):
+        read_api_keys(None)
+
+
 @pytest.mark.parametrize("text", ["", "# none\n", "sk key\n", "a,b\n", "k\x01\n", "ключ\n", "x" * 513])
 def test_a_file_without_keys_or_with_something_else_is_refused_without_showing_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
