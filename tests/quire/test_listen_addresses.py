@@ -64,6 +64,16 @@ def test_one_port_of_several_addresses_is_held_on_each() -> None:
             chosen.choose(f"203.0.113.1:{port}")
 
 
+def test_only_an_address_in_use_is_said_to_be_used() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as neighbour, ListenAddresses() as chosen:
+        with pytest.raises(
+            AddressError, match=r"in use; stop what uses it, or choose another with --listen host:port$"
+        ):
+            chosen.choose(f"127.0.0.1:{neighbour.getsockname()[1]}")
+        with pytest.raises(AddressError, match=r"assign requested address; choose another with --listen host:port$"):
+            chosen.choose("203.0.113.1:0")
+
+
 def test_what_listens_everywhere_is_dialled_here() -> None:
     assert dial_address("0.0.0.0:7847") == "127.0.0.1:7847"
     assert dial_address("[::]:7847") == "[::1]:7847"

@@ -33,7 +33,8 @@ class ListenAddresses:
             taking = [other for other, held in self._held if held.getsockname()[1] == int(port)]
             if taking and error.errno == errno.EADDRINUSE:
                 raise AddressError(f"{taking[0]} takes the port of {listen}: {remedy}") from error
-            raise AddressError(f"cannot listen on {listen}: {error}; stop what uses it, or {remedy}") from error
+            remedy = f"stop what uses it, or {remedy}" if error.errno == errno.EADDRINUSE else remedy
+            raise AddressError(f"cannot listen on {listen}: {error}; {remedy}") from error
         bound: int = probe.getsockname()[1]
         self._held.append((option, probe))
         return f"{host}:{bound}"
