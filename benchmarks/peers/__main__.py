@@ -2,6 +2,7 @@
 
     python -m benchmarks.peers [--model 125m] [--dtype bfloat16] [--only NAMES] [--loads NAMES] [--rounds 5] [--resume]
     python -m benchmarks.peers --http       # servers, asked over HTTP
+    python -m benchmarks.peers --chats      # conversations of several turns, with prefix caches on
     python -m benchmarks.peers --set-up     # makes the environments, and measures nothing
 
 Each peer has a virtual environment under the cache folder; what cannot be set up is reported with its reason. An
@@ -24,6 +25,8 @@ from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runners.harness import Setup
 from benchmarks.peers.runs_file import RunsFile
 from benchmarks.peers.systems import (
+    CHATTING,
+    CLOSED,
     DRAWING,
     OFFLINE,
     OPEN_LOOP,
@@ -35,7 +38,7 @@ from benchmarks.peers.systems import (
     System,
     targets_of,
 )
-from benchmarks.peers.workload import LOADS, MODELS, NUM_REQUESTS, checkpoint
+from benchmarks.peers.workload import CHATS, LOADS, MODELS, NUM_REQUESTS, checkpoint, longest_sequence
 from benchmarks.random_models import ModelShape
 from benchmarks.report import RESULTS, ROOT, circumstances, has_amx, write_result
 
@@ -55,7 +58,7 @@ def main() -> None:
         print(f"{SYSTEMS[name].title} cannot be set up: {reason}", flush=True)
     if options.set_up:
         return
-    rounds = {load: options.rounds if load in OFFLINE else options.open_rounds for load in options.loads}
+    rounds = {load: options.rounds if load in CLOSED else options.open_rounds for load in options.loads}
     rounds |= {PARITY: 1} if PARITY in rounds else {}
     entrants = entrants_of(pythons, options)
     plan = {
@@ -67,7 +70,7 @@ def main() -> None:
     }
     kind = "amx_" if has_amx(circumstances()["machine"]) else ""  # such machines have results of their own
     label = f"peers_{kind}{options.model}_{options.dtype}{'' if options.top_p is None else '_top_p'}"
-    label += "_http" if options.http else ""
+    label += f"{'_http' if options.http else ''}{'_chats' if options.chats else ''}"
     runs = RunsFile(options.cache / "runs" / f"{label}.jsonl", plan, resume=options.resume)
     campaign = Campaign(
         entrants=entrants,
@@ -79,7 +82,9 @@ def main() -> None:
     )
     campaign.run()
     about = {run.system: run.about for run in runs.runs.values() if run.about is not None}
-    outcome = Outcome(list(runs.runs.values()), not_set_up, options.top_p, over_http=options.http)
+    outcome = Outcome(
+        list(runs.runs.values()), not_set_up, options.top_p, over_http=options.http, in_chats=options.chats
+    )
     print(outcome.as_text(options.loads))
     figures = {
         "model": options.model,
@@ -87,6 +92,7 @@ def main() -> None:
         "dtype": options.dtype,
         "top_p": options.top_p,
         "over_http": options.http,
+        "in_chats": options.chats,
         "threads": options.threads,
         "rounds": rounds,
         "pool_tokens": POOL_TOKENS,
@@ -118,9 +124,7 @@ def set_up(options: argparse.Namespace) -> tuple[dict[str, Path], dict[str, str]
 def entrants_of(pythons: Mapping[str, Path], options: argparse.Namespace) -> list[Entrant]:
     shape = MODELS[options.model]
     model = checkpoint(options.model, options.dtype, options.cache / "models")
-    longest = max(
-        len(each.prompt) + each.num_output for load in options.loads for each in LOADS[load].requests(shape.vocab_size)
-    )
+    longest = max(longest_sequence(LOADS[load].requests(shape.vocab_size)) for load in options.loads)
     entrants = []
     for name, python in pythons.items():
         system = SYSTEMS[name]
@@ -134,6 +138,7 @@ def entrants_of(pythons: Mapping[str, Path], options: argparse.Namespace) -> lis
             step_tokens=STEP_TOKENS,
             max_len=-(-longest // _LEN_STEP) * _LEN_STEP,
             top_p=options.top_p,
+            caches_prefixes=options.chats,
             options=_with_pool(system.options, shape, options.dtype),
         )
         command = [str(python), "-m", f"benchmarks.peers.runners.{system.runner}"]
@@ -177,6 +182,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=_ITEM_BYTES, default="bfloat16")
     parser.add_argument("--only", nargs="+", choices=SYSTEMS, metavar="SYSTEM", help="default: all but a few")
     parser.add_argument("--http", action="store_true", help="compare servers, asked over HTTP")
+    parser.add_argument("--chats", action="store_true", help="compare conversations, with prefix caches on")
     parser.add_argument("--loads", nargs="+", choices=LOADS, help="default: all, parity in float32 alone")
     parser.add_argument("--rounds", type=int, default=5, help="of the loads that come all at once")
     parser.add_argument("--open-rounds", type=int, default=3, help="of the loads that come one by one")
@@ -188,10 +194,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--torch-index", help="where torch comes from; default: pip's own configuration")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     options = parser.parse_args()
-    options.only = options.only or (list(SERVERS) if options.http else USUAL)
+    options.only = options.only or list(SERVERS if options.http else CHATTING if options.chats else USUAL)
     if any(SYSTEMS[name].is_server != options.http for name in options.only):
         parser.error("name servers with --http, and engines without")
-    options.loads = options.loads or [*OFFLINE, *OPEN_LOOP, *([PARITY] if options.dtype == "float32" else [])]
+    if options.chats and not set(options.only) <= set(CHATTING):
+        parser.error(f"--chats is known for {', '.join(CHATTING)}: name them with --only")
+    usual = [CHATS] if options.chats else [*OFFLINE, *OPEN_LOOP, *([PARITY] if options.dtype == "float32" else [])]
+    options.loads = options.loads or usual
+    if options.chats != (CHATS in options.loads) or (options.chats and len(options.loads) > 1):
+        parser.error(f"the load {CHATS} runs by itself, with --chats")
     options.cache = options.cache.resolve()
     if options.http:
         options.loads = [load for load in options.loads if load in targets_of(None, over_http=True)]

@@ -87,9 +87,11 @@ class Campaign:
                 raise PeerError(f"got {len(answer['token_ids'])} tokens, requested {request.num_output}")
         if (num := num_echoes(requests, [each["token_ids"] for each in answers])) > MAX_ECHOES:
             raise PeerError(f"{num} outputs contain tokens of their prompts")
-        figures = Figures.of(
-            [each.arrival_s for each in requests], [each["token_s"] for each in answers], peer.peak_memory_bytes()
-        )
+        due_s = [  # a turn is due when the one before has ended, which is when it is sent
+            request.arrival_s if request.follows is None else answer["sent_s"]
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+        figures = Figures.of(due_s, [each["token_s"] for each in answers], peer.peak_memory_bytes())
         tokens = [each["token_ids"] for each in answers]
         self._record_run(Run(round=number, system=system, load=load, figures=figures, token_ids=tokens, about=about))
 

@@ -11,7 +11,7 @@ from benchmarks.bar_chart import Bar, bar_chart
 from benchmarks.peers.figures import Figures, Verdict, num_equal, verdicts
 from benchmarks.peers.ours import OURS, OURS_OVER_HTTP, REFERENCE, default_verdicts, is_peer
 from benchmarks.peers.runs_file import Run
-from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, targets_of
+from benchmarks.peers.systems import CLOSED, PARITY, SYSTEMS, targets_of
 from benchmarks.peers.workload import LOADS
 from benchmarks.report import table
 from benchmarks.svg_chart import Line, log_log_chart
@@ -29,10 +29,11 @@ class Outcome:
         top_p: float | None = None,
         *,
         over_http: bool = False,
+        in_chats: bool = False,
     ) -> None:
         """`not_set_up`: reasons, by system. `top_p`: how tokens were drawn; None: greedily."""
         self._runs = runs
-        self._targets = targets_of(top_p, over_http=over_http)
+        self._targets = targets_of(top_p, over_http=over_http, in_chats=in_chats)
         self._ours = OURS_OVER_HTTP if over_http else OURS
         self._not_set_up = not_set_up
 
@@ -76,7 +77,7 @@ class Outcome:
             "key_figures": {
                 f"{load}_{name}_tokens_per_s": each.tokens_per_s
                 for load in loads
-                if load in OFFLINE
+                if load in CLOSED
                 for name, each in self.medians(load).items()
             },
             "targets": {load: _verdicts_as_json(self.verdicts(load)) for load in loads},
@@ -109,7 +110,7 @@ class Outcome:
         documents = {}
         for load in loads:
             medians = self.medians(load)
-            if load in OFFLINE and medians:
+            if load in CLOSED and medians:
                 best = max(each.tokens_per_s for each in medians.values())
                 bars = [
                     Bar(f"{each.tokens_per_s:g} tokens/s", SYSTEMS[name].title, each.tokens_per_s / best)

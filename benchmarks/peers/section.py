@@ -50,7 +50,7 @@ def section_of(document: Document) -> Section:
     over_http = " All are asked over HTTP by one client, which streams." if document.get("over_http") else ""
     return Section(
         variant=f"{document['model']}, {document['dtype']}{', AMX' if has_amx(document['machine']) else ''}"
-        f"{_top_p(document)}{', over HTTP' if over_http else ''}",
+        f"{_top_p(document)}{', over HTTP' if over_http else ''}{', conversations' if _in_chats(document) else ''}",
         done=(
             f"One checkpoint of random weights, the same requests, {_choice(document)} and to their full length, one "
             f"system at a time, round by round; ours with services and journal.{over_http} "
@@ -71,9 +71,14 @@ def _choice(document: Document) -> str:
     return "greedy" if document.get("top_p") is None else f"drawn at temperature 1 with top-p {document['top_p']:g}"
 
 
+def _in_chats(document: Document) -> bool:
+    return bool(document.get("in_chats"))
+
+
 def _budget(document: Document) -> str:
+    caches = "on" if _in_chats(document) else "off"
     return (
-        f", {document['step_tokens']:,} tokens a step (ours: our default), prefix caches off"
+        f", {document['step_tokens']:,} tokens a step (ours: our default), prefix caches {caches}"
         if "step_tokens" in document
         else ""
     )
@@ -86,7 +91,7 @@ def _verdicts(document: Document) -> Iterator[Headline]:
     missing = []
     over_http = bool(document.get("over_http"))
     ours = OURS_OVER_HTTP if over_http else OURS
-    for load, targets in targets_of(document.get("top_p"), over_http=over_http).items():
+    for load, targets in targets_of(document.get("top_p"), over_http=over_http, in_chats=_in_chats(document)).items():
         peers = [run for run in valid if is_peer(run.system)]
         measured = {each.figure: each for each in verdicts(peers, load, ours, targets)}
         for figure, bound in targets.items():
@@ -118,6 +123,12 @@ def _valid(runs: Sequence[Any], document: Document) -> list[Any]:
 def _load_words(load: str, document: Document) -> str:
     about = document["loads"][load]
     when = "all at once" if about["rate"] is None else f"a Poisson process of {about['rate']:g} a second"
+    if (num_turns := about.get("num_turns", 1)) > 1:
+        num = about["num_requests"] // num_turns
+        when = (
+            f"{num} conversations of {num_turns} turns, which begin at once with the same {about['shared_tokens']:,} "
+            "tokens; each turn is sent when the one before has ended, with all of the conversation so far"
+        )
     tokens = f"{about['prompt_tokens']:,} tokens in, {about['output_tokens']:,} out"
     return f"**{load}**: {about['num_requests']} requests, {when}; {tokens}; rounds: {document['rounds'][load]}."
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.peers.environments import Recipe
+from benchmarks.peers.workload import CHATS
 
 _TORCH = "torch==2.13.0"
 _ALL_CORES = f"0-{(os.cpu_count() or 1) - 1}"
@@ -26,6 +27,8 @@ RECIPES = {
 OPEN_LOOP = ("rate-1", "rate-2", "rate-4")
 OFFLINE = ("sharegpt", "alpaca", "long")
 PARITY = "parity"
+CLOSED = (*OFFLINE, CHATS)  # loads in which a request waits for nothing but the system
+_USUAL_LOADS = (*OFFLINE, *OPEN_LOOP, PARITY)
 _NO_WORSE = {"normalised_latency_s": 1.0, "first_token_p50_s": 1.0, "first_token_p99_s": 1.0}
 _TARGETS: Mapping[str, Mapping[str, float]] = {
     "sharegpt": {"tokens_per_s": 1.05},
@@ -41,6 +44,9 @@ _HTTP_TARGETS: Mapping[str, Mapping[str, float]] = {
     "sharegpt": {"tokens_per_s": 1.25},
     "alpaca": {"tokens_per_s": 1.25},
     **{load: {"first_token_p50_s": 1.0, "first_token_p99_s": 1.0} for load in OPEN_LOOP},
+}
+_CHAT_TARGETS: Mapping[str, Mapping[str, float]] = {
+    CHATS: {"tokens_per_s": 1.05, "first_token_p50_s": 1.0, "first_token_p99_s": 1.0}
 }
 # Systems whose runners can be told to draw tokens.
 DRAWING = frozenset({"quire", "quire-flags", "openvino", "vllm", "vllm-default"})
@@ -58,13 +64,13 @@ class System:
     runner: str  # module in benchmarks.peers.runners
     options: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    loads: tuple[str, ...] = (*OFFLINE, *OPEN_LOOP, PARITY)
+    loads: tuple[str, ...] = _USUAL_LOADS
     is_extra: bool = False  # it runs only where it is asked for
     is_server: bool = False  # it is asked over HTTP
 
 
 SYSTEMS = {
-    "quire": System(title="Quire", recipe=None, runner="quire"),
+    "quire": System(title="Quire", recipe=None, runner="quire", loads=(*_USUAL_LOADS, CHATS)),
     "quire-flags": System(
         title="Quire, the best flags known", recipe=None, runner="quire", options={"flags": BEST_FLAGS}, is_extra=True
     ),
@@ -86,13 +92,16 @@ SYSTEMS = {
         is_extra=True,
         is_server=True,
     ),
-    "openvino": System(title="OpenVINO GenAI", recipe="openvino", runner="openvino_genai"),
+    "openvino": System(
+        title="OpenVINO GenAI", recipe="openvino", runner="openvino_genai", loads=(*_USUAL_LOADS, CHATS)
+    ),
     "vllm": System(
         title="vLLM, all cores",
         recipe="vllm",
         runner="vllm",
         options={"kv_cache_memory_bytes": POOL_BYTES},
         variables={"VLLM_CPU_OMP_THREADS_BIND": _ALL_CORES},
+        loads=(*_USUAL_LOADS, CHATS),
     ),
     "vllm-default": System(
         title="vLLM, its default cores",
@@ -118,10 +127,18 @@ SYSTEMS = {
 
 
 SERVERS = tuple(name for name, system in SYSTEMS.items() if system.is_server)
+CHATTING = tuple(name for name, system in SYSTEMS.items() if CHATS in system.loads)
 
 
-def targets_of(top_p: float | None, *, over_http: bool = False) -> Mapping[str, Mapping[str, float]]:
-    """Targets of each load by figure, as multiples of the best peer: for greedy choice, for tokens drawn, or HTTP."""
+def targets_of(
+    top_p: float | None, *, over_http: bool = False, in_chats: bool = False
+) -> Mapping[str, Mapping[str, float]]:
+    """Targets of each load by figure, as multiples of the best peer.
+
+    They are those of greedy choice, of tokens that are drawn, of servers, or of conversations.
+    """
     if over_http:
         return _HTTP_TARGETS
+    if in_chats:
+        return _CHAT_TARGETS
     return _TARGETS if top_p is None else _DRAWING_TARGETS

@@ -3,6 +3,7 @@
 Knows no system.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
@@ -26,19 +27,25 @@ MODELS = {name: SHAPES[name] for name in ("8m", "100m", "125m", "216m", "400m", 
 class Sent:
     """One request of a load."""
 
-    prompt: list[int]
+    prompt: list[int]  # in a conversation, what this turn adds to it
     num_output: int
     arrival_s: float
+    follows: int | None = None  # index of the request of the turn before; this one is sent once that one has ended
 
     @property
     def fields(self) -> dict[str, Any]:
         """Fields as a runner reads them."""
-        return {"prompt": self.prompt, "num_output": self.num_output, "arrival_s": self.arrival_s}
+        return {
+            "prompt": self.prompt,
+            "num_output": self.num_output,
+            "arrival_s": self.arrival_s,
+            "follows": self.follows,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Lengths of a trace, or all the same; all at once or as a Poisson process."""
+    """Lengths of a trace, or all the same; all at once, as a Poisson process, or as the turns of conversations."""
 
     dataset: Dataset | None = None  # None: all as long as `lengths` says
     seed: int = 0  # of the lengths; chosen for the totals that the targets were set on
@@ -47,14 +54,27 @@ class Load:
     scale: float = 1.0  # of both lengths
     num_requests: int = NUM_REQUESTS
     rate: float | None = None  # requests/s; None: all at once
+    num_turns: int = 1  # of each conversation, one request a turn; all first turns come at once
+    shared_tokens: int = 0  # with which every conversation begins, the same
 
     def requests(self, vocab_size: int) -> list[Sent]:
-        """Requests in the order of arrival. Random tokens, so no prefix is shared, within a load or between two."""
+        """Requests in the order of arrival, turn by turn.
+
+        Random tokens, so no prefix is shared within a load, but that of its conversations, or between two loads.
+        """
         tokens = Random(self.tokens_seed)
-        return [
-            Sent([tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(num_input)], num_output, arrival_s)
-            for (num_input, num_output), arrival_s in zip(self._sizes(), self._arrivals_s(), strict=True)
-        ]
+        shared = [tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(self.shared_tokens)]
+        at_once = self.num_requests // self.num_turns
+        requests = []
+        for index, ((num_input, num_output), arrival_s) in enumerate(
+            zip(self._sizes(), self._arrivals_s(), strict=True)
+        ):
+            prompt = [tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(num_input)]
+            if index < at_once:
+                requests.append(Sent([*shared, *prompt], num_output, arrival_s))
+            else:
+                requests.append(Sent(prompt, num_output, arrival_s, follows=index - at_once))
+        return requests
 
     def _sizes(self) -> list[tuple[int, int]]:
         if self.dataset is None:
@@ -73,6 +93,7 @@ class Load:
 
 _SHAREGPT: dict[str, Any] = {"dataset": "sharegpt", "seed": 171, "scale": 0.25}
 _ALPACA: dict[str, Any] = {"dataset": "alpaca", "seed": 1271}
+CHATS = "chats"
 LOADS = {
     "sharegpt": Load(**_SHAREGPT, tokens_seed=0),
     "alpaca": Load(**_ALPACA, tokens_seed=1),
@@ -81,7 +102,17 @@ LOADS = {
     "rate-2": Load(**_SHAREGPT, rate=2.0, num_requests=48, tokens_seed=4),
     "rate-4": Load(**_SHAREGPT, rate=4.0, tokens_seed=5),
     "parity": Load(**_ALPACA, num_requests=16, tokens_seed=6),
+    CHATS: Load(**_SHAREGPT, tokens_seed=7, num_requests=96, num_turns=6, shared_tokens=512),
 }
+
+
+def longest_sequence(requests: Sequence[Sent]) -> int:
+    """Tokens of the longest sequence, conversations with all that came before."""
+    lengths: list[int] = []
+    for each in requests:
+        before = 0 if each.follows is None else lengths[each.follows]
+        lengths.append(before + len(each.prompt) + each.num_output)
+    return max(lengths)
 
 
 def warm_up(load: Load, vocab_size: int) -> list[Sent]:

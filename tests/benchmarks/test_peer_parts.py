@@ -9,7 +9,7 @@ import pytest
 from benchmarks.peers.environments import Recipe, SetUpError, python_of
 from benchmarks.peers.runners.harness import Recorder, Request, drive_batches, drive_steps
 from benchmarks.peers.systems import RECIPES, SYSTEMS
-from benchmarks.peers.workload import LOADS, MODELS, warm_up
+from benchmarks.peers.workload import CHATS, LOADS, MODELS, longest_sequence, warm_up
 
 
 class Stepper:
@@ -18,8 +18,10 @@ class Stepper:
     def __init__(self) -> None:
         self.live: dict[int, int] = {}
         self.most = 0
+        self.prompts: dict[int, list[int]] = {}
 
     def add(self, request: Request) -> None:
+        self.prompts[request.index] = request.prompt
         self.live[request.index] = request.num_output
 
     def step(self) -> list[tuple[int, list[int]]]:
@@ -35,6 +37,22 @@ def test_a_driven_engine_gets_requests_when_they_come_and_no_token_too_many_coun
     drive_steps(engine, recorder)
     assert [each["token_ids"] for each in recorder.answers()] == [[0, 0, 0], [1, 1, 1, 1]]
     assert recorder.sent_s[1] >= 0.02 and engine.live == {}
+
+
+def test_turns_of_a_conversation_come_one_behind_the_other_with_all_that_came_before() -> None:
+    requests = [
+        Request(0, [5], 2, 0.0),
+        Request(1, [6], 1, 0.0),
+        Request(2, [7, 8], 3, 0.0, 0),
+        Request(3, [9], 1, 0.0, 2),
+    ]
+    recorder = Recorder(requests)
+    engine = Stepper()
+    drive_steps(engine, recorder)
+    assert [each["token_ids"] for each in recorder.answers()] == [[0, 0], [1], [2, 2, 2], [3]]
+    assert engine.prompts == {0: [5], 1: [6], 2: [5, 0, 0, 7, 8], 3: [5, 0, 0, 7, 8, 2, 2, 2, 9]}
+    assert recorder.sent_s[3] >= recorder.token_s[2][-1] and recorder.sent_s[2] >= recorder.token_s[0][-1]
+    assert engine.most == 2 and recorder.next_turn(1) is None
 
 
 def test_batches_are_of_those_that_wait() -> None:
@@ -65,6 +83,18 @@ def test_open_loads_come_at_their_rate_with_the_requests_of_the_closed_one() -> 
     assert [each.num_output for each in closed] == [each.num_output for each in opened]
     arrivals_s = [each.arrival_s for each in opened]
     assert arrivals_s == sorted(arrivals_s) and arrivals_s[-1] == pytest.approx(64 / 4, rel=0.25)
+
+
+def test_conversations_share_their_beginning_and_go_on_turn_by_turn() -> None:
+    load = LOADS[CHATS]
+    requests = load.requests(MODELS["125m"].vocab_size)
+    num_chats = load.num_requests // load.num_turns
+    first, later = requests[:num_chats], requests[num_chats:]
+    assert len({tuple(each.prompt[: load.shared_tokens]) for each in first}) == 1
+    assert len({tuple(each.prompt[: load.shared_tokens + 8]) for each in first}) > 1
+    assert [each.follows for each in first] == [None] * num_chats
+    assert [each.follows for each in later] == list(range(len(later)))
+    assert max(len(each.prompt) + each.num_output for each in requests) < longest_sequence(requests) < 2048
 
 
 def test_no_load_meets_prompts_that_another_or_the_warm_up_has_left_in_a_cache() -> None:

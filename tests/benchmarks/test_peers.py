@@ -43,7 +43,7 @@ class FakePeer:
             self._log.append(f"{self._name} loads")
             return {"seconds": 0.0, "computes_in": "float32", "versions": {}}
         self._log.append(f"{self._name} runs {len(message['requests'])}")
-        return {"answers": [answer(each["num_output"]) for each in message["requests"]]}
+        return {"answers": [answer(each["num_output"], each["follows"]) for each in message["requests"]]}
 
     def peak_memory_bytes(self) -> int:
         return 2**20
@@ -52,8 +52,9 @@ class FakePeer:
         self._log.append(f"{self._name} ends")
 
 
-def answer(num_output: int) -> dict[str, Any]:
-    return {"sent_s": 0.0, "token_s": [1.0 + n for n in range(num_output)], "token_ids": [7] * num_output}
+def answer(num_output: int, follows: int | None) -> dict[str, Any]:
+    sent_s = 0.0 if follows is None else 0.75
+    return {"sent_s": sent_s, "token_s": [1.0 + n for n in range(num_output)], "token_ids": [7] * num_output}
 
 
 def campaign_of(entrants: Sequence[Entrant], folder: Path, rounds: int = 2, *, resume: bool = False) -> Campaign:
@@ -117,6 +118,15 @@ def test_every_system_runs_once_a_round_and_another_one_is_first_each_time(tmp_p
     assert [line[0] for line in log if line.endswith("loads")] == [*"abc", *"bca", *"cab", *"abc"]
     assert log[:4] == ["a loads", "a runs 3", "a runs 3", "a ends"], "a warm-up, the load, and the end before the next"
     assert rotated([], 3) == []
+
+
+def test_a_turn_of_a_conversation_is_due_when_it_is_sent(tmp_path: Path) -> None:
+    campaign = campaign_of(fakes("a", []), tmp_path, rounds=1)
+    campaign.loads = {"sharegpt": replace(TINY, num_requests=6, num_turns=3)}
+    campaign.run()
+    measured = campaign.runs.runs[0, "a", "sharegpt"].figures
+    assert measured is not None
+    assert (measured.first_token_p50_s, measured.first_token_p99_s) == (0.25, 1.0)
 
 
 def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, Self
 
@@ -27,6 +27,7 @@ class Request:
     prompt: list[int]
     num_output: int
     arrival_s: float  # since the begin of the load
+    follows: int | None = None  # index of the conversation's turn before; see `Recorder.in_conversation`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +40,11 @@ class Setup:
     threads: int
     max_num_seqs: int
     pool_tokens: int  # KV memory, where the engine can be told
-    step_tokens: int  # computed in one step at most, where the engine can be told; prefix caches are off
+    step_tokens: int  # computed in one step at most, where the engine can be told
     max_len: int  # of any sequence
     options: dict[str, Any]  # of this peer alone
     top_p: float | None = None  # of tokens drawn at temperature 1; None: greedy choice
+    caches_prefixes: bool = False
 
     @property
     def drawing(self) -> dict[str, float]:
@@ -78,6 +80,17 @@ class Recorder:
         new = [int(token) for token in tokens][:room]
         ids.extend(new)
         self.token_s[index].extend([now_s] * len(new))
+
+    def in_conversation(self, request: Request) -> Request:
+        """The request with its whole prompt: all turns before, with the outputs that came, and its own tokens."""
+        if request.follows is None:
+            return request
+        before = self.in_conversation(self.requests[request.follows])
+        return replace(request, prompt=[*before.prompt, *self.token_ids[before.index], *request.prompt])
+
+    def next_turn(self, index: int) -> Request | None:
+        """The request that follows this one, which has ended."""
+        return next((self.in_conversation(each) for each in self.requests if each.follows == index), None)
 
     def is_complete(self, index: int) -> bool:
         return len(self.token_ids.get(index, ())) == self.requests[index].num_output
@@ -116,7 +129,7 @@ class Stepping(Protocol):
 
 def drive_steps(engine: Stepping, recorder: Recorder) -> None:
     """Drive an engine step by step; requests are added between two steps."""
-    waiting, live = deque(recorder.requests), set[int]()
+    waiting, live = deque(each for each in recorder.requests if each.follows is None), set[int]()
     while waiting or live:
         while waiting and waiting[0].arrival_s <= recorder.now_s():
             request = waiting.popleft()
@@ -128,8 +141,10 @@ def drive_steps(engine: Stepping, recorder: Recorder) -> None:
             continue
         for index, tokens in engine.step():
             recorder.record_tokens(index, tokens)
-            if recorder.is_complete(index):
+            if index in live and recorder.is_complete(index):
                 live.discard(index)
+                if (following := recorder.next_turn(index)) is not None:
+                    waiting.append(following)
 
 
 def drive_batches(run_batch: Callable[[Sequence[Request], Recorder], None], size: int, recorder: Recorder) -> None:

@@ -32,7 +32,7 @@ class OpenVino:
         scheduler.max_num_seqs = setup.max_num_seqs
         scheduler.max_num_batched_tokens = setup.step_tokens
         scheduler.dynamic_split_fuse = True
-        scheduler.enable_prefix_caching = False
+        scheduler.enable_prefix_caching = setup.caches_prefixes
         properties = {
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": precision,

@@ -52,7 +52,13 @@ class Quire:
         self._opened.close()
 
     async def _run(self, recorder: Recorder) -> None:
-        await asyncio.gather(*(self._one(recorder, each) for each in recorder.requests))
+        await asyncio.gather(*(self._converse(recorder, each) for each in recorder.requests if each.follows is None))
+
+    async def _converse(self, recorder: Recorder, request: Request | None) -> None:
+        """Send a request, and those of the turns behind it."""
+        while request is not None:
+            await self._one(recorder, request)
+            request = recorder.next_turn(request.index)
 
     async def _one(self, recorder: Recorder, request: Request) -> None:
         await asyncio.sleep(max(0.0, request.arrival_s - recorder.now_s()))

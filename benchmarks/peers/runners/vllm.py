@@ -23,7 +23,7 @@ class Vllm:
             dtype=setup.dtype,
             max_num_seqs=setup.max_num_seqs,
             max_num_batched_tokens=setup.step_tokens,
-            enable_prefix_caching=False,
+            enable_prefix_caching=setup.caches_prefixes,
             disable_log_stats=True,
             seed=0,
             **setup.options,
