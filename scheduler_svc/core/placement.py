@@ -36,14 +36,22 @@ class WorkerLimits:
 
 
 def can_ever_hold(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
-    members = group.unfinished
-    longest = worker.max_model_len
-    if longest is not None and any(sequence.worst_case_tokens > longest for sequence in members):
-        return False
     return (
-        len(members) <= min(worker.num_seats, limits.max_num_seqs)
+        is_long_enough(worker, group)
+        and is_wide_enough(worker, group, limits)
         and group.worst_case_blocks(worker.block_size) <= worker.capacity_blocks
     )
+
+
+def is_long_enough(worker: WorkerState, group: SequenceGroup) -> bool:
+    """True if the worker takes sequences as long as those of the group may become."""
+    longest = worker.max_model_len
+    return longest is None or all(sequence.worst_case_tokens <= longest for sequence in group.unfinished)
+
+
+def is_wide_enough(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
+    """True if all sequences of the group may run at once on the worker."""
+    return len(group.unfinished) <= min(worker.num_seats, limits.max_num_seqs)
 
 
 def may_take(worker: WorkerState, group: SequenceGroup, workers: Iterable[WorkerState], limits: WorkerLimits) -> bool:

@@ -21,6 +21,8 @@ class WaitingReason(Enum):
 
     NO_WORKER = "a worker: none is connected"
     DRAINING = "a worker: all are draining"
+    NO_LONGER_WORKER = "a worker with a longer context: prompt and output are longer than --max-model-len allows"
+    NO_WIDER_WORKER = "a worker that runs more at once: it has more samples or beams than --max-num-seqs allows"
     NO_LARGER_WORKER = "a worker with more KV memory: no connected one can hold it"
     SEAT = "a free seat: as many requests run as may run at once"
     BLOCKS = "KV blocks"
@@ -58,8 +60,7 @@ def _reason_in_queue(
 ) -> WaitingReason:
     takers = [worker for worker in workers if placement.may_take(worker, group, workers, limits)]
     if not takers:
-        can_be_held = any(placement.can_ever_hold(worker, group, limits) for worker in workers)
-        return WaitingReason.DRAINING if can_be_held else WaitingReason.NO_LARGER_WORKER
+        return _reason_without_taker(group, workers, limits)
     if group.state is GroupState.QUARANTINED:
         return WaitingReason.TRIAL
     if group.state is GroupState.DEFERRED:
@@ -75,6 +76,19 @@ def _reason_in_queue(
     if any(has_room_for(worker, plan_start(worker, group)) for worker in open_to_it):
         return WaitingReason.NEXT_STEP
     return WaitingReason.BLOCKS
+
+
+def _reason_without_taker(
+    group: SequenceGroup, workers: Collection[WorkerState], limits: WorkerLimits
+) -> WaitingReason:
+    long_enough = [worker for worker in workers if placement.is_long_enough(worker, group)]
+    if not long_enough:
+        return WaitingReason.NO_LONGER_WORKER
+    wide_enough = [worker for worker in long_enough if placement.is_wide_enough(worker, group, limits)]
+    if not wide_enough:
+        return WaitingReason.NO_WIDER_WORKER
+    can_be_held = any(placement.can_ever_hold(worker, group, limits) for worker in wide_enough)
+    return WaitingReason.DRAINING if can_be_held else WaitingReason.NO_LARGER_WORKER
 
 
 def _reason_swapped(group: SequenceGroup, worker: WorkerState, limits: WorkerLimits) -> WaitingReason:

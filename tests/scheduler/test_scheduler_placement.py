@@ -36,7 +36,7 @@ def test_no_sequence_starts_where_it_could_become_longer_than_the_worker_can_hol
     if fits:
         cluster.run_until_idle()
         return
-    assert cluster.scheduler.waiting_reason(group) is WaitingReason.NO_LARGER_WORKER
+    assert cluster.scheduler.waiting_reason(group) is WaitingReason.NO_LONGER_WORKER
     cluster.add_worker("longer", num_blocks=40, max_model_len=13)
     cluster.run_until_idle()
     assert cluster.workers["longer"].num_computed_tokens > 0 and cluster.workers["w"].num_computed_tokens == 0
@@ -48,7 +48,7 @@ def test_no_group_starts_whose_sequences_cannot_all_run_at_once(num_seats: int, 
     cluster.add_worker(num_blocks=40, num_seats=num_seats)
     too_wide = cluster.add_group([1, 2, 3], num_sequences + 1, 4)
     assert cluster.start() is None
-    assert cluster.scheduler.waiting_reason(too_wide) is WaitingReason.NO_LARGER_WORKER
+    assert cluster.scheduler.waiting_reason(too_wide) is WaitingReason.NO_WIDER_WORKER
     cluster.scheduler.finish_group(too_wide)
     cluster.add_group([1, 2, 3], num_sequences, 4)
     cluster.run_until_idle()

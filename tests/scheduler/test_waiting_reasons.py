@@ -38,6 +38,21 @@ def test_a_group_that_no_connected_worker_can_hold_waits_for_a_larger_one() -> N
     assert reason(cluster, large) is WaitingReason.NO_LARGER_WORKER
 
 
+def test_a_group_waits_for_what_no_connected_worker_has_be_it_context_width_or_memory() -> None:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=64, watermark=0.0))
+    cluster.add_worker("short", num_blocks=64, max_model_len=15)
+    group = cluster.add_group([1] * 8, 3, 8)  # of 16 tokens each: 2 blocks that all share, and 2 of each
+    assert reason(cluster, group) is WaitingReason.NO_LONGER_WORKER
+    cluster.add_worker("narrow", num_blocks=64, max_model_len=16, num_seats=2)
+    assert reason(cluster, group) is WaitingReason.NO_WIDER_WORKER
+    cluster.add_worker("small", num_blocks=7)
+    assert reason(cluster, group) is WaitingReason.NO_LARGER_WORKER
+    cluster.add_worker("enough", num_blocks=8, max_model_len=16, num_seats=3)
+    assert reason(cluster, group) is WaitingReason.NEXT_STEP
+    cluster.scheduler.workers.drain_worker("enough")
+    assert reason(cluster, group) is WaitingReason.DRAINING
+
+
 def test_while_all_seats_are_taken_the_first_waits_for_a_seat_and_the_others_for_it() -> None:
     cluster = make_cluster(num_seats=1)
     _, first, second = (cluster.add_group([number + 1], 1, 4) for number in range(3))
