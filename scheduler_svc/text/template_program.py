@@ -34,6 +34,8 @@ _MAX_REASON_CHARS = 2000
 _END_OF_CONTENT = "END_OF_FINAL_CONTENT "  # a template that trims contents takes its last space
 # How a template asks whether a message has nothing but calls; others would spell None.
 _NO_CONTENT = re.compile(r"\bcontent\b['\"]?\]?\s+is\s+none\b")
+_TEXT_OF_PART = re.compile(r"""['"]text['"]|\.text\b""")  # whoever writes the parts of a content names it
+_WORDS = "Words of a user."
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 
@@ -54,6 +56,11 @@ class CompiledTemplate:
         self._special_tokens: dict[str, Any] = dict(special_tokens)
         self._template = _environment(now).from_string(source)
         self._knows_no_content = _NO_CONTENT.search(source) is not None
+        self._wants_parts = (
+            _TEXT_OF_PART.search(source) is not None
+            and not self._writes_words(_WORDS)
+            and self._writes_words(_as_parts(_WORDS))
+        )
 
     def render(
         self,
@@ -82,9 +89,18 @@ class CompiledTemplate:
         return _continued(self._render([*earlier, marked], variables), final["content"])
 
     def _render(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-        variables = variables | {"messages": [self._prepared(each) for each in messages]}
+        return self._written([self._prepared(each) for each in messages], variables)
+
+    def _writes_words(self, content: str | list[dict[str, str]]) -> bool:
+        """True if the template writes the words of a user that come in this form."""
+        variables = {"documents": None, **self._special_tokens, "tools": None, "add_generation_prompt": True}
+        with suppress(Exception):  # a program of others; a chat will show what is wrong with it
+            return _WORDS in self._written([{"role": "user", "content": content}], variables)
+        return False
+
+    def _written(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         pieces, num_chars = [], 0
-        for piece in self._template.generate(variables):
+        for piece in self._template.generate(variables | {"messages": messages}):
             num_chars += len(piece)
             if num_chars > MAX_OUTPUT_CHARS:
                 raise TooLongError
@@ -92,7 +108,13 @@ class CompiledTemplate:
         return "".join(pieces)
 
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message with the objects that the arguments of its calls spell, as templates expect them."""
+        """The message as the template expects it: calls with arguments as objects, and its text as parts or as text.
+
+        Most templates of text models know text alone. A few know parts alone, as that of Llama Guard 3 1B, and would
+        leave text out without a word.
+        """
+        if self._wants_parts:
+            message = message | {"content": _as_parts(message["content"])}
         if "tool_calls" not in message:
             return message
         for function in (call["function"] for call in message["tool_calls"]):
@@ -103,6 +125,10 @@ class CompiledTemplate:
         if self._knows_no_content and not message["content"]:
             message["content"] = None
         return message
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _continued(text: str, content: str) -> str:

@@ -1,6 +1,7 @@
 """ChatTemplate against transformers, on templates in the style of well-known models."""
 
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -81,12 +82,37 @@ said {{ inner }} by {{ message.get('name', 'nobody') }}
   {% endgeneration %}
 {{ inner is defined }} {{ documents is none }} {{ pad_token is defined }}
 {% endfor %}"""
+GUARD_LIKE = """
+{{- bos_token }}
+{%- for message in messages %}
+    {{- message['role'] | capitalize + ': ' }}
+    {%- for part in message['content'] %}
+        {%- if part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}
+    {%- endfor %}
+    {{- '\\n\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}
+"""
+FIRST_PART = "{% for message in messages %}{{ message.role }}|{{ message.content[0].text }}\n{% endfor %}"
+BY_KIND = """
+{%- for message in messages %}
+    {%- if message.content is string %}{{ message.content }}{% else %}{{ message.content[0].text }} as parts{% endif %}
+{%- endfor %}
+"""
+NO_TEXT = """
+{%- for message in messages %}
+    {%- if message.content is string %}{{ raise_exception('give a list of parts') }}{% endif %}
+    {{- message.content | map(attribute='text') | join }}
+{%- endfor %}
+"""
+OF_PARTS = {"guard_like": GUARD_LIKE, "first_part": FIRST_PART, "no_text": NO_TEXT}
 TEMPLATES = {
     "chat_ml": CHAT_ML,
     "llama_2_like": LLAMA_2_LIKE,
     "llama_3_like": LLAMA_3_LIKE,
     "mistral_like": MISTRAL_LIKE,
     "with_json": WITH_JSON,
+    "by_kind": BY_KIND,
 }
 USER = {"role": "user", "content": '  Où est <b>le chat</b> & "l\'autre"? 你好 👩‍👩‍👧\n'}
 ANSWER = {"role": "assistant", "content": "Sous la table."}
@@ -124,6 +150,39 @@ def test_a_final_message_is_continued_where_transformers_continues_it(template: 
     )
     assert rendered == expected
     assert rendered.rstrip().endswith(content.strip())
+
+
+def with_parts(messages: list[dict[str, str]]) -> list[Any]:
+    """The messages as a user of transformers writes them for a template of parts."""
+    return [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("template", OF_PARTS)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_a_template_that_writes_words_only_where_they_come_as_parts_gets_parts(
+    template: str, chat: str, add_generation_prompt: bool
+) -> None:
+    source, messages = OF_PARTS[template], CHATS[chat]
+    expected = theirs(byte_level_json(), source).apply_chat_template(
+        with_parts(messages), add_generation_prompt=add_generation_prompt, tokenize=False
+    )
+    rendered = ChatTemplate(source, SPECIAL_TOKENS).render(messages, add_generation_prompt=add_generation_prompt)
+    assert rendered == expected
+    assert "le chat" in rendered
+
+
+@pytest.mark.parametrize("content", ["Sous la", " Sous la table. ", ""])
+@pytest.mark.parametrize("template", OF_PARTS)
+def test_a_final_message_of_parts_is_continued_where_transformers_continues_it(template: str, content: str) -> None:
+    source, messages = OF_PARTS[template], [USER, ANSWER, USER, {"role": "assistant", "content": content}]
+    expected = theirs(byte_level_json(), source).apply_chat_template(
+        with_parts(messages), continue_final_message=True, tokenize=False
+    )
+    rendered = ChatTemplate(source, SPECIAL_TOKENS).render(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert rendered == expected
 
 
 @pytest.mark.parametrize(
