@@ -30,7 +30,7 @@ class GrammarTrial:
     """Tries grammars for one vocabulary, one at a time on a thread of its own."""
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: list[int]) -> None:
-        tokenizer_json = faithful_tokenizer(tokenizer_json)  # as workers read it
+        tokenizer_json = faithful_tokenizer(tokenizer_json, vocab_size)  # as workers read it
         self._vocabulary = grammar_program.vocabulary_message(tokenizer_json, vocab_size, eos_token_ids)
         self._idle = IdleProcesses(_MOST_IDLE)
         self._thread = ThreadPoolExecutor(1, "grammar-trial")

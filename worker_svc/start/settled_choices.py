@@ -45,7 +45,8 @@ def seat_grammars(tokenizer: TokenizerFiles | None, config: ModelConfig) -> Seat
 
 
 def _grammar_vocabulary(tokenizer_json: bytes, config: ModelConfig) -> GrammarVocabulary:
-    return GrammarVocabulary(faithful_tokenizer(tokenizer_json), config.vocab_size, sorted(config.eos_token_ids))
+    faithful_json = faithful_tokenizer(tokenizer_json, config.vocab_size)
+    return GrammarVocabulary(faithful_json, config.vocab_size, sorted(config.eos_token_ids))
 
 
 def shares_memory(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> bool:
