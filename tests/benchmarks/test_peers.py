@@ -23,7 +23,7 @@ LIMIT_S = 60.0
 
 
 def setup(options: Mapping[str, Any]) -> Setup:
-    limits = {"threads": 1, "max_num_seqs": 4, "pool_tokens": 64, "step_tokens": 64, "max_len": 64}
+    limits: dict[str, Any] = {"threads": 1, "max_num_seqs": 4, "pool_tokens": 64, "step_tokens": 64, "max_len": 64}
     return Setup(model="", cache="", dtype="float32", options=dict(options), **limits)
 
 
