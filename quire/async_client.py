@@ -351,10 +351,11 @@ class AsyncClient:
 
     async def shards(self) -> tuple[Shard, ...]:
         """The shards of the deployment, who leads them, and what runs there, as it was published lately; mostly one."""
-        shards = tuple(await self._deployed().shards())
-        if len(shards) == 1 and not shards[0].leader:  # the only one publishes nothing
-            at = self._deployed().first
-            with suppress(UnavailableError):
+        shards: tuple[Shard, ...] = (Shard(number=0),)
+        with suppress(UnavailableError):
+            shards = tuple(await self._deployed().known_shards())
+            if len(shards) == 1 and not shards[0].leader:  # the only one publishes nothing
+                at = self._deployed().first
                 stats = stats_from_pb(await at.call(at.inference.GetStats, pb.GetStatsRequest()))
                 return (shard_of_stats(stats, at.server),)
         return shards

@@ -71,7 +71,7 @@ class Deployment:
 
     async def all(self) -> dict[int, Connection]:
         """The connections to the shards that are led, by number; to all of them if none is."""
-        shards = await self.shards()
+        shards = await self.known_shards()
         led = [shard for shard in shards if shard.leader] or shards
         return {shard.number: self._connection_to(shard.number) for shard in led}
 
@@ -227,6 +227,17 @@ class Deployment:
         if len(self._router.shards) > 1:
             self._connections[shard].session.expect_leader()
         return self._connections[shard]
+
+    async def known_shards(self) -> list[Shard]:
+        """Every shard, for calls that speak of all: a server that was slow to say which there are is asked again.
+
+        Raises the error of shard 0 if that cannot be reached.
+        """
+        shards = await self.shards()
+        if not self._router.shards:
+            await self.first.call(self.first.inference.GetStats, pb.GetStatsRequest())
+            shards = await self.shards()
+        return shards
 
     async def shards(self) -> list[Shard]:
         """Every shard, as it was described lately; shard 0 alone if nobody says which there are."""

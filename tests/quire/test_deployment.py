@@ -128,6 +128,38 @@ async def two_shards() -> AsyncIterator[TwoShards]:
     await server.stop()
 
 
+class SlowTopology(TwoShards):
+    """Two shards, of which it says nothing to whoever asks first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_asked = 0
+
+    async def Topology(
+        self, request: cluster_pb2.TopologyRequest, context: Any
+    ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
+        self.num_asked += 1
+        if self.num_asked == 1:
+            await asyncio.Event().wait()
+        async for message in super().Topology(request, context):
+            yield message
+
+
+@pytest.mark.parametrize("what", ["shards", "stats"])
+async def test_calls_that_speak_of_all_shards_ask_a_slow_server_again(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "_ASK_S", 0.2)
+    server = SlowTopology()
+    await server.start()
+    try:
+        async with quire.AsyncClient(server.address) as client:
+            found = await client.shards() if what == "shards" else (await client.stats()).workers
+            assert len(found) == 2
+    finally:
+        await server.stop()
+
+
 @pytest.mark.parametrize("prefix", ["resp_", "msg_"])
 async def test_an_id_whose_shard_was_once_another_is_looked_for_in_all(two_shards: TwoShards, prefix: str) -> None:
     """Before a shard was read behind `_`, its request went where the whole id belongs."""
