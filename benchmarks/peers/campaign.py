@@ -118,6 +118,6 @@ def rotated(entrants: Sequence[T], number: int) -> list[T]:
 
 def _ask_run(peer: Peer, requests: Sequence[Sent]) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = peer.ask(
-        {"op": "run", "requests": [each.fields for each in requests]}, RUN_LIMIT_S
+        {"op": "run", "requests": [asdict(each) for each in requests]}, RUN_LIMIT_S
     )["answers"]
     return answers

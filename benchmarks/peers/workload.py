@@ -25,22 +25,12 @@ MODELS = {name: SHAPES[name] for name in ("8m", "100m", "125m", "216m", "400m", 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request of a load."""
+    """One request of a load, with the fields that a runner reads."""
 
     prompt: list[int]  # in a conversation, what this turn adds to it
     num_output: int
     arrival_s: float
     follows: int | None = None  # index of the request of the turn before; this one is sent once that one has ended
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Fields as a runner reads them."""
-        return {
-            "prompt": self.prompt,
-            "num_output": self.num_output,
-            "arrival_s": self.arrival_s,
-            "follows": self.follows,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +53,18 @@ class Load:
         Random tokens, so no prefix is shared within a load, but that of its conversations, or between two loads.
         """
         tokens = Random(self.tokens_seed)
-        shared = [tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(self.shared_tokens)]
+
+        def drawn(number: int) -> list[int]:
+            return [tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(number)]
+
+        shared = drawn(self.shared_tokens)
+        requests = [
+            Sent(drawn(num_input), num_output, arrival_s)
+            for (num_input, num_output), arrival_s in zip(self._sizes(), self._arrivals_s(), strict=True)
+        ]
         at_once = self.num_requests // self.num_turns
-        requests = []
-        for index, ((num_input, num_output), arrival_s) in enumerate(
-            zip(self._sizes(), self._arrivals_s(), strict=True)
-        ):
-            prompt = [tokens.randrange(_FIRST_TOKEN, vocab_size) for _ in range(num_input)]
-            if index < at_once:
-                requests.append(Sent([*shared, *prompt], num_output, arrival_s))
-            else:
-                requests.append(Sent(prompt, num_output, arrival_s, follows=index - at_once))
-        return requests
+        first = [replace(each, prompt=[*shared, *each.prompt]) for each in requests[:at_once]]
+        return first + [replace(each, follows=index) for index, each in enumerate(requests[at_once:])]
 
     def _sizes(self) -> list[tuple[int, int]]:
         if self.dataset is None:

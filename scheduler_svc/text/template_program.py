@@ -75,13 +75,7 @@ class CompiledTemplate:
 
         With `continue_final_message` the text ends behind the content of the final message, as in `transformers`.
         """
-        variables = {
-            "documents": None,
-            **self._special_tokens,
-            **_further_variables(template_kwargs),
-            "tools": _tools(tools),
-            "add_generation_prompt": add_generation_prompt,
-        }
+        variables = self._variables(add_generation_prompt, tools, template_kwargs)
         if not continue_final_message:
             return self._render(messages, variables)
         *earlier, final = messages
@@ -91,9 +85,18 @@ class CompiledTemplate:
     def _render(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         return self._written([self._prepared(each) for each in messages], variables)
 
+    def _variables(self, add_generation_prompt: bool, tools: str = "", template_kwargs: str = "") -> dict[str, Any]:
+        return {
+            "documents": None,
+            **self._special_tokens,
+            **_further_variables(template_kwargs),
+            "tools": _tools(tools),
+            "add_generation_prompt": add_generation_prompt,
+        }
+
     def _writes_words(self, content: str | list[dict[str, str]]) -> bool:
         """True if the template writes the words of a user that come in this form."""
-        variables = {"documents": None, **self._special_tokens, "tools": None, "add_generation_prompt": True}
+        variables = self._variables(add_generation_prompt=True)
         with suppress(Exception):  # a program of others; a chat will show what is wrong with it
             return _WORDS in self._written([{"role": "user", "content": content}], variables)
         return False

@@ -95,12 +95,11 @@ async def until(client: quire.AsyncClient, schedulers: Iterable[Service], *, num
     async with asyncio.timeout(patient(60)):
         while True:
             shards = await client.shards()  # one, as long as no scheduler has said in time which there are
-            is_theirs = [epoch == shard.epoch for epoch, shard in zip(epochs(living), shards, strict=False)]
-            is_spread = len({shard.leader for shard in shards}) == min(len(living), NUM_SHARDS)
-            if [shard.num_workers for shard in shards] == num_workers and (
-                is_spread and all(theirs for theirs, wanted in zip(is_theirs, num_workers, strict=True) if wanted)
-            ):
-                return
+            if [shard.num_workers for shard in shards] == num_workers:
+                is_theirs = [epoch == shard.epoch for epoch, shard in zip(epochs(living), shards, strict=True)]
+                is_spread = len({shard.leader for shard in shards}) == min(len(living), NUM_SHARDS)
+                if is_spread and all(each for each, wanted in zip(is_theirs, num_workers, strict=True) if wanted):
+                    return
             await asyncio.sleep(0.05)
 
 

@@ -3,7 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,6 +16,8 @@ from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
+
+Server = TypeVar("Server", bound=ScriptedServer)
 
 
 @pytest.fixture
@@ -119,45 +122,20 @@ def shard_of_call(context: Any) -> int:
     return int(dict(context.invocation_metadata())[SHARD_KEY])
 
 
-@pytest.fixture
-async def two_shards() -> AsyncIterator[TwoShards]:
-    server = TwoShards()
+@asynccontextmanager
+async def started(server: Server) -> AsyncIterator[Server]:
     await server.start()
     server.default = Script(num_tokens=2)
-    yield server
-    await server.stop()
-
-
-class SlowTopology(TwoShards):
-    """Two shards, of which it says nothing to whoever asks first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_asked = 0
-
-    async def Topology(
-        self, request: cluster_pb2.TopologyRequest, context: Any
-    ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
-        self.num_asked += 1
-        if self.num_asked == 1:
-            await asyncio.Event().wait()
-        async for message in super().Topology(request, context):
-            yield message
-
-
-@pytest.mark.parametrize("what", ["shards", "stats"])
-async def test_calls_that_speak_of_all_shards_ask_a_slow_server_again(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deployment, "_ASK_S", 0.2)
-    server = SlowTopology()
-    await server.start()
     try:
-        async with quire.AsyncClient(server.address) as client:
-            found = await client.shards() if what == "shards" else (await client.stats()).workers
-            assert len(found) == 2
+        yield server
     finally:
         await server.stop()
+
+
+@pytest.fixture
+async def two_shards() -> AsyncIterator[TwoShards]:
+    async with started(TwoShards()) as server:
+        yield server
 
 
 @pytest.mark.parametrize("prefix", ["resp_", "msg_"])
@@ -186,23 +164,25 @@ async def test_an_id_that_has_always_named_its_shard_is_looked_for_there_alone(
         assert two_shards.asked == [1]
 
 
-class DamagedTopology(TwoShards):
-    """Two shards, of which it first tells something that cannot be true."""
+class LateTopology(TwoShards):
+    """Two shards, of which whoever asks first is told something else, or nothing."""
 
-    def __init__(self, damaged: cluster_pb2.TopologyResponse) -> None:
+    def __init__(self, first: cluster_pb2.TopologyResponse | None) -> None:
         super().__init__()
-        self.damaged = damaged
+        self.first = first
         self.num_told = 0
 
     async def Topology(
         self, request: cluster_pb2.TopologyRequest, context: Any
     ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
         self.num_told += 1
-        if self.num_told == 1:
-            yield self.damaged
-        else:
+        if self.num_told > 1:
             async for message in super().Topology(request, context):
                 yield message
+        elif self.first is None:
+            await asyncio.Event().wait()
+        else:
+            yield self.first
 
 
 @pytest.mark.parametrize(
@@ -220,15 +200,20 @@ class DamagedTopology(TwoShards):
 async def test_shards_that_cannot_be_are_asked_for_again(numbers: list[int], fields: dict[str, Any]) -> None:
     """A flipped bit makes such a message, which no checksum finds."""
     shards = [cluster_pb2.Shard(number=number) for number in numbers]
-    server = DamagedTopology(cluster_pb2.TopologyResponse(shards=shards, **fields))
-    await server.start()
-    server.default = Script(num_tokens=2)
-    try:
-        async with quire.AsyncClient(server.address) as client:
-            assert (await client.generate("hello", request_id="mine")).usage.completion_tokens == 2
-            assert server.num_told == 2
-            with pytest.raises(quire.NotFoundError):
-                await client.get(new_request_id(1))
-            assert 1 in server.asked
-    finally:
-        await server.stop()
+    first = cluster_pb2.TopologyResponse(shards=shards, **fields)
+    async with started(LateTopology(first)) as server, quire.AsyncClient(server.address) as client:
+        assert (await client.generate("hello", request_id="mine")).usage.completion_tokens == 2
+        assert server.num_told == 2
+        with pytest.raises(quire.NotFoundError):
+            await client.get(new_request_id(1))
+        assert 1 in server.asked
+
+
+@pytest.mark.parametrize("what", ["shards", "stats"])
+async def test_calls_that_speak_of_all_shards_ask_a_slow_server_again(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "_ASK_S", 0.2)
+    async with started(LateTopology(None)) as server, quire.AsyncClient(server.address) as client:
+        found = await client.shards() if what == "shards" else (await client.stats()).workers
+        assert len(found) == 2

@@ -15,6 +15,7 @@ from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.store import Record, RecordLimits, Store, StoreError
+from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.patience import patient
 
 
@@ -105,6 +106,14 @@ async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 async def entries_of(store: Store) -> list[tuple[str, pb.JournalEntry]]:
     return [(str(entry_id), entry) async for entry_id, entry in read_journal(store)]
+
+
+async def replay_of(store: Store) -> JournalReplay:
+    """Replay of the whole journal, as a leader reads it that knows nothing yet."""
+    replay = JournalReplay()
+    async for entry_id, entry in read_journal(store):
+        replay.apply(entry_id, entry)
+    return replay
 
 
 async def tokens_of(store: Store) -> list[int]:

@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 
 from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
-from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.redis_tail import RedisTail
@@ -23,7 +22,7 @@ from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.patience import patient
-from tests.scheduler.journal_setup import Writer, redis_store, running_journal, until
+from tests.scheduler.journal_setup import Writer, redis_store, replay_of, running_journal, until
 from tests.scheduler.renewed_leases import RenewedLeases, ReturningLeases
 from tests.scheduler.test_standby import (
     LEADER,
@@ -78,13 +77,6 @@ async def until_read_again(valkey: ValkeyProcess) -> None:
     """Wait until the standby has seen all that the journal has."""
     num_reads = valkey.num_calls("XREAD")
     await until(lambda: valkey.num_calls("XREAD") > num_reads + 2)
-
-
-async def cold(store: RedisStore) -> JournalReplay:
-    replay = JournalReplay()
-    async for entry_id, entry in read_journal(store, JOURNAL_START):
-        replay.apply(entry_id, entry)
-    return replay
 
 
 def tokens(replay: JournalReplay, number: int) -> list[int]:
@@ -154,7 +146,7 @@ async def test_what_a_standby_has_read_and_the_store_has_lost_is_said_again_befo
         writer.append()
         running = asyncio.create_task(journal.run())
         await writer.all_durable()
-        found = await cold(next_store)
+        found = await replay_of(next_store)
         assert (tokens(found, 1), tokens(found, 2)) == ([7, 8, 9, 0], [7, 8, 9])
         assert await next_store.next_epoch() > epoch
         await journal.close()

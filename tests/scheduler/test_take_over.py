@@ -12,15 +12,13 @@ from structlog.testing import capture_logs
 
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
-from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.leases import HeldLease, Lease, Leases
 from scheduler_svc.journal.redis_store import RedisStore
-from scheduler_svc.journal.store import JOURNAL_START, EntryId, FencedError, StoredEntry, StoreUnavailableError
+from scheduler_svc.journal.store import EntryId, FencedError, StoredEntry, StoreUnavailableError
 from scheduler_svc.leadership.take_over import Leading
-from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.chaos.proxy import Proxy
 from tests.patience import patient
-from tests.scheduler.journal_setup import redis_store, running_journal, until
+from tests.scheduler.journal_setup import redis_store, replay_of, running_journal, until
 from tests.scheduler.renewed_leases import RenewedLeases
 from tests.scheduler.standby_site import LEASE_MS, STORE_TIMEOUT_S, StandbySite, standby_site
 from tests.scheduler.test_standby import admission
@@ -134,6 +132,19 @@ async def led_until_read(
     return epoch
 
 
+@asynccontextmanager
+async def behind_a_leader_to_come(
+    valkey: ValkeyProcess, *, lease_ms: int = LEASE_MS
+) -> AsyncIterator[tuple[StandbySite, "asyncio.Task[Leading]"]]:
+    """A standby, and its task that leads in the end: behind the leader of `led_until_read`."""
+    async with (
+        standby_site(valkey.url, lease_ms=lease_ms) as site,
+        leader_to_come(site.leases),
+        leading(site, lambda: True) as task,
+    ):
+        yield site, task
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_a_standby_leads_instead_of_one_who_begins_without_what_it_has_read(
     valkey: ValkeyProcess, is_known: bool
@@ -141,9 +152,7 @@ async def test_a_standby_leads_instead_of_one_who_begins_without_what_it_has_rea
     """The leader died as the store was emptied, and a scheduler that has just started was the first to find that."""
     async with (
         redis_store(valkey.url) as store,
-        standby_site(valkey.url, lease_ms=LONG_LEASE_MS) as site,
-        leader_to_come(site.leases),
-        leading(site, lambda: True) as task,
+        behind_a_leader_to_come(valkey, lease_ms=LONG_LEASE_MS) as (site, task),
     ):
         numbers = [1] if is_known else []
         epoch = await led_until_read(valkey, site.leases, lambda: site.hot.last.seq == 1 + is_known, *numbers)
@@ -178,20 +187,13 @@ async def test_a_standby_that_says_it_says_all_again_does_so_though_another_one_
     valkey: ValkeyProcess,
 ) -> None:
     """Readers forget what was before: the journal was emptied when the standby looked, and not when it began."""
-    async with (
-        redis_store(valkey.url) as store,
-        standby_site(valkey.url) as site,
-        leader_to_come(site.leases),
-        leading(site, lambda: True) as task,
-    ):
+    async with redis_store(valkey.url) as store, behind_a_leader_to_come(valkey) as (site, task):
         with patch.object(site.hot, "outlives_journal", AsyncMock(return_value=True)):
             epoch = await led_until_read(valkey, site.leases, lambda: site.has_read(1), 1)
             await site.leases.release(Lease("leader", "leader:1", epoch))
             led = await asyncio.wait_for(task, patient(15))
         assert led.attempt.recovery.num_waiting == 1
-        replay = JournalReplay()
-        async for entry_id, entry in read_journal(store, JOURNAL_START):
-            replay.apply(entry_id, entry)
+        replay = await replay_of(store)
         assert [number for number, request in replay.requests.items() if request.finish is None] == [1]
 
 
@@ -304,21 +306,13 @@ async def test_a_new_leader_needs_pins_in_the_journal_before_the_requests_behind
     valkey: ValkeyProcess, is_lost: bool
 ) -> None:
     """A leader that counts requests alone trims the pins, and does not say them again where the store has lost them."""
-    async with (
-        redis_store(valkey.url) as store,
-        standby_site(valkey.url) as site,
-        leader_to_come(site.leases),
-        leading(site, lambda: True) as task,
-    ):
+    async with redis_store(valkey.url) as store, behind_a_leader_to_come(valkey) as (site, task):
         epoch = await led_until_read(valkey, site.leases, lambda: site.has_read(1), 1, pin="system")
         if is_lost:
             valkey.command("DEL", "{quire:default}:journal")
         await site.leases.release(Lease("leader", "leader:1", epoch))
         journal = (await asyncio.wait_for(task, patient(15))).attempt.journal
-        replay = JournalReplay()
-        async for entry_id, entry in read_journal(store, JOURNAL_START):
-            replay.apply(entry_id, entry)
-        (pin,) = replay.pins.values()
+        (pin,) = (await replay_of(store)).pins.values()
         assert pin.change.name == "system"
         assert (pin.entry_id.epoch > epoch) == is_lost
         assert (journal.stats.num_needed, journal.stats.oldest_needed) == (2, pin.entry_id)
