@@ -82,7 +82,7 @@ class Deployment:
 
     async def of_request(self, request_id: str, call: Callable[[Connection], Awaitable[Answer]]) -> Answer:
         """The answer of the shard that has the request. Raises the error of its own shard if none has it."""
-        await self.shards()
+        await self.known_shards()
         numbers = self._router.numbers
         own, *others = places_of_id(request_id, numbers)
         try:
@@ -229,7 +229,7 @@ class Deployment:
         return self._connections[shard]
 
     async def known_shards(self) -> list[Shard]:
-        """Every shard, for calls that speak of all: a server that was slow to say which there are is asked again.
+        """Every shard, for calls whose answer would be wrong of shard 0 alone: a server that was slow is asked again.
 
         Raises the error of shard 0 if that cannot be reached.
         """

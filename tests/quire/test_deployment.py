@@ -217,3 +217,13 @@ async def test_calls_that_speak_of_all_shards_ask_a_slow_server_again(
     async with started(LateTopology(None)) as server, quire.AsyncClient(server.address) as client:
         found = await client.shards() if what == "shards" else (await client.stats()).workers
         assert len(found) == 2
+
+
+async def test_a_request_is_looked_for_in_its_shard_where_a_server_is_slow_to_say_which_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deployment, "_ASK_S", 0.2)
+    async with started(LateTopology(None)) as server, quire.AsyncClient(server.address) as client:
+        with pytest.raises(quire.NotFoundError):
+            await client.get(new_request_id(1))
+        assert server.asked == [1]
