@@ -8,7 +8,7 @@ import sys
 import structlog
 from starlette.types import ASGIApp
 
-import common.grpc_poller  # noqa: F401 - before grpc is loaded
+import common.grpc_environment  # noqa: F401 - before grpc is loaded
 import quire
 from common.access import AccessError, accepted_keys, key_to_send
 from common.log import set_up_service_logging

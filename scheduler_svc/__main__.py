@@ -6,7 +6,7 @@ import sys
 
 import structlog
 
-import common.grpc_poller  # noqa: F401 - before gRPC is loaded
+import common.grpc_environment  # noqa: F401 - before gRPC is loaded
 from common.access import AccessError
 from common.log import set_up_service_logging
 from common.process import end_after, run_service, stop_event, unless_failed

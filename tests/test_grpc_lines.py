@@ -17,7 +17,7 @@ REASON = b"ping_timeout"
 GOAWAY = bytes([0, 0, 8 + len(REASON), 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11]) + REASON
 CALL = """
 import sys
-import common.grpc_poller
+import common.grpc_environment
 import grpc
 try:
     grpc.insecure_channel(sys.argv[1]).unary_unary("/a/b")(b"", timeout=1)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 
-import common.grpc_poller  # noqa: F401 - before gRPC is loaded
+import common.grpc_environment  # noqa: F401 - before gRPC is loaded
 import worker_svc.torch_environment  # noqa: F401 - before torch is loaded
 from common.access import AccessError
 from common.log import set_up_service_logging

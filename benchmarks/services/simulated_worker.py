@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-import common.grpc_poller  # noqa: F401 - as in a real worker
+import common.grpc_environment  # noqa: F401 - as in a real worker
 from benchmarks.services.simulated_contexts import SimulatedContexts, bytes_per_block, tokens_of_contexts
 from benchmarks.services.stage_spans import SpanLog
 from benchmarks.services.step_trace import StepTrace, WorkerMoments

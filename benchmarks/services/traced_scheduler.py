@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-import common.grpc_poller  # noqa: F401 - as in `scheduler_svc`
+import common.grpc_environment  # noqa: F401 - as in `scheduler_svc`
 from benchmarks.services.scheduler_probes import probe_scheduler
 from benchmarks.services.stage_spans import SpanLog
 from benchmarks.services.step_trace import SchedulerMoments, StepTrace

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import common.grpc_poller  # noqa: F401 - as in `worker_svc`
+import common.grpc_environment  # noqa: F401 - as in `worker_svc`
 from common.status import Status
 from common.step import Step, StepResult
 from quire.worker_settings import WorkerSettings

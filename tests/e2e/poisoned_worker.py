@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-import common.grpc_poller  # noqa: F401 - before gRPC is loaded
+import common.grpc_environment  # noqa: F401 - before gRPC is loaded
 from common.log import set_up_logging
 from common.process import end_after, run_service
 from common.settings import settings_or_exit

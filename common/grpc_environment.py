@@ -1,4 +1,4 @@
-"""Selects gRPC's poller, what it writes by itself, and that it takes no proxy, for our services.
+"""Variables by which gRPC chooses its poller, what it writes by itself and a proxy, as our services need them.
 
 Import it before anything of gRPC, and only in a service's `__main__`.
 
