@@ -176,10 +176,10 @@ class Deployment:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._options.reconnect_timeout_s
         while True:
-            await self.shards()
             try:
                 if entry.submission is None:
                     return (await self._connection_of(entry.request.request_id)).session
+                await self.shards()
                 return await self._place(entry, self._router.numbers)
             except RetryableError as error:
                 if loop.time() + error.retry_after_s > min(until_s, entry.deadline_s or until_s):
@@ -188,6 +188,7 @@ class Deployment:
 
     async def _connection_of(self, request_id: str) -> Connection:
         """The connection to the shard of a request that was submitted, perhaps to another one than its id says."""
+        await self.known_shards()
         numbers = self._router.numbers
         if numbers.are_settled and (numbers.num_kept == 1 or names_its_shard(request_id)):
             return self._connection_to(shard_of_id(request_id, numbers.num_shards))

@@ -227,3 +227,14 @@ async def test_a_request_is_looked_for_in_its_shard_where_a_server_is_slow_to_sa
         with pytest.raises(quire.NotFoundError):
             await client.get(new_request_id(1))
         assert server.asked == [1]
+
+
+async def test_a_request_is_read_from_its_shard_where_a_server_is_slow_to_say_which_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deployment, "_ASK_S", 0.2)
+    async with started(LateTopology(None)) as server, quire.AsyncClient(server.address) as client:
+        made = new_request_id(1)
+        server.submit(pb.GenerateRequest(request_id=made, text="hello"))
+        assert (await client.attach(made).completion()).request_id == made
+        assert server.sessions == {1: 1}
