@@ -137,7 +137,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
 def count_prefix_hits(worker: WorkerState, start: GroupStart) -> None:
     """Count the cached and the recomputed tokens of a group that has just been started."""
     first = start.members[0].sequence
-    if worker.enable_prefix_cache and first.use_prefix_cache and not first.num_preemptions:
+    if worker.enable_prefix_cache and first.use_prefix_cache and not _has_run(first):
         worker.num_prefix_query_tokens += first.num_tokens
         worker.num_prefix_hit_tokens += first.num_computed_tokens
         for member in start.members:
@@ -149,6 +149,11 @@ def count_prefix_hits(worker: WorkerState, start: GroupStart) -> None:
         worker.num_recomputed_tokens += num_recomputed
         sequence.group.num_recomputed_tokens += num_recomputed
         sequence.num_lost_tokens = 0
+
+
+def _has_run(sequence: Sequence) -> bool:
+    """True if it has computed anything before this start: here or elsewhere, also under an earlier scheduler."""
+    return bool(sequence.num_preemptions or sequence.num_lost_tokens or sequence.num_output_tokens)
 
 
 def _with_tail(worker: WorkerState, member: MemberStart) -> MemberStart:

@@ -100,13 +100,14 @@ def test_started_members_have_seats_and_their_place_in_the_order() -> None:
     assert (later.sequences[0].num_tokens_at_start, later.sequences[0].last_step) == (5, 0)
 
 
-@pytest.mark.parametrize("change", [None, "preempted before", "no lookup", "no cache"])
+@pytest.mark.parametrize("change", [None, "preempted before", "lost before", "no lookup", "no cache"])
 def test_prefix_hits_of_a_first_start_are_counted(change: str | None) -> None:
     worker = make_worker(enable_prefix_cache=change != "no cache")
     cache_prompt(worker, [1] * 4)
     group = make_group([1] * 6, [], [])
     for sequence in group.sequences:
         sequence.num_preemptions = int(change == "preempted before")
+        sequence.num_lost_tokens = int(change == "lost before")
         sequence.use_prefix_cache = change != "no lookup"
     start_group(worker, group, plan := plan_start(worker, group), new_step(worker))
     count_prefix_hits(worker, plan)

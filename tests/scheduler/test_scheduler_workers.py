@@ -438,3 +438,32 @@ def test_who_cannot_be_taken_now_is_ahead_of_nobody() -> None:
     assert cluster.scheduler.waiting.size() == (1, 40)
     cluster.add_worker("large", num_blocks=20)
     assert len(cluster.scheduler.waiting) == cluster.scheduler.waiting.num_ahead(0, None) == 1
+
+
+@pytest.mark.parametrize("is_new_leader", [False, True])
+def test_a_request_that_goes_on_counts_no_cached_tokens_but_those_of_its_prompt_when_it_first_ran(
+    is_new_leader: bool,
+) -> None:
+    cluster = make_cluster({"a": 40})
+    workers = cluster.scheduler.workers
+    before = cluster.add([*SHARED, 1], 12)
+    cluster.run_until_idle()
+    cluster.add_worker("b", num_blocks=40)
+    workers.drain_worker("a")
+    if is_new_leader:
+        group = cluster.new_group([*SHARED, 1], 1, 12)
+        group.sequences[0].token_ids = before.token_ids[:-2]
+        cluster.scheduler.add(group)
+    else:
+        group = cluster.add([*SHARED, 1], 12).group
+        while group.sequences[0].num_output_tokens < 10:
+            cluster.step("b")
+    (sequence,) = group.sequences
+    workers.undo_drain("a")
+    cluster.remove_worker("b")
+    plan = cluster.start("a")
+    assert plan is not None and plan.positions == [16]  # with its output all blocks are found
+    assert sequence.num_cached_tokens == 0
+    work = cluster.scheduler.stats().work
+    assert (work.num_prefix_query_tokens, work.num_prefix_hit_tokens) == (9 + 9 * (not is_new_leader), 0)
+    cluster.scheduler.check()
