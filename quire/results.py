@@ -105,7 +105,7 @@ class RequestMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Seconds since the request's arrival at the scheduler; None: not reached."""
+    """Seconds since the request's arrival at the scheduler; None: not reached, or unknown to a later leader."""
 
     accepted_s: float = 0.0
     first_scheduled_s: float | None = None

@@ -1328,7 +1328,9 @@ class Usage(_message.Message):
     completion_tokens: _builtins.int
     """completion_tokens is the sum over all samples that come back."""
     cached_tokens: _builtins.int
-    """cached_tokens are prompt tokens whose KV was found in the prefix cache when the request first ran."""
+    """cached_tokens are prompt tokens whose KV was found in the prefix cache when the request first ran; 0 if
+    that was under an earlier leader.
+    """
     num_preemptions: _builtins.int
     """num_preemptions of the request, all its samples at once."""
     def __init__(
@@ -1360,9 +1362,11 @@ class Timings(_message.Message):
     accepted_ns: _builtins.int
     """accepted_ns until its admission was durable."""
     first_scheduled_ns: _builtins.int
-    """first_scheduled_ns until it first entered a step. 0: never."""
+    """first_scheduled_ns until it first entered a step of the present leader. 0: never."""
     first_token_ns: _builtins.int
-    """first_token_ns until its first token was released. 0: never."""
+    """first_token_ns until its first token was released. 0: never, or unknown, as that was under an
+    earlier leader.
+    """
     finished_ns: _builtins.int
     """finished_ns until its end."""
     def __init__(

@@ -1,11 +1,14 @@
 """Counts of how requests ended, and distributions of steps, requests and their lengths."""
 
+import random
+
 import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.live.distributions import DistributionRecorder, EndCounter
 from tests.scheduler.live_requests import ARRIVED_NS, MAX_TOKENS, PROMPT, drawing, live
+from tests.scheduler.scripted_beams import of_kind
 from tests.scheduler.serving_site import counting, running_site
 
 LENGTH, STOP = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP
@@ -101,3 +104,17 @@ async def test_every_request_that_was_served_counts_once_by_its_end() -> None:
         assert vars(site.engine.ends) == {"stop": 1, "length": 2, "cancelled": 1, "expired": 0, "failed": 0}
         assert counts(site.engine.distributions, ("total_s", "output_tokens")) == [4, 4]
         assert site.engine.distributions.output_tokens.sum == 4 + 3 + 4
+
+
+async def test_every_request_with_output_counts_once_by_its_first_token_and_by_each_later_one() -> None:
+    kinds = [of_kind(kind, 10 * kind, 6, f"r{kind}", random.Random(kind)) for kind in range(5)]
+    async with running_site() as site:
+        await site.add_worker()
+        for request in (counting(100, 1), counting(200, 5)):
+            await site.run(request)
+        seen = site.engine.distributions
+        assert counts(seen, ("first_token_s", "token_s", "total_s")) == [2, 4, 2]
+        for request in kinds:
+            await site.run(request)
+        await site.idle()
+        assert counts(seen, ("first_token_s", "prefill_s", "total_s")) == [7] * 3

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from common.running_histogram import RunningHistogram
+from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.live.distributions import DistributionRecorder
 from scheduler_svc.requests.live.live_request import LiveRequest
 from scheduler_svc.requests.live.live_sample import LiveSample
 from scheduler_svc.requests.live.publisher import Delivery, Publisher
-from tests.scheduler.live_requests import drawing, live
+from tests.scheduler.live_requests import drawing, live, settle
 
 LONG_S = 1000  # so long that the time of the test itself does not count
 LONG_NS = LONG_S * 1_000_000_000
@@ -119,3 +120,32 @@ def test_a_preemption_counts_as_durable_with_the_acknowledgement_of_its_entry() 
         desk.acknowledge()
         counts.append(request.durable.num_preemptions)
     assert counts == [0, 2, 3]
+
+
+@pytest.mark.parametrize("delivery", ["durable", "relaxed"])
+@pytest.mark.parametrize(("entries", "num_intervals"), [([[1]], 0), ([[1], [2, 3]], 2)])
+def test_tokens_that_come_with_the_end_of_their_sample_count_as_others(
+    delivery: Delivery, entries: list[list[int]], num_intervals: int
+) -> None:
+    desk, request = Desk(delivery), live()
+    (sample,) = request.samples
+    for number, token_ids in enumerate(entries, 1):
+        if number == len(entries):
+            sample.finish = pb.SampleFinish(reason=pb.FINISH_REASON_LENGTH)
+        desk.settle(request, {sample: token_ids})
+        desk.acknowledge()
+    assert sample.stream.finish is not None and request.times.first_token_ns is not None
+    assert (number_of(desk.seen.first_token_s), number_of(desk.seen.token_s)) == (1, num_intervals)
+
+
+def test_of_a_request_that_an_earlier_leader_ran_the_moment_of_the_first_token_stays_unknown() -> None:
+    desk, request = Desk("durable"), live()
+    (sample,) = request.samples
+    settle(sample, 1)
+    sample.stream.num_released = 1
+    desk.settle(request, {sample: [2]})
+    desk.acknowledge()
+    assert sample.stream.num_released == 2
+    assert request.times.first_token_ns is None and not number_of(desk.seen.first_token_s)
+    request.ended_state, request.times.finished_ns = pb.REQUEST_STATE_FINISHED, request.times.arrived_ns + 700
+    assert request.settle_outcome().timings == pb.Timings(finished_ns=700)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -82,5 +83,39 @@ async def test_an_end_without_its_text_keeps_what_was_said_of_it() -> None:
         assert "its text is lost" in record.error
         assert journaled is not None and journaled.finish is not None
         assert not journaled.finish.error  # said again, the end is what it was
+    finally:
+        await lives.close()
+
+
+async def test_what_is_said_of_a_request_that_goes_on_is_of_its_first_run_or_nothing() -> None:
+    """Two equal requests die together: the second finds all that the first computes again, output included."""
+    lives = Lives(MemoryStore())
+    worker = speaking_worker(num_blocks=64)
+    lives.workers.append(worker)
+    clients = [Client(of_kind(0, 10, 30, f"r{i}", random.Random(1))) for i in range(2)]
+    try:
+        site = await lives.begin()
+        await lives.add_workers()
+        worker.silence_after(20)
+        for client in clients:
+            await client.come(site)
+        await until(lambda: all(client.seen.samples and len(client.seen.token_ids[0]) > 12 for client in clients))
+        await lives.die()
+        worker.speak_again()
+        site = await lives.begin()
+        await lives.add_workers()
+        for client in clients:
+            await client.come(site)
+        await until(lambda: all(client.is_done for client in clients))
+        for client in clients:
+            assert (client.seen.end.usage.prompt_tokens, client.seen.end.usage.cached_tokens) == (1, 0)
+            timings = client.seen.end.timings
+            assert timings.finished_ns and not timings.first_token_ns
+        await site.idle()
+        seen = site.engine.distributions
+        times = ("queue_s", "prefill_s", "decode_s", "inference_s", "mean_token_s", "first_token_s")
+        assert [sum(getattr(seen, name).counts) for name in times] == [0] * 6
+        assert (sum(seen.total_s.counts), seen.computed_prompt_tokens.sum) == (2, 2.0)
+        assert site.engine.latency.summary(time.monotonic()).num_requests == 0
     finally:
         await lives.close()

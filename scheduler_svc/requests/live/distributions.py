@@ -53,6 +53,8 @@ class DistributionRecorder:
         times = request.times
         moments = (times.arrived_ns, times.first_scheduled_ns, times.first_token_ns, times.finished_ns)
         arrived_ns, scheduled_ns, first_token_ns, finished_ns = moments
+        if request.has_output and first_token_ns is None:  # an earlier leader began it: its first step is unknown, too
+            scheduled_ns = None
         _observe_time(self.total_s, arrived_ns, finished_ns)
         _observe_time(self.queue_s, arrived_ns, scheduled_ns)
         _observe_time(self.prefill_s, scheduled_ns, first_token_ns)

@@ -104,6 +104,11 @@ class LiveRequest:
         return self.num_prompt_tokens + sum(sample.num_tokens for sample in self.samples)
 
     @property
+    def has_output(self) -> bool:
+        """True if a reader may have seen a token, perhaps under an earlier leader."""
+        return any(each.num_released for each in self.stream.samples)
+
+    @property
     def max_tokens(self) -> int:
         """Bound of the output in force, in tokens."""
         return self.group.sequences[0].max_tokens
@@ -183,7 +188,7 @@ class LiveRequest:
         assert self.ended_state is not None and self.outcome is None
         usage = self.usage()
         usage.completion_tokens = sum(len(sample.token_ids) for sample in self.choose_samples())
-        if self.times.first_token_ns is None and usage.completion_tokens:
+        if self.times.first_token_ns is None and usage.completion_tokens and not self.has_output:
             self.times.first_token_ns = self.times.finished_ns  # they come in one piece
         self.outcome = pb.Finished(
             state=self.ended_state,

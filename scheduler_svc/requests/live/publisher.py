@@ -5,7 +5,7 @@ no worker.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -132,7 +132,7 @@ class Publisher:
             on_durable=partial(self._release, news),
         )
         if self._is_relaxed:
-            self._show_tokens(news)
+            self._notify(news, self._release_tokens(news))
         return len(news.num_tokens)
 
     def _each_unsettled(self) -> Iterator[tuple[LiveSample, LiveRequest]]:
@@ -146,12 +146,13 @@ class Publisher:
     def _release(self, news: _News) -> None:
         self._on_durable()
         _record_durable(news)
+        silent = self._release_tokens(news)
         for sample in news.ended_samples:
             assert sample.finish is not None
             sample.stream.close(sample.finish)
         for request, _ in news.ended:
             request.stream.samples.extend(request.choose_samples()[len(request.stream.samples) :])
-        self._show_tokens(news)
+        self._notify(news, silent)
         for request, _ in news.ended:
             self._close(request)
 
@@ -169,32 +170,29 @@ class Publisher:
         )
         self._on_closed(request)
 
-    def _show_tokens(self, news: _News) -> None:
+    def _release_tokens(self, news: _News) -> list[LiveRequest]:
+        """Release the settled tokens, before an end releases them without counting. Return requests silent so far."""
         now_ns = time.monotonic_ns()
-        silent = [request for request in news.requests if not _has_output(request)]
+        silent = [request for request in news.requests if not request.has_output]
         for sample, num_tokens in news.num_tokens.items():
-            self._release_tokens(sample, num_tokens, now_ns)
+            num_new = num_tokens - sample.stream.num_released
+            if num_new <= 0:
+                continue
+            if sample.released_ns is not None:
+                self._distributions.token_s.observe((now_ns - sample.released_ns) / 1e9 / num_new, num_new)
+            sample.released_ns = now_ns
+            sample.stream.num_released = num_tokens
+        return silent
+
+    def _notify(self, news: _News, silent: Iterable[LiveRequest]) -> None:
+        """Notify readers. A request that a new leader went on with is not silent: its first token was seen before."""
+        now_ns = time.monotonic_ns()
         for request in silent:
-            if _has_output(request):
+            if request.has_output:
                 self._distributions.first_token_s.observe((now_ns - request.times.arrived_ns) / 1e9)
+                request.times.first_token_ns = request.times.first_token_ns or now_ns
         for request in news.requests:
-            if request.times.first_token_ns is None and _has_output(request):
-                request.times.first_token_ns = now_ns
             request.stream.notify()
-
-    def _release_tokens(self, sample: LiveSample, num_tokens: int, now_ns: int) -> None:
-        num_new = num_tokens - sample.stream.num_released
-        if num_new <= 0:
-            return
-        if sample.released_ns is not None:
-            self._distributions.token_s.observe((now_ns - sample.released_ns) / 1e9 / num_new, num_new)
-        sample.released_ns = now_ns
-        sample.stream.num_released = num_tokens
-
-
-def _has_output(request: LiveRequest) -> bool:
-    """True if a reader may have seen a token."""
-    return any(each.num_released for each in request.stream.samples)
 
 
 def _record_durable(news: _News) -> None:
