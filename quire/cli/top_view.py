@@ -17,10 +17,11 @@ MAX_SHOWN = 10  # requests
 def view(
     address: str, now: Stats, before: Stats | None, elapsed_s: float, requests: RequestPage | None = None
 ) -> RenderableType:
-    """The frame. Rates need an earlier snapshot; without one they are averages since the start.
+    """The frame. Rates need an earlier snapshot of the same leaders; without one they are averages since the start.
 
     `requests`: the oldest requests that have not ended; None: they are not shown.
     """
+    before = None if before is not None and _counts_anew(now, before) else before
     shown = ["", _requests(requests)] if requests is not None and requests.requests else []
     return Panel(
         Group(_totals(now, before, elapsed_s), _latency(now.latency), "", _workers(now), *shown, "", _journal(now)),
@@ -28,6 +29,12 @@ def view(
         title_align="left",
         padding=(1, 2),
     )
+
+
+def _counts_anew(now: Stats, before: Stats) -> bool:
+    """True if another leader, whose counts begin at 0, has come in between."""
+    has_fewer = now.output_tokens < before.output_tokens or now.num_finished < before.num_finished
+    return now.epoch != before.epoch or has_fewer
 
 
 def block_bar(blocks: BlockStats, num_cells: int = BAR_CELLS) -> Text:

@@ -270,6 +270,11 @@ def test_a_frame_shows_rates_between_two_looks_and_what_is_missing() -> None:
     assert "250.0 tokens/s" in text  # 500 tokens in 2 s
     assert "no worker is connected" in text
     assert "does not answer" in text
+    fewer = replace(now, output_tokens=30, uptime_s=10.0)
+    for after in (fewer, replace(fewer, epoch=2)):
+        console.print(view("here:1", after, before, 2.0))  # another leader counts from 0
+        text = console.export_text()
+        assert " 3.0 tokens/s" in text and "rates since its start" in text
 
 
 def test_the_bar_shows_what_is_there_at_all() -> None:
