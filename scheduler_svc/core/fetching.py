@@ -119,7 +119,9 @@ class BlockFetches:
         if not (_is_wanted(fetch) and is_source_here and is_destination_here):
             num_blocks = 0
         fetch.num_come = num_blocks
-        known = [block for sequence in fetch.group.live for block in destination.find_prefix(sequence)]
+        known: list[int] = []
+        if num_blocks:  # else the destination may be gone, and its block size that of no present worker
+            known = [block for sequence in fetch.group.live for block in destination.find_prefix(sequence)]
         destination.blocks.share(known)  # what is there already makes no room for what has come
         destination.placed_by_fetches[fetch.fetch_id] = known
         self._placing[fetch.fetch_id] = fetch

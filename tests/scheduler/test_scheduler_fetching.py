@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core import load_sharing
+from scheduler_svc.core.block_hash import extend_block_hashes
 from scheduler_svc.core.fetch_costs import MAX_TRIAL_FETCHES, MIN_TRIAL_BLOCKS, FetchMode, prefers_fetch
 from scheduler_svc.core.fetching import Fetch
 from scheduler_svc.core.group_state import GroupState
@@ -160,6 +161,21 @@ def test_the_loss_of_either_worker_costs_the_fetch_alone(lost: str) -> None:
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
     cluster.assert_idle_and_unleaked()
+
+
+def test_a_fetch_that_ends_when_its_workers_are_gone_names_no_block_by_their_block_size() -> None:
+    cluster = make_cluster(a={})
+    group = running_on_a(cluster)
+    fetch = move(cluster, group)
+    for worker_id in ("a", "b"):
+        cluster.remove_worker(worker_id)
+    cluster.add_worker("c", num_blocks=100, block_size=8)
+    cluster.end_fetch(fetch)
+    cluster.run_until_idle()
+    (sequence,) = group.sequences
+    expected: list[bytes] = []
+    extend_block_hashes(expected, b"", sequence.token_ids, 8, len(sequence.block_hashes))
+    assert expected and sequence.block_hashes == expected
 
 
 def test_the_blocks_stay_at_the_source_until_the_fetch_has_ended() -> None:
