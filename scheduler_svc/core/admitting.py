@@ -129,14 +129,25 @@ class GroupStarter:
 
 def is_too_late(group: SequenceGroup, workers: Sequence[WorkerState], now_s: float) -> bool:
     """True if the deadline cannot be met even on the quickest worker, with the longest prefix that any has cached."""
-    if group.deadline_s is None:
-        return False
+    return bool(late_groups([group], workers, now_s))
+
+
+def late_groups(groups: Iterable[SequenceGroup], workers: Sequence[WorkerState], now_s: float) -> list[SequenceGroup]:
+    """Return those for which `is_too_late` is true. Of each with time to spare this looks at the deadline alone."""
     rates = (_quickest_prefill(w.costs, w.max_num_batched_tokens) for w in workers if w.costs is not None)
     rate = max(rates, default=None)
-    if not _is_hopeless(group, group.num_distinct_tokens, now_s, rate):
-        return False
-    num_cached = max((len(w.find_prefix(group.live[0])) * w.block_size for w in workers), default=0)
-    return _is_hopeless(group, group.num_distinct_tokens - num_cached, now_s, rate)
+    return [
+        group
+        for group in groups
+        if group.deadline_s is not None
+        and _is_hopeless(group, group.num_distinct_tokens, now_s, rate)
+        and _is_hopeless(group, group.num_distinct_tokens - _num_cached(group, workers), now_s, rate)
+    ]
+
+
+def _num_cached(group: SequenceGroup, workers: Sequence[WorkerState]) -> int:
+    """Return the most tokens of the group that any worker has cached."""
+    return max((len(w.find_prefix(group.live[0])) * w.block_size for w in workers), default=0)
 
 
 def _quickest_prefill(costs: PreemptionCosts, max_num_batched_tokens: int) -> float:
@@ -153,7 +164,7 @@ def _is_hopeless(group: SequenceGroup, num_tokens: int, now_s: float, prefill_to
 
     While the speed is unknown only a deadline that has passed counts. A group that has run is never hopeless.
     """
-    if group.deadline_s is None or any(s.status is not SequenceStatus.WAITING for s in group.live):
-        return False
     prefill_s = num_tokens / prefill_tokens_per_s if prefill_tokens_per_s else 0.0
-    return now_s + prefill_s > group.deadline_s
+    if group.deadline_s is None or now_s + prefill_s <= group.deadline_s:
+        return False
+    return all(sequence.status is SequenceStatus.WAITING for sequence in group.live)

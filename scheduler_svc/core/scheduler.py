@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
 from scheduler_svc.core import beam_groups
-from scheduler_svc.core.admitting import is_too_late
+from scheduler_svc.core.admitting import late_groups
 from scheduler_svc.core.forced_tokens import append_with_forced, num_forceable
 from scheduler_svc.core.group_places import GroupPlaces
 from scheduler_svc.core.group_state import GroupState
@@ -273,7 +273,7 @@ class Scheduler:
         The caller must end them. Looks at every group in the queue.
         """
         workers = list(self._places.workers.values())
-        return [group for group in self.waiting if is_too_late(group, workers, now_s)]
+        return late_groups(self.waiting, workers, now_s)
 
     def waiting_reason(self, group: SequenceGroup) -> WaitingReason | None:
         """Return what the group waits for; None if it runs or has ended."""

@@ -1,10 +1,10 @@
 """Starts of groups from the queue: how many, of whom, and who is passed over. Blocks hold 4 tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-from scheduler_svc.core.admitting import GroupStarter, is_too_late
+from scheduler_svc.core.admitting import GroupStarter, is_too_late, late_groups
 from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.placement import WorkerLimits
@@ -261,6 +261,26 @@ def test_what_the_worker_with_most_of_the_prefix_has_cached_takes_no_time(left_s
     cache_prompt(workers[0], [1] * 4)
     cache_prompt(workers[1], [1] * 8)
     assert is_too_late(with_deadline(left_s), workers, NOW_S) is is_late
+
+
+class LookedAtWorkers(list[WorkerState]):
+    """Workers that count how often somebody looks at all of them."""
+
+    num_looks = 0
+
+    def __iter__(self) -> Iterator[WorkerState]:
+        self.num_looks += 1
+        return super().__iter__()
+
+
+def test_of_many_groups_with_time_to_spare_the_workers_are_looked_at_once() -> None:
+    worker = make_worker()
+    worker.costs = costs(10.0)
+    late = with_deadline(1.0)
+    workers = LookedAtWorkers([worker])
+    assert late_groups([with_deadline(100.0) for _ in range(50)], workers, NOW_S) == []
+    assert workers.num_looks == 1
+    assert late_groups([with_deadline(100.0), late, with_deadline(100.0)], workers, NOW_S) == [late]
 
 
 def test_a_group_that_has_run_is_never_too_late() -> None:
