@@ -127,6 +127,7 @@ def _check_running(worker: WorkerState, sequence: Sequence) -> None:
     num_held = len(blocks_held(sequence))
     assert worker.num_blocks_for(sequence.num_computed_tokens) <= num_held <= worker.num_blocks_for(sequence.num_tokens)
     assert sequence.num_registered_blocks <= max(len(sequence.block_hashes), len(sequence.block_table))
+    assert sequence.num_cached_tokens < sequence.num_prompt_tokens, "the last token of a prompt is computed"
     if sequence.source is not None:
         assert sequence.num_computed_tokens == sequence.first_step_id == 0
         assert sequence.source.status is SequenceStatus.RUNNING and sequence.source.group is sequence.group
