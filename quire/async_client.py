@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack
 
 from quire.address import check_address
 from quire.answer_reader import AnswerReader
-from quire.client_home import ClientHome
+from quire.client_home import CLOSED, ClientHome
 from quire.connection import INFERENCE_SERVICE, Connection
 from quire.credentials import Credentials
 from quire.deployment import Deployment
@@ -154,6 +154,8 @@ class AsyncClient:
         )
         if answer_format is None:
             return self._submit(chat, params)
+        if not isinstance(answer_format, AnswerFormat):
+            raise TypeError(f"answer_format must be AnswerFormat, not {type(answer_format).__name__}")
         names = names_of_tools(tools or ())
         answer_format = answer_format.offering(names) if names else answer_format.without_calls()
         if not answer_format.is_plain:
@@ -405,10 +407,14 @@ class AsyncClient:
             raise UnavailableError(f"the server is not ready after {timeout_s} s: {why}") from None
 
     async def close(self) -> None:
-        """Detaches from every open request; its on_disconnect decides whether it goes on."""
+        """Detaches from every open request; its on_disconnect decides whether it goes on.
+
+        Calls that wait for their answer raise RuntimeError.
+        """
         self._is_closed = True
         if self._deployment is not None:
-            await self._deployment.close()
+            if not self._home.has_ended:
+                await self._deployment.close()
             self._deployment = None
 
     async def __aenter__(self) -> "AsyncClient":
@@ -419,7 +425,7 @@ class AsyncClient:
 
     def _deployed(self) -> Deployment:
         if self._is_closed:
-            raise RuntimeError("the client is closed; make a new one")
+            raise RuntimeError(CLOSED)
         self._home.enter_loop()
         if self._deployment is None:
             self._deployment = Deployment(self.address, self._options, self._credentials)

@@ -7,6 +7,7 @@ it once the parent has used them.
 import asyncio
 import os
 
+CLOSED = "the client is closed; make a new one"
 _FORKED = (
     "this process was forked from one that has used a client, and gRPC would hang here: start it with "
     "multiprocessing's method spawn or forkserver, or use the first client after the fork"
@@ -26,6 +27,11 @@ class ClientHome:
     def is_here(self) -> bool:
         """True in the process in which the client was made."""
         return self._process_id == os.getpid()
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the event loop of the first call is closed, and with it all that the client had open there."""
+        return self._loop is not None and self._loop.is_closed()
 
     def check_process(self) -> None:
         """Raises RuntimeError in a fork of the process in which the client was made."""

@@ -4,13 +4,15 @@ Knows addresses, statuses and deadlines of calls; nothing of requests.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quire.client_home import CLOSED
 from quire.credentials import Credentials
 from quire.errors import (
     NotFoundError,
@@ -23,7 +25,7 @@ from quire.errors import (
 )
 from quire.params import ClientOptions
 from quire.results import Health
-from quire.rpc import error_of, server_error_of
+from quire.rpc import error_of, is_cancelled, server_error_of
 from quire.server_errors import no_leader_error, unreachable_error
 from quire.servers import Servers
 from quire.session import Placed, Session
@@ -58,6 +60,7 @@ class Connection:
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)
         self.session = Session(self._servers, address, options, move)
+        self._is_closed = False
 
     @property
     def server(self) -> str:
@@ -65,7 +68,8 @@ class Connection:
         return self._servers.current
 
     async def close(self) -> None:
-        """Ends the session, then the channels."""
+        """Ends the session, then the channels. Calls that wait for their answer raise RuntimeError."""
+        self._is_closed = True
         await self.session.close()
         await self._servers.close()
 
@@ -79,7 +83,10 @@ class Connection:
             request: the method's argument.
             timeout_s: longest wait for each answer, and for a refusal to pass; None: `call_timeout_s` of the client.
         """
-        timeout_s = self._options.call_timeout_s if timeout_s is None else timeout_s
+        with self._closing_told():
+            return await self._call(method, request, self._options.call_timeout_s if timeout_s is None else timeout_s)
+
+    async def _call(self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float) -> Response:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         backoff_s = FIRST_BACKOFF_S
@@ -89,6 +96,10 @@ class Connection:
             channel = self._servers.current_channel
             try:
                 return await method(request, timeout=timeout_s)
+            except asyncio.CancelledError:
+                if is_cancelled() or self._is_closed:
+                    raise
+                continue  # it has waited longer than a connection that was given up meanwhile is kept
             except grpc.aio.AioRpcError as rpc_error:
                 if server_error_of(rpc_error) is None:
                     self._servers.renew_connection(channel)
@@ -117,7 +128,8 @@ class Connection:
     async def look_for_leader(self) -> None:
         """Asks the current server for anything that only a leader answers, and follows its hint to the leader."""
         try:
-            await self.inference.GetStats(pb.GetStatsRequest(), timeout=self._options.connect_timeout_s)
+            with self._closing_told():
+                await self.inference.GetStats(pb.GetStatsRequest(), timeout=self._options.connect_timeout_s)
         except grpc.aio.AioRpcError as rpc_error:
             self._servers.record_failure(self._error_of(rpc_error), was_reached=bool(rpc_error.trailing_metadata()))
 
@@ -126,6 +138,10 @@ class Connection:
 
         Raises UnavailableError if nothing answers, NotFoundError on an unknown name.
         """
+        with self._closing_told():
+            return await self._health(service)
+
+    async def _health(self, service: str) -> Health:
         await self._servers.find_reachable()
         asked = (self._health_at(channel, service) for channel in self._servers.all_channels)
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -149,6 +165,16 @@ class Connection:
             raise error from rpc_error
         names = {1: Health.SERVING, 2: Health.NOT_SERVING}
         return names.get(answer.status, Health.UNKNOWN)
+
+    @contextmanager
+    def _closing_told(self) -> Iterator[None]:
+        """Raises RuntimeError where a channel was closed under a call: gRPC cancels it, though nobody has."""
+        try:
+            yield
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            if is_cancelled() or not self._is_closed:
+                raise
+            raise RuntimeError(CLOSED) from None
 
     def _error_of(self, rpc_error: grpc.aio.AioRpcError) -> QuireError:
         error = error_of(rpc_error)

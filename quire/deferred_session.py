@@ -26,7 +26,12 @@ class DeferredSession:
         self._entry = entry
         self._session: Session | None = None
         self._task = asyncio.get_running_loop().create_task(self._open(finding), name="quire-deferred")
-        self._task.add_done_callback(lambda _: on_done(self))
+
+        def end(_: object) -> None:
+            finding.close()  # it never began if this was given up at once
+            on_done(self)
+
+        self._task.add_done_callback(end)
 
     def cancel(self, request: OpenRequest) -> None:
         """Cancels the request; see `Session.cancel`."""

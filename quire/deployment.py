@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from quire.client_home import CLOSED
 from quire.connection import Connection
 from quire.credentials import Credentials
 from quire.deferred_session import DeferredSession
@@ -57,6 +58,7 @@ class Deployment:
         self._deferred: set[DeferredSession] = set()  # whose shard is not known yet
         self._made: OrderedDict[str, None] = OrderedDict()  # ids that no request has yet
         self._have_changed = asyncio.Event()  # replaced when it is set: the numbers of shards
+        self._is_closed = False
 
     @property
     def first(self) -> Connection:
@@ -139,12 +141,14 @@ class Deployment:
         return session
 
     async def close(self) -> None:
-        """Ends all sessions, then all channels."""
+        """Ends all sessions, then all channels. Calls that wait raise RuntimeError."""
+        self._is_closed = True
         for deferred in list(self._deferred):
             deferred.close()
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait({self._asking})
+            self._are_known.set()  # it may have ended before it began
         await asyncio.gather(*(connection.close() for connection in self._connections.values()))
 
     def _defer(self, entry: Entry, finding: Coroutine[Any, Any, Session]) -> DeferredSession:
@@ -223,6 +227,8 @@ class Deployment:
         return not (numbers.are_settled and (numbers.num_kept == 1 or names_its_shard(request_id)))
 
     def _connection_to(self, shard: int) -> Connection:
+        if self._is_closed:
+            raise RuntimeError(CLOSED)
         if shard not in self._connections:
             self._connections[shard] = Connection(self._address, self._options, self._credentials, shard, self._move)
         if len(self._router.shards) > 1:

@@ -3,6 +3,7 @@
 Knows no service. docs/wire.md has the measured reasons for the options.
 """
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -34,6 +35,12 @@ def channel_options(max_message_bytes: int) -> list[Option]:
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 500),
     ]
+
+
+def is_cancelled() -> bool:
+    """True if this task was cancelled; False behind CancelledError: gRPC has closed the channel under the call."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def error_of(rpc_error: grpc.RpcError) -> QuireError:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import grpc
 
+from quire.client_home import CLOSED
 from quire.errors import (
     DataLossError,
     InvalidRequestError,
@@ -30,7 +31,7 @@ from quire.keywords import in_keywords
 from quire.open_request import OpenRequest
 from quire.params import ClientOptions
 from quire.reconnect_backoff import SETTLED_S, ReconnectBackoff
-from quire.rpc import error_of, server_error_of
+from quire.rpc import error_of, is_cancelled, server_error_of
 from quire.server_errors import lost_request_error, no_leader_error, unreachable_error
 from quire.servers import Servers
 from quire.session_entry import Entry
@@ -102,7 +103,7 @@ class Session:
     def open(self, entry: Entry) -> None:
         """Submits a request, or attaches to it."""
         if self._is_closing:
-            raise RuntimeError("the client is closed; make a new one")
+            raise RuntimeError(CLOSED)
         self._moved.pop(entry.request, None)  # it has come back
         self._entries[entry.request] = entry
         if entry.deadline_s is not None:
@@ -220,6 +221,10 @@ class Session:
                 self._reattach_silent_requests(limit)
                 while (data := await call.read()) is not grpc.aio.EOF:
                     self._take_response(reader.read(data))
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            log.debug("a connection that was given up has ended; attaching again over the new one")
         except TimeoutError:
             log.debug("a request was not answered; attaching again from its position over a new connection")
         except grpc.aio.AioRpcError as rpc_error:
