@@ -15,8 +15,10 @@ _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port
 def check_address(address: str) -> str:
     """The given text, if it is an address or several with commas between.
 
-    Raises ValueError if it is neither host:port nor a gRPC target.
+    Raises ValueError if it is neither host:port nor a gRPC target, TypeError if it is no text.
     """
+    if not isinstance(address, str):
+        raise TypeError(f"an address is a text such as 127.0.0.1:7847, not {address!r:.80}")
     if address.startswith(SCHEMES):
         return address
     for each in split_addresses(address) or [address]:

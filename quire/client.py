@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from quire.async_client import AsyncClient
-from quire.client_home import ClientHome
+from quire.client_home import CLOSED, ClientHome
 from quire.connection import INFERENCE_SERVICE
 from quire.params import (
     DEFAULT_ADDRESS,
@@ -31,8 +31,6 @@ from quire.results import Accepted, Chunk, Completion, Health, Model, PinnedPref
 from quire.shards import Shard
 from quire.stats import Stats
 from quire.stream import CompletionStream
-
-_CLOSED = "the client is closed; make a new one"
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -68,6 +66,11 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run_loop, name="quire-client", daemon=True)
         self._thread.start()
 
+    @property
+    def is_ended(self) -> bool:
+        """True once it was told to end."""
+        return self._is_ended
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the loop; an interrupt of the waiting thread cancels it.
 
@@ -81,13 +84,13 @@ class LoopThread:
         with self._entering:
             if self._is_ended:
                 coroutine.close()
-                raise RuntimeError(_CLOSED)
+                raise RuntimeError(CLOSED)
             future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
             if self._is_ended:
-                raise RuntimeError(_CLOSED) from None
+                raise RuntimeError(CLOSED) from None
             raise
         except BaseException:
             future.cancel()
@@ -166,7 +169,8 @@ class Stream:
 
     def close(self) -> None:
         """Closes the stream: cancels the request if this stream submitted it and it has not ended."""
-        self._thread.run(self._inner.aclose())
+        if not self._thread.is_ended:  # closing the client has closed its streams
+            self._thread.run(self._inner.aclose())
 
     def __enter__(self) -> "Stream":
         return self

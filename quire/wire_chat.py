@@ -35,6 +35,8 @@ def chat_to_pb(chat: Chat | Messages) -> pb.ChatPrompt:
 def _turn(index: int, message: Mapping[str, Any]) -> ChatMessage:
     """A message of a dict that has the keys of ChatMessage, of which all but role and content may be missing."""
     where = f"chat.messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise invalid_field(where, f"must be a ChatMessage or a dict, not {type(message).__name__}")
     has_calls = bool(message.get("tool_calls"))
     if not {"role"} | ({"content"} if not has_calls else set()) <= set(message) <= _TURN_KEYS:
         allowed = ", ".join(sorted(_TURN_KEYS - {"role", "content"}))

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,6 +160,18 @@ async def test_an_unknown_parameter_is_refused_with_the_nearest_name(client: qui
         await client.generate("hello", max_token=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="no option 'timeout'; did you mean 'timeout_s'"):
         quire.AsyncClient(timeout=3)  # type: ignore[call-arg]
+
+
+async def test_what_is_no_message_and_what_is_no_format_are_refused_by_name(client: quire.AsyncClient) -> None:
+    """Regression: AttributeError, as of a message that another library had made."""
+    for message in (None, "Hi", SimpleNamespace(role="user", content="Hi")):
+        messages: Any = [{"role": "user", "content": "Hi"}, message]
+        with pytest.raises(quire.InvalidRequestError, match=r"messages\[1\]: must be a ChatMessage or a dict"):
+            await client.chat(messages)
+        with pytest.raises(quire.InvalidRequestError, match=r"\[1\]: must be a ChatMessage or a dict"):
+            await client.tokenize(messages)
+    with pytest.raises(TypeError, match="answer_format must be AnswerFormat"):
+        await client.chat(messages[:1], answer_format="hermes")  # type: ignore[arg-type]
 
 
 async def test_bytes_are_no_prompt_and_a_number_no_conversation(client: quire.AsyncClient) -> None:

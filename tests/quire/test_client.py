@@ -269,3 +269,23 @@ if child:
 def test_an_impossible_option_is_refused_by_name(option: str, value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=option):
         quire.AsyncClient("127.0.0.1:1", **{option: value})  # type: ignore[arg-type]
+
+
+async def test_a_stream_can_be_left_after_its_client_was_closed(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=5, released=1)
+
+    def use() -> None:
+        client = quire.Client(server.address)
+        with client.stream("hello", request_id="late") as stream:
+            next(stream)
+            client.close()
+
+    await asyncio.to_thread(use)
+    assert server.count("cancel", "late") == 0
+
+
+@pytest.mark.parametrize("address", [None, 7847, b"127.0.0.1:7847", ["127.0.0.1:7847"]])
+def test_what_is_no_text_is_refused_as_an_address(address: object) -> None:
+    for kind in (quire.Client, quire.AsyncClient):
+        with pytest.raises(TypeError, match="an address is a text"):
+            kind(address)  # type: ignore[arg-type]
