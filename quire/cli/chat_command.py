@@ -11,7 +11,7 @@ from rich.markup import escape
 
 import quire
 from quire.cli import options
-from quire.cli.output import err, errors_explained, out, write_answer
+from quire.cli.output import err, error_text, errors_explained, out, write_answer
 from quire.cli.wait_hint import WaitHint
 from quire.params import DEFAULT_ADDRESS, GenerateParams, Tools
 
@@ -100,7 +100,10 @@ class Speaker:
 
 
 def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> None:
-    """Reads messages and prints answers until the input ends. Only a person is prompted, no file or pipe."""
+    """Reads messages and prints answers until the input ends. Only a person is prompted, no file or pipe.
+
+    A person's Ctrl-C stops the answer, and the turn is dropped from the history.
+    """
     is_typed = sys.stdin.isatty()
     if is_typed:
         out.print(f"[bold]{escape(speaker.name)}[/bold] [dim]{HELP}[/dim]")
@@ -123,7 +126,12 @@ def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> None:
             history = list(first)
         elif said:
             history.append(quire.ChatMessage("user", said))
-            history = _turn(speaker, history)
+            try:
+                history = _turn(speaker, history)
+            except KeyboardInterrupt:
+                if not is_typed:
+                    raise
+                history = history[:-1]
 
 
 def _prompt() -> str:
@@ -131,13 +139,11 @@ def _prompt() -> str:
 
 
 def _turn(speaker: Speaker, history: list[quire.ChatMessage]) -> list[quire.ChatMessage]:
-    """Answers one message. A turn that fails or is stopped is dropped from the history."""
+    """Answers one message. A turn that fails is dropped from the history."""
     try:
         message = speaker.answer(history)
-    except KeyboardInterrupt:
-        return history[:-1]
     except quire.QuireError as error:
-        err.print(f"quire: {error.message}", markup=False)
+        err.print(f"quire: {error_text(error)}", markup=False)
         return history[:-1]
     return [*history, message]
 

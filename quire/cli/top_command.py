@@ -50,8 +50,8 @@ def _watch(client: quire.Client, interval_s: float) -> None:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[RenderableType], None]]:
-    """Function that shows a frame: it replaces the last one on a terminal, and follows it in a file or pipe."""
-    if not out.is_terminal:
+    """Function that shows a frame: it replaces the last one on a terminal that can, and follows it anywhere else."""
+    if not out.is_terminal or out.is_dumb_terminal:
         yield out.print
         return
     with Live(console=out, screen=True, auto_refresh=False) as live:

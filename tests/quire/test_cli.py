@@ -436,6 +436,45 @@ async def test_ctrl_c_at_the_prompt_of_a_chat_says_how_to_leave(server: Scripted
     os.close(theirs)
 
 
+async def test_ctrl_c_ends_a_chat_whose_messages_come_from_a_pipe(server: ScriptedServer) -> None:
+    """Regression: it stopped one answer, and the next message was sent."""
+    server.default = Script(num_tokens=9, released=1)
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "quire.cli", "chat", "-a", server.address),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert command.stdin is not None and command.stdout is not None
+    command.stdin.write(b"Hi\nHi again\n")
+    assert await command.stdout.readexactly(2) == b" 0"
+    assert await interrupt(command) == (130, b"")
+    assert len(server.runs) == 1
+
+
+async def test_a_refusal_in_a_conversation_names_the_flag(server: ScriptedServer) -> None:
+    violation = quire.FieldViolation("stopping.max_tokens", "is 0: give at least 1")
+    server.default = Script(refusals=[quire.InvalidRequestError.of([violation])])
+    result = await run("chat", "-a", server.address, "--max-tokens", "0", stdin="Hi\n")
+    assert result.stderr == "quire: --max-tokens: is 0: give at least 1\n"
+
+
+async def test_top_shows_its_frames_on_a_terminal_that_cannot_move_its_cursor(server: ScriptedServer) -> None:
+    """Regression: such a terminal, as within an editor, stayed empty."""
+    ours, theirs = pty.openpty()
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "quire.cli", "top", "-a", server.address, "--interval-s", "0.1"),
+        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb", "COLUMNS": "80"},
+    )  # fmt: skip
+    try:
+        await server.until(lambda: server.num_looks >= 3)
+    finally:
+        await interrupt(command)
+    os.write(theirs, b"end")  # there is something to read in any case
+    shown = os.read(ours, 65536)
+    os.close(ours)
+    os.close(theirs)
+    assert b"quire at" in shown and b"\x1b" not in shown
+
+
 async def test_ctrl_c_ends_bench_quietly_and_cancels_its_requests(server: ScriptedServer) -> None:
     server.default = Script(num_tokens=9, released=0)
     command = await start("bench", "-a", server.address, "--rate", "inf", "--num-requests", "4")
