@@ -129,18 +129,12 @@ class HotJournal:
     async def outlives_journal(self) -> bool:
         """True if requests were read here, and no leader was ready in the journal, nor says everything again there.
 
-        Raises StoreUnavailableError, or JournalDamagedError.
+        If not, nothing is forgotten. Raises StoreUnavailableError, or JournalDamagedError.
         """
-        if not self.replay.requests:
-            return False
-        if await self._tail.first() is None:
-            return True  # a page of it would be waited for
-        page = await self._tail.read_after(JOURNAL_START, _PAGE)
-        entries = [decode(each) for each in page]
-        if not entries or not entries[0].HasField("leader_start"):
-            return False  # it was not emptied but trimmed, by a leader that was ready
-        last_start = [each.leader_start for each in entries if each.HasField("leader_start")][-1]
-        return len(page) < _PAGE and not last_start.says_all_again and not any(is_news(each) for each in entries)
+        outlives = bool(self.replay.requests) and await self._is_emptied()
+        if not outlives:
+            self.forgotten_since_s = None
+        return outlives
 
     async def close(self) -> None:
         """Drop the replay, and close the connection."""
@@ -193,10 +187,19 @@ class HotJournal:
             return await self._was_led_unread()
         return any(is_news(decode(each)) for each in await self._tail.read_after(JOURNAL_START, _PAGE))
 
+    async def _is_emptied(self) -> bool:
+        """True if the journal has no more than the beginnings of leaders of which the last knows nothing of before."""
+        if await self._tail.first() is None:
+            return True  # a page of it would be waited for
+        page = await self._tail.read_after(JOURNAL_START, _PAGE)
+        entries = [decode(each) for each in page]
+        if not entries or not entries[0].HasField("leader_start"):
+            return False  # it was not emptied but trimmed, by a leader that was ready
+        last_start = [each.leader_start for each in entries if each.HasField("leader_start")][-1]
+        return len(page) < _PAGE and not last_start.says_all_again and not any(is_news(each) for each in entries)
+
     async def _track_forgotten(self) -> None:
-        if not await self.outlives_journal():
-            self.forgotten_since_s = None
-        elif self.forgotten_since_s is None:
+        if await self.outlives_journal() and self.forgotten_since_s is None:
             self.forgotten_since_s = time.monotonic()
 
     def _next(self) -> EntryId:

@@ -56,13 +56,17 @@ class Standby:
         self._held_since_s = 0.0  # by the same holder, as seen here
         self.seen_leaders = SeenLeaders()
         self._could_not_look = False
+        self._has_lease = False
         self._is_new = True  # no lease was seen, and none waited for
         # Do not take over before: at our own start, after a time without the store, or after a loss in it, the leader
         # may live, and be about to renew.
         self._patient_until_s = 0.0
 
-    async def wait(self) -> None:
-        """Return once the lease is ours, or its holder begins without the entries that were read here."""
+    async def wait(self) -> bool:
+        """Return once this process shall lead: True if the lease is ours.
+
+        False: another holds it, and begins without the entries that were read here.
+        """
         announcing = asyncio.create_task(self._announce())
         following, followed = asyncio.create_task(self._journal.follow()), self._seen
         try:
@@ -74,6 +78,7 @@ class Standby:
         finally:
             await end_tasks(announcing, following)
             await self._withdraw()
+        return self._has_lease
 
     async def _try_to_lead(self) -> float | None:
         """Take the lease if it may be taken. Returns the seconds until the next look; None: this process shall lead."""
@@ -89,6 +94,7 @@ class Standby:
             is_over = self._was_handed_over()
             if held is not None and not is_ours and self._is_forgotten():
                 log.warning("another scheduler begins to lead without what this one has read", other=str(held.lease))
+                self._has_lease = False
                 return None
             if held is not None and not is_ours and not is_over:
                 self._could_not_look, self._is_new, self._patient_until_s = False, False, 0.0
@@ -108,6 +114,7 @@ class Standby:
             self._could_not_look = True
             return pause_s
         self._set_leader(other)
+        self._has_lease = other is None
         if other is None:
             log.info("lease taken", handed_over=is_over)
         return None if other is None else pause_s

@@ -103,10 +103,9 @@ class TakeOver:
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._store_timeout_s
         while True:
-            if self._standby is not None:
-                await self._standby.wait()
+            has_lease = self._standby is None or await self._standby.wait()
             try:
-                return await self._try()
+                return await self._try(is_only_for_loss=not has_lease)
             except (StoreUnavailableError, JournalLostError, FencedError) as error:
                 is_final = isinstance(error, FencedError | StoreConfigurationError) or loop.time() > give_up_s
                 if self._standby is None and is_final:
@@ -114,7 +113,7 @@ class TakeOver:
                 log.warning("not leading yet: the take-over failed, trying again", reason=str(error))
             await asyncio.sleep(_RETRY_S)
 
-    async def _try(self) -> Leading:
+    async def _try(self, *, is_only_for_loss: bool) -> Leading:
         attempt = self._new_attempt()
         journal = attempt.journal
         lease = LeaseKeeper(
@@ -130,7 +129,12 @@ class TakeOver:
             if self._standby is None and self._store.durable:
                 await self._let_other_begin()
             contents = await open_journal(
-                journal, attempt.recovery, self._store, self._hot, after_epoch=self._seen_leaders.latest_epoch
+                journal,
+                attempt.recovery,
+                self._store,
+                self._hot,
+                after_epoch=self._seen_leaders.latest_epoch,
+                is_only_for_loss=is_only_for_loss,
             )
             lease.renew_now()
             if contents is not JournalContents.SETTLED and self._store.durable:
@@ -193,7 +197,13 @@ class TakeOver:
 
 
 async def open_journal(
-    journal: Journal, recovery: Recovery, store: Store, hot: HotJournal | None, *, after_epoch: int
+    journal: Journal,
+    recovery: Recovery,
+    store: Store,
+    hot: HotJournal | None,
+    *,
+    after_epoch: int,
+    is_only_for_loss: bool = False,
 ) -> JournalContents:
     """Fence earlier leaders and read what they left.
 
@@ -203,11 +213,15 @@ async def open_journal(
         store: the journal's.
         hot: the journal as read before, if this was a standby.
         after_epoch: the latest epoch of another leader that is known otherwise: the store may have lost it.
+        is_only_for_loss: another holds the lease, and is fenced only if it begins without what `hot` has read. Two that
+            have read it would else fence each other for ever.
 
     Raises StoreUnavailableError, JournalLostError or FencedError if the take-over fails, JournalDamagedError if an
     entry of the journal is damaged.
     """
     says_all_again = hot is not None and await hot.outlives_journal()
+    if is_only_for_loss and not says_all_again:
+        raise FencedError("another scheduler says everything again meanwhile, or was ready")
     epoch = await journal.open(
         after_epoch=max(after_epoch, hot.last.epoch if hot is not None else 0), says_all_again=says_all_again
     )

@@ -181,7 +181,7 @@ async def leases(valkey: ValkeyProcess) -> AsyncIterator[RedisLeases]:
 @asynccontextmanager
 async def standing_by(
     valkey: ValkeyProcess, leases: RedisLeases, store: RedisStore, lease_ms: int = LEASE_MS
-) -> AsyncIterator[tuple["asyncio.Task[None]", list[str | None]]]:
+) -> AsyncIterator[tuple["asyncio.Task[bool]", list[str | None]]]:
     """A standby that waits, and the leaders that it has told of."""
     leaders: list[str | None] = []
     hot = new_hot(valkey, store)

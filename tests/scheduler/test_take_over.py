@@ -171,6 +171,31 @@ async def test_a_standby_leads_instead_of_one_who_begins_without_what_it_has_rea
             assert not task.done() and not site.attempts
 
 
+async def test_a_standby_does_not_fence_another_that_says_again_what_both_have_read(valkey: ValkeyProcess) -> None:
+    """Both set out to lead instead of a newcomer that knows nothing. They would fence each other for ever."""
+    async with (
+        redis_store(valkey.url) as newcomers_store,
+        redis_store(valkey.url) as others_store,
+        behind_a_leader_to_come(valkey, lease_ms=LONG_LEASE_MS) as (site, task),
+    ):
+        epoch = await led_until_read(valkey, site.leases, lambda: site.has_read(1), 1)
+        other, outlives_journal = Journal(others_store, leader_id="other"), site.hot.outlives_journal
+
+        async def outlive_after_the_other_has_begun() -> bool:
+            if site.attempts and not other.stats.epoch:
+                await other.open(after_epoch=epoch, says_all_again=True)
+            return await outlives_journal()
+
+        with capture_logs() as logs, patch.object(site.hot, "outlives_journal", outlive_after_the_other_has_begun):
+            valkey.command("FLUSHALL")
+            valkey.command("SET", LEASE_KEY, "0 newcomer newcomer:1", "PX", "60000")
+            await Journal(newcomers_store, leader_id="newcomer").open(after_epoch=epoch)
+            await until(lambda: any("the take-over failed" in line["event"] for line in logs))
+        assert site.hot.forgotten_since_s is None
+        await other.begin()
+        assert not task.done()
+
+
 async def test_who_was_not_fast_enough_leaves_the_lease_at_once(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url) as store, standby_site(valkey.url, lease_ms=LONG_LEASE_MS) as site:
         site.stands_by = False
