@@ -8,6 +8,8 @@ import fcntl
 import hashlib
 import os
 import platform
+import pwd
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -74,12 +76,34 @@ def needs_build(environment: Mapping[str, str], flags: Sequence[str] = ()) -> bo
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Folder of builds: QUIRE_CACHE_DIR, else the user's cache folder."""
+    """Folder of builds: QUIRE_CACHE_DIR, else the user's cache folder. Raises NativeUnavailableError without one."""
     if directory := environment.get("QUIRE_CACHE_DIR"):
         return Path(directory)
     if directory := environment.get("XDG_CACHE_HOME"):
         return Path(directory) / "quire"
-    return Path(environment.get("HOME", tempfile.gettempdir())) / ".cache" / "quire"
+    home = Path(environment["HOME"]) if environment.get("HOME") else _home()
+    return home / ".cache" / "quire"
+
+
+def _home() -> Path:
+    """Home folder of this user, where no variable names it; without one a folder of its own among temporary files.
+
+    Everybody may write among those, and whoever wrote a library for us would be executed. Raises
+    NativeUnavailableError.
+    """
+    with suppress(KeyError):  # a user without an entry
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    try:
+        folder = Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise NativeUnavailableError(
+            f"there is no folder for compiled kernels: {error}; set QUIRE_CACHE_DIR"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise NativeUnavailableError(f"others may write {folder}: remove it, or set QUIRE_CACHE_DIR")
+    return folder
 
 
 def _path(environment: Mapping[str, str], flags: Sequence[str]) -> Path:

@@ -1,7 +1,9 @@
 """Native kernels are compiled once, and say why they are not there."""
 
 import os
+import pwd
 import shutil
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -108,3 +110,38 @@ def test_what_would_be_compiled_is_known_before(full_cache: Path, tmp_path: Path
     assert not needs_build({**environment, "CXX": str(tmp_path / "no-compiler")})
     kept = _environment(full_cache, QUIRE_NATIVE="compile")
     assert library_path(kept).exists() and not needs_build(kept)
+
+
+def test_a_folder_of_builds_needs_no_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, or a root that is read only, has none, and workers are started again there, too."""
+    monkeypatch.setattr(tempfile, "gettempdir", _no_room)
+    assert cache_directory({"HOME": "/c"}) == Path("/c/.cache/quire")
+
+
+@pytest.mark.parametrize("environment", [{}, {"HOME": ""}])
+def test_builds_are_not_kept_where_everybody_may_write(environment: dict[str, str]) -> None:
+    assert cache_directory(environment) == Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "quire"
+
+
+def test_a_user_without_a_home_keeps_builds_in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", _no_entry)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = tmp_path / f"quire-{os.getuid()}"
+    assert cache_directory({}) == made / ".cache" / "quire"
+    assert made.stat().st_mode & 0o777 == 0o700
+    made.chmod(0o777)
+    with pytest.raises(NativeUnavailableError, match=r"others may write .* QUIRE_CACHE_DIR"):
+        cache_directory({})
+    monkeypatch.setattr(tempfile, "gettempdir", _no_room)
+    with pytest.raises(NativeUnavailableError, match="QUIRE_CACHE_DIR"):
+        cache_directory({})
+
+
+def _no_room() -> str:
+    raise FileNotFoundError("no usable temporary directory")
+
+
+def _no_entry(uid: int) -> pwd.struct_passwd:
+    raise KeyError(uid)
