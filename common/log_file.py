@@ -5,6 +5,7 @@ Lines that cannot be written, because a disk is full or a terminal is gone, are 
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -49,7 +50,8 @@ class RotatingLog(LogStream):
         with self._lock:
             try:
                 if os.fstat(self._fd).st_size >= self._max_bytes:
-                    self._path.replace(f"{self._path}.1")
+                    with suppress(FileNotFoundError):  # set aside before, when no new one could be opened
+                        self._path.replace(f"{self._path}.1")
                     self._open()
             except OSError:  # the folder is gone, or may not be written: go on writing to the open file
                 pass

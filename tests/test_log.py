@@ -125,3 +125,26 @@ def test_a_line_that_is_no_entry_is_shown_as_it_is_and_steers_no_terminal() -> N
     assert readable_line("Traceback (most recent call last):") == "Traceback (most recent call last):"
     assert "\033" not in readable_line("\033[2Jgone") + readable_line('{"event": "x", "name": "\\u001b[2J"}')
     assert readable_line('{"event": 7') == '{"event": 7'
+
+
+def test_a_log_goes_on_in_a_new_file_once_one_can_be_opened_again(tmp_path: Path) -> None:
+    file = tmp_path / "service.log"
+    code = f"""
+import resource
+from common.log_file import RotatingLog
+
+def write(text):
+    log.write(text + "x" * 100 + "\\n")
+
+log = RotatingLog(pathlib.Path({str(file)!r}), 100)
+write("first")
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+write("no file is left")
+write("nor here")
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+write("last")
+"""
+    run_code(code)
+    assert file.read_text().startswith("last")
+    assert [line[:3] for line in (tmp_path / "service.log.1").read_text().splitlines()] == ["fir", "no ", "nor"]
