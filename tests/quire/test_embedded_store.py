@@ -194,3 +194,21 @@ async def test_a_store_that_does_not_answer_is_not_replaced(
         listener.listen()
         with pytest.raises(StoreFailedError, match="does not answer"):
             await made_store(folder).start()
+
+
+async def test_a_store_whose_log_cannot_be_opened_is_started_once_it_can(folder: DataFolder) -> None:
+    log, said = folder.log("store"), Restarts()
+    store = made_store(folder)
+    await store.start()
+    keeping = asyncio.create_task(store.keep_running(said))
+    log.unlink()
+    log.mkdir()
+    await say(folder, "SHUTDOWN")
+    await said.until(3)
+    log.rmdir()
+    async with asyncio.timeout(patient(20)):
+        while not await answers(folder, b"+PONG\r\n", "PING"):  # noqa: ASYNC110 - a start of its own has no event
+            await asyncio.sleep(0.01)
+    keeping.cancel()
+    await store.stop()
+    assert "the embedded store cannot be started: [Errno 21]" in said.said[1] and str(log) in said.said[1]

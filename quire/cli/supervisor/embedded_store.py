@@ -72,7 +72,10 @@ class EmbeddedStore:
         adopted = await self._ping() is not None
         if not adopted:
             await self._reap()
-            self._process = self._spawn()
+            try:
+                self._process = self._spawn()
+            except OSError as error:  # no room for its log, no process left, no permission
+                raise StoreFailedError(f"the embedded store cannot be started: {error}") from error
         while await self._ping() != b"+PONG":  # it may still be reading its file
             if self._process is not None and self._process.poll() is not None:
                 code = self._process.returncode
