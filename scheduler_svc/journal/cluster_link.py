@@ -235,12 +235,18 @@ class ClusterLink:
         """Replies of a node, refusals among them. Raises StoreUnavailableError, which names the node."""
         link = self._links.get(node)
         if link is None:
-            link = self._links[node] = RedisLink(self._url.of(node), timeout_s=self._timeout_s, repeatable=False)
+            link = self._links[node] = self._link_to(node)
         try:
             return await link.exchange(commands, answer_bytes=answer_bytes)
         except StoreUnavailableError as error:
             self._map.record_failure(node)
             raise type(error)(f"{node}: {error.message}") from error
+
+    def _link_to(self, node: NodeAddress) -> RedisLink:
+        try:
+            return RedisLink(self._url.of(node), timeout_s=self._timeout_s, repeatable=False)
+        except ValueError as error:  # a file of the URL is not there: at the start, or while it is being replaced
+            raise StoreConfigurationError(f"{node}: {error}") from error
 
     async def _answer_of(self, node: NodeAddress, commands: Batch) -> Answer:
         """Replies of a node, or why it has none."""
