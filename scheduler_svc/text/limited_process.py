@@ -16,6 +16,8 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
+from quire.errors import UnavailableError
+
 LENGTH = struct.Struct("<I")
 
 
@@ -27,15 +29,19 @@ class LimitedProcess:
     """One process. `ask` is called by one thread at a time; after ProcessEndedError it is over."""
 
     def __init__(self, program: Path, first: bytes, environment: Mapping[str, str] | None = None) -> None:
+        """Start it. Raises UnavailableError while the system starts none: files, processes or memory have run out."""
         # Nothing of ours is in its environment, and `-I` keeps the working folder out of its imports.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=dict(environment or {}),
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(program)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=dict(environment or {}),
+            )
+        except OSError as error:
+            raise UnavailableError(f"the scheduler cannot start a process for this now: {error.strerror}") from error
         self._send(first)
 
     def ask(self, request: bytes, *, wall_s: float, most_bytes: int) -> tuple[bytes, bytes]:

@@ -1,11 +1,14 @@
 """Grammars are compiled in a process with limits first: whatever it does with one, the others go on."""
 
+import errno
 import json
+import os
+import subprocess
 from collections.abc import Callable
 
 import pytest
 
-from quire.errors import FailedPreconditionError
+from quire.errors import FailedPreconditionError, UnavailableError
 from scheduler_svc.text.grammar_trial import GrammarRefusedError, GrammarTrial
 from tests.services import DEMO_MODEL
 
@@ -67,3 +70,18 @@ async def test_a_tokenizer_that_grammars_do_not_work_with_is_named() -> None:
     trial = GrammarTrial(json.dumps(word_level).encode(), 2, [0])
     with pytest.raises(FailedPreconditionError, match="do not work with the model's tokenizer"):
         await trial.check(GOOD)
+
+
+async def test_a_grammar_waits_while_the_system_starts_no_process(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients try again then: neither their grammar nor the scheduler is at fault."""
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", _no_process)
+        with pytest.raises(UnavailableError, match="cannot start a process for this now: Too many open files"):
+            await trial.check(GOOD)
+    await trial.check(GOOD)
+
+
+def _no_process(*_: object, **__: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
