@@ -12,6 +12,7 @@ import common.grpc_environment  # noqa: F401 - before grpc is loaded
 import quire
 from common.access import AccessError, accepted_keys, key_to_send
 from common.log import set_up_service_logging
+from common.open_files import allow_connections, open_files_of_grpc
 from common.process import end_after, run_service, stop_event
 from common.refusal import refuse_to_start
 from common.settings import settings_or_exit
@@ -56,10 +57,11 @@ def main() -> None:
 async def serve(settings: GatewaySettings, sock: socket.socket, client: quire.AsyncClient, app: ASGIApp) -> None:
     """Serve on the socket until SIGTERM, SIGINT or the supervisor's end."""
     end = stop_event(settings.parent_pipe_fd)
+    open_files_of_grpc()
     async with client:
         server = HttpServer(
             for_web_pages(app, settings.origins),
-            max_connections=settings.max_http_connections,
+            max_connections=allow_connections(settings.max_http_connections, option="--max-http-connections"),
             drain_timeout_s=settings.drain_timeout_s,
             busy=for_web_pages(answer_busy, settings.origins),
             tls_cert=settings.tls_cert,

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
@@ -12,6 +12,7 @@ import structlog
 from common.access import accepted_keys, server_credentials
 from common.address import advertised_address
 from common.metrics_listener import listen_for_scrapes
+from common.open_files import allow_connections
 from common.peer_tls import PeerTls, peer_tls_of
 from common.rpc import Keepalive
 from common.serving import GrpcServer
@@ -150,12 +151,13 @@ def open_door(settings: SchedulerSettings, watch: ShardWatch | None) -> Door:
         gates = ShardGates((INFERENCE, CLUSTER), watch.leader_of, watch.takes_requests)
     else:
         gates = ShardGates((INFERENCE, CLUSTER), lambda shard: None)
+    most_connections = allow_connections(settings.max_connections, option="--max-connections")
     server = GrpcServer(
         (INFERENCE, CLUSTER),
         PUBLIC_MESSAGE_BYTES,
         slow_reader_timeout_s=settings.slow_reader_timeout_s,
         keepalive=Keepalive(time_s=settings.keepalive_time_s, timeout_s=settings.keepalive_timeout_s),
-        limits=edge_limits(settings),
+        limits=replace(edge_limits(settings), max_connections=most_connections),
         keys=accepted_keys(settings),
         credentials=server_credentials(settings),
     )
