@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import ssl
 import urllib.error
 import urllib.request
@@ -94,7 +95,32 @@ def test_quire_serve_with_keys_and_a_certificate_for_another_name(tmp_path: Path
         serving.clean_up()
 
 
-def completion(url: str, root: Path, key: str) -> str:
+def test_a_scheduler_that_is_started_again_after_its_certificate_was_renewed_is_trusted_by_the_others(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "renewed").mkdir()
+    made, renewed = Certificate(tmp_path, "localhost", "127.0.0.1"), Certificate(tmp_path / "renewed", "127.0.0.1")
+    made.key.chmod(0o644)
+    files = ("--tls-cert", str(made.cert), "--tls-key", str(made.key))
+    serving = ServeProcesses(tmp_path / "data", "--threads", "1", *files)
+    try:
+        serving.wait_for("try ")
+        assert f"others on this machine can read a secret: chmod 600 {made.key}" in serving.said
+        [url] = [word for word in serving.said.split() if word.startswith("https://")]
+        before = completion(url, made.root)
+        made.cert.write_bytes(renewed.cert.read_bytes())
+        made.key.write_bytes(renewed.key.read_bytes()[:100])  # half of it is written
+        for name in ("scheduler_svc", "worker_svc"):
+            [pid] = [pid for pid, command in serving.living().items() if name in command]
+            os.kill(pid, signal.SIGKILL)
+            assert completion(url, made.root) == before
+        kept = list((tmp_path / "data" / "certificates").iterdir())
+        assert len(kept) == 4 and not any(each.stat().st_mode & 0o077 for each in kept)
+    finally:
+        serving.clean_up()
+
+
+def completion(url: str, root: Path, key: str = "none") -> str:
     """Text of 8 tokens by OpenAI's API."""
     context = ssl.create_default_context(cafile=root)
     context.check_hostname = False

@@ -19,7 +19,7 @@ from pathlib import Path
 
 MAX_SOCKET_PATH = 100  # the kernel takes 107 bytes; the store adds a few while it starts
 POLL_S = 0.1
-_OURS = {"serve.lock", "services.lock", "store", "logs", "store.sock"}
+_OURS = {"serve.lock", "services.lock", "store", "logs", "store.sock", "certificates"}
 _NOBODYS = {"lost+found"}  # created by the system in the root of a mounted volume
 
 
@@ -56,6 +56,11 @@ class DataFolder:
         folder = self.path / "store"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
+
+    @property
+    def certificates(self) -> Path:
+        """Folder of certificates and their keys, which is there while they are served."""
+        return self.path / "certificates"
 
     @property
     def socket(self) -> Path:
