@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -212,3 +213,21 @@ async def test_a_store_whose_log_cannot_be_opened_is_started_once_it_can(folder:
     keeping.cancel()
     await store.stop()
     assert "the embedded store cannot be started: [Errno 21]" in said.said[1] and str(log) in said.said[1]
+
+
+async def test_a_running_store_is_adopted_though_temporary_files_have_another_place_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers would write one file; the path of this folder is too long for a socket in it."""
+    long, stores = tmp_path / ("x" * 100), list[EmbeddedStore]()
+    try:
+        for name, is_adopted in (("a", False), ("b", True)):
+            (tmp_path / name).mkdir()
+            monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+            folder = DataFolder(long)
+            stores.append(made_store(folder))
+            folder.close()
+            assert await stores[-1].start() is is_adopted
+    finally:
+        for each in stores:
+            await each.stop()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 MAX_SOCKET_PATH = 100  # the kernel takes 107 bytes; the store adds a few while it starts
 POLL_S = 0.1
-_OURS = {"serve.lock", "services.lock", "store", "logs", "store.sock", "certificates"}
+_OURS = {"serve.lock", "services.lock", "store", "logs", "store.sock", "store.place", "certificates"}
 _NOBODYS = {"lost+found"}  # created by the system in the root of a mounted volume
 
 
@@ -64,10 +64,24 @@ class DataFolder:
 
     @property
     def socket(self) -> Path:
-        """Socket of the embedded store; where its path is too long, one in /tmp, named after this folder."""
+        """Socket of the embedded store; where its path is too long, one among temporary files, named after this folder.
+
+        It stays there though temporary files have another place later (TMPDIR): a server may still listen.
+        """
         socket = self.path / "store.sock"
         if len(os.fsencode(socket)) <= MAX_SOCKET_PATH:
             return socket
+        place, mark = self.path / "store.place", f"{self.path.stat().st_ino} "  # of this folder, not of its copy
+        with suppress(OSError, UnicodeDecodeError):
+            said = place.read_text()
+            if said.startswith(mark) and Path(said.removeprefix(mark)).is_socket():
+                return Path(said.removeprefix(mark))
+        socket = self._socket_elsewhere()
+        with suppress(OSError):  # the disk is full
+            place.write_text(f"{mark}{socket}")
+        return socket
+
+    def _socket_elsewhere(self) -> Path:
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
         folder = Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
