@@ -42,8 +42,8 @@ def chat(
     choice: options.Choice = None,
     timeout_s: options.TimeoutS = None,
     tools: Annotated[
-        typer.FileText | None,
-        typer.Option(help="File with tools that the model may call: a JSON array as for OpenAI's API."),
+        str | None,
+        typer.Option(metavar="FILE", help="File with tools that the model may call: a JSON array as for OpenAI's API."),
     ] = None,
     template_kwargs: Annotated[
         str | None, typer.Option(help="JSON object of further variables for the chat template.")
@@ -54,7 +54,7 @@ def chat(
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         speaker = Speaker(
             client,
-            tools=None if tools is None else _json("--tools", tools.read(), list),
+            tools=None if tools is None else _json("--tools", options.file_text("--tools", tools), list),
             template_kwargs=None if template_kwargs is None else _json("--template-kwargs", template_kwargs, dict),
             params=options.given_params(context),
         )

@@ -98,13 +98,14 @@ def given_params(context: typer.Context) -> GenerateParams:
         given["early_stopping"] = _EARLY_STOPPING[given["early_stopping"]]
     _name_constraint(given)
     if (schema := given.get("json_schema")) is not None and not schema.lstrip().startswith("{"):
-        given["json_schema"] = _content("--json-schema", schema)
+        given["json_schema"] = file_text("--json-schema", schema)
     if given.get("lark") is not None:
-        given["lark"] = _content("--lark", given["lark"])
+        given["lark"] = file_text("--lark", given["lark"])
     return request_params(**given)
 
 
-def _content(option: str, path: str) -> str:
+def file_text(option: str, path: str) -> str:
+    """The text of the file that an option names, in UTF-8 whatever the locale. Raises typer.BadParameter."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

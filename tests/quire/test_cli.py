@@ -186,6 +186,21 @@ async def test_chat_sends_tools_and_variables_of_the_template(server: ScriptedSe
         assert result.exit_code == 2 and said in result.stderr
 
 
+async def test_tools_are_read_in_utf_8_whatever_the_locale(server: ScriptedServer, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "f", "description": "größer"}}]', encoding="utf-8")
+    command = (sys.executable, "-X", "utf8=0", "-m", "quire.cli", "chat", "-m", "Hi", "--tools", str(tools))
+    process = await asyncio.create_subprocess_exec(
+        *command, "-a", server.address, env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    )
+    assert await process.wait() == 0
+    sent = next(iter(server.runs.values())).request.chat
+    assert json.loads(sent.tools)[0]["function"]["description"] == "größer"
+    tools.write_bytes("größer".encode("latin-1"))
+    result = await run("chat", "-m", "Hi", "--tools", str(tools), "-a", server.address)
+    assert result.exit_code == 2 and "--tools" in result.stderr and "cannot be read" in result.stderr
+
+
 async def test_chat_remembers_the_conversation_until_it_is_reset(server: ScriptedServer) -> None:
     said = "First\nSecond\n/reset\nThird\n"
     result = await run("chat", "-a", server.address, stdin=said)
