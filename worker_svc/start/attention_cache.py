@@ -15,6 +15,9 @@ from typing import Any, Self
 
 import structlog
 
+from kernels.native.build import cache_directory
+from kernels.native.compiling import NativeUnavailableError
+
 log = structlog.get_logger()
 
 FILE_NAME = "attention.json"
@@ -47,6 +50,15 @@ class AttentionCache:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
+
+    @classmethod
+    def of_user(cls, environment: Mapping[str, str]) -> Self:
+        """The user's cache, beside that of compiled kernels; one that keeps nothing if the user has no folder."""
+        try:
+            return cls(cache_directory(environment))
+        except NativeUnavailableError as error:
+            log.warning("measured attention is not kept", reason=str(error))
+            return cls(Path(os.devnull))
 
     def find(self, key: str, decode_names: Iterable[str], mixed_names: Iterable[str]) -> AttentionTimes | None:
         """Times of these names under a key; None if they are to be measured."""

@@ -14,7 +14,6 @@ import torch
 
 import kernels.attention
 from kernels.attention.shape import AttentionShape, ScoreRule
-from kernels.native.build import cache_directory
 from worker_svc.gpu.libraries.library import NO_LIBRARIES, AttentionLibrary, PassLibraries
 from worker_svc.memory.kv_pool import BlockShape, free_memory_bytes
 from worker_svc.model.config import ModelConfig
@@ -53,7 +52,7 @@ def start_attention(
     clock = GraphClock(decoder.device)
     if requested != "auto":
         return requested_library(usable, make_trial(), clock)
-    cache = AttentionCache(cache_directory(os.environ))
+    cache = AttentionCache.of_user(os.environ)
     return fastest_libraries(usable, make_trial, clock, cache, trial_key(decoder, shape, size, libraries))
 
 

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import pwd
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +29,7 @@ from worker_svc.memory.kv_pool import BlockShape
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.families import read_model_config
 from worker_svc.option_check import DeviceError, installed_attention
-from worker_svc.start.attention_cache import FILE_NAME, AttentionCache
+from worker_svc.start.attention_cache import FILE_NAME, AttentionCache, AttentionTimes
 from worker_svc.start.attention_choice import (
     UsableLibraries,
     fastest_libraries,
@@ -193,6 +196,24 @@ def test_a_folder_that_cannot_be_written_costs_the_measurement_alone(decoder: De
             chosen = fastest_libraries(both(), lambda: trial_of(decoder), clock, cache, KEY)
         assert names_of(chosen) == ("flashinfer", "flash-attn") and clock.num_left == 0
         assert logs[0]["log_level"] == "warning" and "is not kept" in logs[0]["event"]
+
+
+def test_a_user_without_a_folder_measures_at_each_start(
+    decoder: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"quire-{os.getuid()}").touch()  # in the way of the last resort
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with capture_logs() as logs:
+        cache = AttentionCache.of_user({})
+    assert "QUIRE_CACHE_DIR" in logs[0]["reason"]
+    for _ in range(2):
+        clock = FakeClock(5, 4, 6, 5, 6, 4)
+        assert names_of(fastest_libraries(both(), lambda: trial_of(decoder), clock, cache, KEY))[0] == "flashinfer"
+        assert clock.num_left == 0
+    kept = AttentionCache.of_user({"QUIRE_CACHE_DIR": str(tmp_path / "kept")})
+    kept.keep(KEY, AttentionTimes(decode_us={}, mixed_us={}))
+    assert (tmp_path / "kept" / FILE_NAME).is_file()
 
 
 @pytest.mark.parametrize(
