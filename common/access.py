@@ -1,7 +1,5 @@
 """API keys and certificate of a server that clients reach, made from its settings."""
 
-import os
-import stat
 from pathlib import Path
 
 import grpc
@@ -9,6 +7,7 @@ import structlog
 
 from quire.access_settings import AccessSettings
 from quire.api_keys import AcceptedKeys, read_api_keys
+from quire.certificates import others_can_read
 
 log = structlog.get_logger()
 
@@ -47,5 +46,5 @@ def server_credentials(settings: AccessSettings) -> grpc.ServerCredentials | Non
 
 def warn_of_readers(file: Path) -> None:
     """Warn of a file with a secret that others can read."""
-    if os.stat(file).st_mode & stat.S_IROTH:
+    if others_can_read(file):
         log.warning("others on this machine can read a secret", file=str(file), fix=f"chmod 600 {file}")

@@ -1,9 +1,10 @@
-"""Certificates in PEM files: whether a key and an authority belong to one, and its names. Opens no connection.
+"""Certificates in PEM files: whether a key and an authority belong to one, its names, and who can read keys.
 
-Python checks and decodes a certificate only in a handshake, so one is made in memory.
+Opens no connection. Python checks and decodes a certificate only in a handshake, so one is made in memory.
 """
 
 import ssl
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ def check_pair(cert: Path, key: Path, prefix: str = "") -> None:
         _context(ssl.PROTOCOL_TLS_SERVER, cert, key)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ValueError(f"{cert_flag} {cert} and {key_flag} {key} cannot be used: {error}") from error
+
+
+def others_can_read(secret: Path) -> bool:
+    """True if others on this machine can read a file with keys. Raises OSError."""
+    return bool(secret.stat().st_mode & stat.S_IROTH)
 
 
 def peer_context(cert: Path, key: Path, root: Path, *, is_server: bool) -> ssl.SSLContext:

@@ -100,10 +100,7 @@ class Speaker:
 
 
 def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> None:
-    """Reads messages and prints answers until the input ends. Only a person is prompted, no file or pipe.
-
-    A person's Ctrl-C stops the answer, and the turn is dropped from the history.
-    """
+    """Reads messages and prints answers until the input ends. Only a person is prompted, no file or pipe."""
     is_typed = sys.stdin.isatty()
     if is_typed:
         out.print(f"[bold]{escape(speaker.name)}[/bold] [dim]{HELP}[/dim]")
@@ -126,22 +123,21 @@ def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> None:
             history = list(first)
         elif said:
             history.append(quire.ChatMessage("user", said))
-            try:
-                history = _turn(speaker, history)
-            except KeyboardInterrupt:
-                if not is_typed:
-                    raise
-                history = history[:-1]
+            history = _turn(speaker, history, is_typed=is_typed)
 
 
 def _prompt() -> str:
     return PROMPT if out.is_terminal else "> "
 
 
-def _turn(speaker: Speaker, history: list[quire.ChatMessage]) -> list[quire.ChatMessage]:
-    """Answers one message. A turn that fails is dropped from the history."""
+def _turn(speaker: Speaker, history: list[quire.ChatMessage], *, is_typed: bool) -> list[quire.ChatMessage]:
+    """Answers one message. A turn that fails, or that a person stops by Ctrl-C, is dropped from the history."""
     try:
         message = speaker.answer(history)
+    except KeyboardInterrupt:
+        if not is_typed:
+            raise
+        return history[:-1]
     except quire.QuireError as error:
         err.print(f"quire: {error_text(error)}", markup=False)
         return history[:-1]

@@ -5,11 +5,11 @@ one that were the first to take new ones would be trusted by none of the others.
 """
 
 import os
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from quire.certificates import others_can_read
 from quire.cli.serve_settings import Settled
 from quire.settings import Settings
 from quire.typed_names import flag_of
@@ -44,7 +44,7 @@ def open_keys(settled: Settled) -> list[Path]:
         for name in _KEYS
         if (file := getattr(settings, name, None)) is not None
     }
-    return sorted(file for file in files if file.stat().st_mode & stat.S_IROTH)
+    return sorted(filter(others_can_read, files))
 
 
 def _kept(settings: S, flags: tuple[str, ...], folder: Path) -> tuple[S, tuple[str, ...]]:
