@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
-from grpc_status import rpc_status
 
 from common.peer_limits import EdgeLimits, PeerConnection, PeerLimits
-from common.rpc import Context
-from quire.errors import InvalidRequestError, QuireError, UnavailableError, to_status
+from common.rpc import Context, abort_call
+from quire.errors import InvalidRequestError, QuireError, UnavailableError
 from quire.rpc import Option
 
 _CANCEL_GRACE_S = 0.1  # for a cancellation to arrive, of which the end of the messages may come first
@@ -85,7 +84,11 @@ class _Call:
         try:
             if self._handler.request_streaming:
                 return await self._inner(requests, context)
-            return await self._inner(await self._read(context), context)
+            try:
+                request = await self._read(context)
+            except QuireError as error:
+                return await _refuse(context, error)
+            return await self._inner(request, context)
         except asyncio.CancelledError:
             is_cancelled = True
             raise
@@ -93,24 +96,22 @@ class _Call:
             self._peers.end_call(connection, self._method, is_cancelled=is_cancelled)
 
     async def _read(self, context: Context) -> Any:
-        """The one message of the call."""
+        """The one message of the call. Raises QuireError where none comes."""
         timeout_s = self._peers.limits.body_timeout_s or None
         try:
             async with asyncio.timeout(timeout_s):
                 request = await context.read()
         except TimeoutError:
             error = f"the request did not arrive completely within {timeout_s:g} s; send it again"
-            return await _refuse(context, UnavailableError(error))
+            raise UnavailableError(error) from None
         if request is not grpc.aio.EOF:
             return request
         await asyncio.sleep(_CANCEL_GRACE_S)
-        return await _refuse(context, InvalidRequestError("the call carried no message; send one"))
+        raise InvalidRequestError("the call carried no message; send one")
 
 
-async def _refuse(context: Context, error: QuireError) -> Any:
+async def _refuse(context: Context, error: QuireError) -> None:
     try:
-        await context.abort_with_status(rpc_status.to_status(to_status(error)))
-    except grpc.aio.AbortError:
-        raise
+        await abort_call(context, error)
     except Exception as failure:  # the client has gone; gRPC has no public name for it
         raise asyncio.CancelledError from failure

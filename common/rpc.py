@@ -138,8 +138,9 @@ def _wrap(handler: Any, method: str, slow_reader_timeout_s: float | None) -> Cal
             return await answer  # with a stream of responses, of a handler that writes to the context by itself
         except CONTROL_FLOW:
             raise
+        except grpc.aio.AbortError as abort:  # the handler's own, which has been sent
+            _forget_frames(abort)
         except BaseException as error:  # of a native library, too: whatever a call raises is its answer
-            del request  # see _abort
             await _abort(context, method, error)
 
     return behaviour
@@ -166,18 +167,27 @@ async def _write_all(
 
 
 async def _abort(context: Context, method: str, error: BaseException) -> None:
-    """Ends the call with the status of the handler's exception.
-
-    gRPC keeps the abort, and all frames of its traceback, in a cycle until the next full collection. No frame may hold
-    the request, which can have many megabytes.
-    """
-    if isinstance(error, grpc.aio.AbortError):  # the handler's own, which has been sent
-        raise error
     if not isinstance(error, QuireError):
         log.error("call of %s failed", method, exc_info=error)
         error = QuireError("the server failed on an internal error; its log has the reason")
-    error.__traceback__ = None
-    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    await abort_call(context, error)
+
+
+async def abort_call(context: Context, error: QuireError) -> None:
+    """End a call with the status of `error`; the handler then returns, whatever it returns.
+
+    gRPC keeps the abort with the call's state and raises it again behind the handler. Raised through the handler, the
+    abort would hold its frames, and so the context and the state, in a cycle until the next full collection: with all
+    that the call has received, which can be many megabytes.
+    """
+    try:
+        await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    except grpc.aio.AbortError as abort:
+        _forget_frames(abort)
+
+
+def _forget_frames(abort: grpc.aio.AbortError) -> None:
+    abort.__traceback__ = abort.__context__ = abort.__cause__ = None
 
 
 def _checked(request: Any, request_streaming: bool) -> Any:

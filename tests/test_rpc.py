@@ -189,6 +189,52 @@ async def test_a_refused_request_is_not_kept_until_the_next_collection() -> None
     assert len(Large.made) == 2
 
 
+def num_call_states() -> int:
+    return sum(type(each).__name__ == "RPCState" for each in gc.get_objects())
+
+
+async def abort_by_itself(request: bytes, context: Any) -> bytes:
+    await context.abort(grpc.StatusCode.NOT_FOUND, "not here")
+    raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("limits", [None, EdgeLimits(body_timeout_s=0.2), EdgeLimits(max_call_rate=0.001)])
+async def test_the_state_of_an_aborted_call_is_freed_at_once(limits: EdgeLimits | None) -> None:
+    """With it goes what the call received and nobody read: gRPC keeps the abort in the state, and the abort frames."""
+    Large.made = []
+    server = GrpcServer([ECHO], PUBLIC_MESSAGE_BYTES, limits=limits)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Single": grpc.unary_unary_rpc_method_handler(refuse, Large, plain),
+        "Within": grpc.unary_stream_rpc_method_handler(refuse_within, Large, plain),
+        "Abort": grpc.unary_unary_rpc_method_handler(abort_by_itself, plain, plain),
+    }
+    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
+    address = server.bind("127.0.0.1:0")
+    await server.start()
+    await asyncio.sleep(0)
+    gc.collect()
+    gc.disable()
+    num_waiting = num_call_states()
+    try:
+        async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(patient(20)):
+            for method in (*handlers, *handlers):
+                call: Any = channel.stream_stream(f"/{ECHO}/{method}", plain, plain)()
+                with pytest.raises(grpc.aio.AioRpcError):  # of either, where the call is refused for its rate
+                    await call.write(b"anything")
+                    async for _ in call:
+                        pass
+            unfinished: Any = channel.stream_stream(f"/{ECHO}/Single", plain, plain)()
+            await unfinished.wait_for_connection()
+            if limits is not None:
+                assert await unfinished.code() is not grpc.StatusCode.OK
+            unfinished.cancel()
+            while num_call_states() > num_waiting + 1:  # noqa: ASYNC110 - gRPC itself keeps the last one until the next
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+        await server.stop(1)
+
+
 class Panic(BaseException):
     """Exception like that of a panic in a Rust library."""
 

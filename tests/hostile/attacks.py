@@ -53,16 +53,17 @@ def unfinished_bodies(address: str, method: str, *, num_calls: int, num_bytes: i
 
 
 def rapid_reset(address: str, method: str, *, num_calls: int, body: bytes | None = None) -> Outcome:
-    """Calls opened and taken back at once, with a message (`body`) or without."""
+    """Calls opened and taken back in the same write, with a message (`body`) or without."""
     num_begun = 0
     with RawConnection(address) as connection:
         try:
             for _ in range(num_calls):
-                call = connection.open_call(method)
-                num_begun += 1
-                if body is not None:
-                    connection.send(call, message(body))
-                connection.reset(call)
+                with connection.in_one_write():
+                    call = connection.open_call(method)
+                    num_begun += 1
+                    if body is not None:
+                        connection.send(call, message(body))
+                    connection.reset(call)
                 connection.receive(0.0)
         except ConnectionCutError:
             pass

@@ -8,6 +8,7 @@ import contextlib
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -35,6 +36,7 @@ class RawConnection:
         self.trailers: dict[int, Headers] = {}  # of the calls that the server has ended, by stream
         self.resets: dict[int, int] = {}  # error codes of streams that the server has reset
         self.max_streams: int | None = None  # that the server allows at once
+        self._is_holding = False
         self._socket = socket.create_connection((host, int(port)), timeout=_OUTER_TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
@@ -82,6 +84,16 @@ class RawConnection:
         """Takes back a call."""
         with contextlib.suppress(h2.exceptions.StreamClosedError):
             self._h2.reset_stream(stream, error_code=8)
+        self._flush()
+
+    @contextlib.contextmanager
+    def in_one_write(self) -> Iterator[None]:
+        """Send the frames of the context all at once, at its end: the server has them all when it reads the first."""
+        self._is_holding = True
+        try:
+            yield
+        finally:
+            self._is_holding = False
         self._flush()
 
     def receive(self, timeout_s: float) -> bool:
@@ -152,6 +164,8 @@ class RawConnection:
             self._cut(None)
 
     def _flush(self) -> None:
+        if self._is_holding:
+            return
         data = self._h2.data_to_send()
         if data:
             try:
