@@ -2,9 +2,10 @@
 
 Groups in a failed step are suspects. Groups in flight on a worker that is lost become suspects at the second loss: most
 losses are caused by no request, and a group that had not yet recomputed up to its position at the first loss did not
-cause the second. That excuse holds three times, since a group may also end workers wherever it computes. Suspects are
-tried in cohorts; see `trials`. A cohort that fails is halved. A group that computes past the position of its incident
-is cleared. A group that fails alone for the third time in all is guilty.
+cause the second; nor did it cause the loss of a worker whose process comes back, since only the link had broken. Such
+excuses hold three times, since a group may also end workers wherever it computes, or break links. Suspects are tried
+in cohorts; see `trials`. A cohort that fails is halved. A group that computes past the position of its incident is
+cleared. A group that fails alone for the third time in all is guilty.
 
 The fault may be the worker's: a group that failed on one is tried on others that could hold it, and is guilty of failed
 steps only after it has failed on each of them, or on four. If a worker's answer could not be believed, and the group
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from scheduler_svc.core.incidents import Incidents
+from scheduler_svc.core.incidents import Incidents, Loss
 from scheduler_svc.core.placement import WorkerLimits, has_other_place, may_take
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
@@ -29,8 +30,7 @@ from scheduler_svc.core.worker_state import WorkerState
 MAX_FAILED_STEPS = 3
 MAX_WORKERS_TRIED = 4  # most workers on which a group fails steps
 MAX_LOSSES = 3
-MAX_EXCUSED_LOSSES = 3  # of a group that had not yet recomputed up to its position; later ones count
-NUM_LOSSES_OF_SUSPECTS = 2
+MAX_EXCUSED_LOSSES = 3  # of a group that is not their likely cause; later ones count
 LATELY_S = 60.0  # losses within this time tell if workers are lost for other reasons, too
 
 
@@ -88,8 +88,11 @@ class Isolation:
             self._suspect(half)
         return []
 
-    def record_worker_loss(self, worker: WorkerState, now_s: float) -> list[Verdict]:
-        """Record that a worker is lost with its steps in flight. Called before it is removed."""
+    def record_worker_loss(self, worker: WorkerState, now_s: float, *, is_proven: bool) -> list[Verdict]:
+        """Record that a worker is lost with its steps in flight. Called before it is removed.
+
+        `is_proven`: even if its process lives on; otherwise see `excuse_losses`.
+        """
         self._losses_s.append(now_s)
         while self._losses_s[0] < now_s - LATELY_S:
             self._losses_s.popleft()
@@ -101,14 +104,32 @@ class Isolation:
                 continue
             for sequence, span in spans[group].items():
                 incidents.loss_positions[sequence] = max(span.start, incidents.loss_positions.get(sequence, 0))
-            incidents.num_losses += 1
-            incidents.num_lone_losses = incidents.num_lone_losses + 1 if len(spans) == 1 else 0
+            incidents.losses.append(Loss(worker.worker_id, was_alone=len(spans) == 1, is_proven=is_proven))
             num_needed = 1 if len(self._losses_s) <= incidents.num_losses else 2
             if incidents.num_lone_losses >= num_needed and incidents.num_losses >= MAX_LOSSES:
                 return [self._verdict(group)]
-            if incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS:
+            if incidents.is_suspicious:
                 self._suspect([group])
         return []
+
+    def excuse_losses(self, worker_id: str) -> None:
+        """Excuse the groups that were in flight when this worker was lost: its process lives on."""
+        for incidents in (*self._incidents.values(), *self._of_paused.values()):
+            for loss in [each for each in incidents.losses if each.worker_id == worker_id and not each.is_proven]:
+                if incidents.num_excused_losses == MAX_EXCUSED_LOSSES:
+                    loss.is_proven = True
+                else:
+                    incidents.losses.remove(loss)
+                    incidents.num_excused_losses += 1
+        for group, incidents in self._incidents.items():
+            if not incidents.is_suspicious:
+                self._release(group)
+
+    def confirm_losses(self, worker_id: str) -> None:
+        """Record that the process of this worker, if it was lost, has ended."""
+        for incidents in (*self._incidents.values(), *self._of_paused.values()):
+            for loss in incidents.losses:
+                loss.is_proven = loss.is_proven or loss.worker_id == worker_id
 
     def forgive_worker(self, worker_id: str) -> None:
         """Drop the failed steps of this worker: the fault was its own, or that of a process which is gone."""
@@ -116,8 +137,10 @@ class Isolation:
             incidents.failed_on.pop(worker_id, None)
             incidents.disbelieved_on.discard(worker_id)
         for group, incidents in list(self._incidents.items()):
-            if not incidents.failed_on and not incidents.num_losses:
-                self._clear(group)
+            if not incidents.failed_on and not incidents.losses:
+                self._release(group)
+                if not incidents.num_excused_losses:
+                    del self._incidents[group]
 
     def record_executed_step(self, plan: StepPlan) -> set[str]:
         """Clear the groups that this plan has brought past the position of their incidents.
@@ -155,7 +178,7 @@ class Isolation:
         if incidents is None:
             return
         self._incidents[group] = incidents
-        if incidents.num_failed_steps or incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS:
+        if incidents.is_suspicious:
             self._suspect([group])
 
     def check(self) -> None:
@@ -210,6 +233,9 @@ class Isolation:
 
     def _clear(self, group: SequenceGroup) -> None:
         del self._incidents[group]
+        self._release(group)
+
+    def _release(self, group: SequenceGroup) -> None:
         self.trials.remove_suspect(group)
         self._waiting.release_from_quarantine(group)
 

@@ -257,15 +257,24 @@ class Scheduler:
         return self._isolation.record_failed_step(plans, workers, suspects=suspects, is_disbelieved=is_disbelieved)
 
     def forgive_worker(self, worker_id: str) -> None:
-        """Hold the failures on this worker against no group any more: it is out of service, or another process."""
+        """Hold the failures on this worker against no group any more: it is out of service."""
         self._isolation.forgive_worker(worker_id)
 
-    def record_worker_loss(self, worker_id: str, now_s: float = 0.0) -> list[Verdict]:
+    def record_worker_loss(self, worker_id: str, now_s: float = 0.0, *, is_proven: bool = False) -> list[Verdict]:
         """Record that a worker is lost at `now_s`, perhaps by what is in flight there. Call it before `remove_worker`.
 
-        The caller must end the groups of the verdicts, after `remove_worker`.
+        `is_proven`: it counts even if `record_return` says that the process lives on. The caller must end the groups of
+        the verdicts, after `remove_worker`.
         """
-        return self._isolation.record_worker_loss(self._places.workers[worker_id], now_s)
+        return self._isolation.record_worker_loss(self._places.workers[worker_id], now_s, is_proven=is_proven)
+
+    def record_return(self, worker_id: str, *, is_same_process: bool) -> None:
+        """Record that a worker has come, perhaps after a loss: the process of before, or another."""
+        if is_same_process:
+            self._isolation.excuse_losses(worker_id)
+        else:
+            self._isolation.confirm_losses(worker_id)
+            self._isolation.forgive_worker(worker_id)
 
     def expired_groups(self, now_s: float) -> list[SequenceGroup]:
         """Return groups that never ran and whose deadline passes before their prompt could be computed.

@@ -23,6 +23,7 @@ class Member:
     seen_s: float
     is_leaving: bool = False  # it was told to end: its hanging up is no loss
     given_up: str | None = None  # why
+    is_hung: bool = False  # it was given up since its step took too long
     out_of_service: str = ""  # why it gets no work; empty: it does
 
     @property

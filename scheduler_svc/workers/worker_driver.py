@@ -176,9 +176,10 @@ class WorkerDriver:
     def _expect(self, member: Member) -> StepExpectations:
         """Return what is known of the times of this process's steps; another process may have to compile first."""
         incarnation, expectations = self._expectations.get(member.worker_id) or ("", StepExpectations())
-        if incarnation != member.incarnation:
+        is_same_process = incarnation == member.incarnation
+        self._engine.scheduler.record_return(member.worker_id, is_same_process=is_same_process)
+        if not is_same_process:
             expectations = StepExpectations()
-            self._engine.scheduler.forgive_worker(member.worker_id)
         self._expectations.put(member.worker_id, (member.incarnation, expectations))
         return expectations
 
@@ -186,7 +187,7 @@ class WorkerDriver:
         """Remove a worker. Its steps are not to blame if it was told to end, or for a fault of the link or of ours."""
         if lost_by is None or member.is_leaving or member.link.is_damaged:
             return self._engine.scheduler.workers.remove_worker(member.worker_id)
-        return self._engine.faults.lose_worker(member.worker_id, lost_by)
+        return self._engine.faults.lose_worker(member.worker_id, lost_by, is_proven=member.is_hung)
 
     def _find_peer(self, worker_id: str) -> Peer | None:
         member = self._members.get(worker_id)

@@ -198,6 +198,7 @@ class Workers:
                 reason = f"no sign of life for {silent_s:.1f} s"
             elif member.loop is not None and member.loop.is_hung(now_s):
                 reason = "it hangs in a step"
+                member.is_hung = True
             else:
                 continue
             if member.task is None:

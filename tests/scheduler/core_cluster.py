@@ -297,9 +297,9 @@ class Cluster:
         self.fail_steps(worker_id)
         return self.end_guilty(self.scheduler.record_failed_step([failed]))
 
-    def lose_worker(self, worker_id: str = "w") -> list[SequenceGroup]:
-        """The worker dies. Returns who is failed for it."""
-        verdicts = self.scheduler.record_worker_loss(worker_id, self.now_s)
+    def lose_worker(self, worker_id: str = "w", *, is_proven: bool = False) -> list[SequenceGroup]:
+        """The worker dies, or its link breaks. Returns who is failed for it."""
+        verdicts = self.scheduler.record_worker_loss(worker_id, self.now_s, is_proven=is_proven)
         self.remove_worker(worker_id)
         return self.end_guilty(verdicts)
 

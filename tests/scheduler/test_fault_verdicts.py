@@ -29,7 +29,7 @@ class Verdicts:
         """Lose the worker in its next step; another one comes. Returns how many sequences ran."""
         assert self.cluster.start("w") is not None
         del self.cluster.workers["w"], self.cluster.in_flight["w"], self.cluster.plans["w"]
-        lost = self.faults.lose_worker("w", "its stream broke")
+        lost = self.faults.lose_worker("w", "its stream broke", is_proven=False)
         self.cluster.add_worker(num_blocks=100)
         return len(lost)
 

@@ -123,6 +123,7 @@ class RandomCalls:
     def lose_worker(self) -> None:
         for worker_id in self.busy()[:1]:
             self.cluster.lose_worker(worker_id)
+            self.scheduler.record_return(worker_id, is_same_process=self.rng.random() < 0.5)
             self.cluster.add_worker(worker_id, num_blocks=self.rng.randint(6, 10), num_host_blocks=20, block_format="f")
 
     def forgive(self) -> None:

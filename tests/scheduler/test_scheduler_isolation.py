@@ -54,10 +54,11 @@ class SickCluster:
     def _computes_poison(self, sequence: Sequence, position: int, num_tokens: int) -> bool:
         return position <= self.poison[sequence.group] < position + num_tokens
 
-    def lose(self, worker_id: str) -> None:
-        """Kill a worker; it is back at once, empty."""
+    def lose(self, worker_id: str, *, lives_on: bool = False, hangs: bool = False) -> None:
+        """Kill a worker, or break the link to it; it is back at once, empty."""
         self.num_incidents += 1
-        self.failed += self.cluster.lose_worker(worker_id)
+        self.failed += self.cluster.lose_worker(worker_id, is_proven=hangs)
+        self.cluster.scheduler.record_return(worker_id, is_same_process=lives_on)
         self.add_worker(worker_id)
 
     def go_on(self, worker_id: str, *, kills: bool) -> bool:
@@ -276,7 +277,7 @@ def test_a_member_that_had_no_part_in_the_first_loss_may_have_caused_the_second_
         step.plan.sequences, step.plan.positions, step.plan.num_tokens = [sequence], [0], [num_tokens]
         worker.in_flight.clear()
         launch(worker, step)
-        assert isolation.record_worker_loss(worker, 0.0) == []
+        assert isolation.record_worker_loss(worker, 0.0, is_proven=False) == []
     assert (group.cohort is not None) is is_suspect
 
 
@@ -301,8 +302,89 @@ def test_who_computed_the_first_position_of_the_row_that_was_lost_may_have_cause
         step.plan.sequences, step.plan.positions, step.plan.num_tokens = group.sequences, [row.start], [len(row)]
         worker.in_flight.clear()
         launch(worker, step)
-        assert isolation.record_worker_loss(worker, 0.0) == []
+        assert isolation.record_worker_loss(worker, 0.0, is_proven=False) == []
     assert (group.cohort is not None) is is_suspect
+
+
+def lose_alone(*losses: dict[str, bool]) -> list[SequenceGroup]:
+    """Lose workers with one group alone on them, which gets no further, each by `SickCluster.lose`; who is failed."""
+    site = SickCluster("a", "b", depth=1)
+    site.cluster.add([1] * 20, 30)
+    for loss in losses:
+        (worker_id,) = [each for each in "ab" if site.cluster.start(each) is not None]
+        site.lose(worker_id, **loss)
+        site.cluster.scheduler.check()
+    failed = list(site.failed)
+    if not failed:
+        site.run(kills=False)
+        site.assert_only_the_poisoned_failed()
+    return failed
+
+
+DEATH, BROKEN_LINK, HANG = {"lives_on": False}, {"lives_on": True}, {"lives_on": True, "hangs": True}
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_failed"),
+    [
+        ([DEATH] * 2, False),
+        ([DEATH] * 3, True),
+        ([HANG] * 3, True),
+        ([DEATH, BROKEN_LINK, BROKEN_LINK], False),
+        ([BROKEN_LINK, DEATH, BROKEN_LINK, BROKEN_LINK, DEATH], False),
+        ([BROKEN_LINK, DEATH, DEATH, DEATH], True),
+        ([BROKEN_LINK] * MAX_EXCUSED_LOSSES + [DEATH] * (MAX_LOSSES - 1), False),
+        ([BROKEN_LINK] * (MAX_EXCUSED_LOSSES + MAX_LOSSES - 1), False),
+        ([BROKEN_LINK] * (MAX_EXCUSED_LOSSES + MAX_LOSSES), True),
+    ],
+)
+def test_a_broken_link_to_a_process_that_lives_on_is_excused_three_times(
+    losses: list[dict[str, bool]], is_failed: bool
+) -> None:
+    assert bool(lose_alone(*losses)) is is_failed
+
+
+def test_who_is_excused_is_a_suspect_no_more_and_shares_steps_again() -> None:
+    site = SickCluster("a", depth=1)
+    one = site.cluster.add([1] * 20, 30)
+    for lives_on in (False, True):
+        assert site.cluster.start("a") is not None
+        site.lose("a", lives_on=lives_on)
+    assert one.group.cohort is None
+    other = site.cluster.add([2] * 20, 30)
+    plan = site.cluster.start("a")
+    assert plan is not None and plan.sequences == [one, other]
+    site.lose("a")
+    assert one.group.cohort is not None and other.group.cohort is None
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_who_is_paused_is_excused_too() -> None:
+    site = SickCluster("a", depth=1)
+    one = site.cluster.add([1] * 20, 30)
+    site.cluster.start("a")
+    site.lose("a")
+    site.cluster.start("a")
+    site.failed += site.cluster.lose_worker("a")
+    site.cluster.scheduler.pause(one.group, keep_on_host=False)
+    site.cluster.scheduler.record_return("a", is_same_process=True)
+    site.add_worker("a")
+    site.cluster.scheduler.resume(one.group)
+    assert one.group.cohort is None
+    site.run(kills=False)
+    site.assert_only_the_poisoned_failed()
+
+
+def test_excuses_are_not_forgotten_when_a_worker_is_forgiven() -> None:
+    site = SickCluster("a", depth=1)
+    one = site.cluster.add([1] * 20, 30)
+    for _ in range(MAX_EXCUSED_LOSSES + MAX_LOSSES):
+        assert not one.is_finished
+        site.cluster.start("a")
+        site.lose("a", lives_on=True)
+        site.cluster.scheduler.forgive_worker("a")
+    assert site.failed == [one.group]
 
 
 def test_a_suspect_that_does_not_know_its_cohort_is_noticed() -> None:

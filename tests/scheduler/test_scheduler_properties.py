@@ -242,9 +242,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cluster.blame_step(data.draw(st.sampled_from(self.busy())))
 
     @precondition(lambda self: len(self.cluster.workers) > 1)
-    @rule(data=st.data())
-    def lose_worker(self, data: Any) -> None:
-        self.cluster.lose_worker(data.draw(st.sampled_from(sorted(self.cluster.workers))))
+    @rule(data=st.data(), lives_on=st.booleans(), is_proven=st.booleans())
+    def lose_worker(self, data: Any, lives_on: bool, is_proven: bool) -> None:
+        worker_id = data.draw(st.sampled_from(sorted(self.cluster.workers)))
+        self.cluster.lose_worker(worker_id, is_proven=is_proven)
+        self.cluster.scheduler.record_return(worker_id, is_same_process=lives_on)
 
     @precondition(lambda self: self.cluster.workers)
     @rule(data=st.data(), undo=st.booleans())

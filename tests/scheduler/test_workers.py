@@ -193,6 +193,19 @@ async def test_a_worker_that_hangs_in_a_step_is_given_up_and_another_does_its_wo
     await site.idle()
 
 
+async def test_a_request_whose_steps_hang_three_times_is_failed_although_the_process_lives_on(site: Site) -> None:
+    hung = await site.add_worker("hung")
+    hung.may_answer.clear()
+    running = asyncio.create_task(site.run(counting(10)))
+    for _ in range(3):
+        await site.cluster.Register(hung.registration())
+        await look_at(site, "hung", await hanging(site, num_results=0) + 0.1)
+        await until(lambda: not site.workers.members)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"crashed its worker 3 times.*it hangs in a step"):
+        await running
+    await site.idle()
+
+
 async def hanging(site: Site, num_results: int) -> float:
     """Time after which the executing step counts as hung, once this many results of one token are known."""
     await until(lambda: site.engine.output_tokens == num_results and bool(site.workers.driven))

@@ -111,11 +111,11 @@ class SchedulerLife:
             recovery=self.recovery,
         )
 
-    def _lose_worker(self, engine: Engine, worker_id: str, reason: str) -> list[Sequence]:
+    def _lose_worker(self, engine: Engine, worker_id: str, reason: str, *, is_proven: bool) -> list[Sequence]:
         plans = [step.plan for step in engine.scheduler._places.workers[worker_id].in_flight]
         in_flight = {sequence.group for plan in plans for sequence in plan.sequences}
         self._losses.record({each.request_id for each in engine.live.values() if each.group in in_flight}, reason)
-        return FaultVerdicts.lose_worker(engine.faults, worker_id, reason)
+        return FaultVerdicts.lose_worker(engine.faults, worker_id, reason, is_proven=is_proven)
 
     def _build(self) -> None:
         """Build the serving parts, once this scheduler leads."""

@@ -36,12 +36,13 @@ class FaultVerdicts:
         """Record plans whose answers cannot be believed, as `record_failed_step`. Only `suspects` are concerned."""
         self._fail_guilty(self._scheduler.record_failed_step(plans, suspects=suspects, is_disbelieved=True), error)
 
-    def lose_worker(self, worker_id: str, reason: str) -> list[Sequence]:
+    def lose_worker(self, worker_id: str, reason: str, *, is_proven: bool) -> list[Sequence]:
         """Remove a lost worker. Returns the sequences that ran there; they wait again.
 
-        A request that crashed workers too often while running alone is failed.
+        A request that crashed workers too often while running alone is failed. `is_proven`: its process need not have
+        ended for that; see `Scheduler.record_return`.
         """
-        guilty = self._scheduler.record_worker_loss(worker_id, time.monotonic())
+        guilty = self._scheduler.record_worker_loss(worker_id, time.monotonic(), is_proven=is_proven)
         lost = self._scheduler.workers.remove_worker(worker_id)
         for each in guilty:
             lone = each.num_lone_losses
