@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from scheduler_svc.core.incidents import Incidents, Loss
+from scheduler_svc.core.incidents import NUM_LOSSES_OF_SUSPECTS, Incidents, Loss
 from scheduler_svc.core.placement import WorkerLimits, has_other_place, may_take
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
@@ -108,7 +108,7 @@ class Isolation:
             num_needed = 1 if len(self._losses_s) <= incidents.num_losses else 2
             if incidents.num_lone_losses >= num_needed and incidents.num_losses >= MAX_LOSSES:
                 return [self._verdict(group)]
-            if incidents.is_suspicious:
+            if incidents.num_losses >= NUM_LOSSES_OF_SUSPECTS:
                 self._suspect([group])
         return []
 

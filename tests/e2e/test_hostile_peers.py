@@ -18,6 +18,7 @@ from tests.hostile.attacks import (
 )
 from tests.hostile.besieged import MIB, Besieged, besieged_scheduler
 from tests.hostile.raw_connection import RawConnection, message
+from tests.patience import patient
 
 UNIMPLEMENTED, RESOURCE_EXHAUSTED = "12", "8"
 
@@ -55,7 +56,7 @@ async def test_unfinished_messages_of_many_connections_together_are_bounded() ->
     """12 connections hold 45 MiB each, less than one may have; all may have 128."""
     async with besieged_scheduler("--max-unread-mb", "128") as site:
         before = site.peak_bytes = site.resident_bytes
-        attack = partial(unfinished_bodies, site.address, SESSION, num_calls=3, num_bytes=15 * MIB, hold_s=20.0)
+        attack = partial(unfinished_bodies, site.address, SESSION, num_calls=3, num_bytes=15 * MIB, hold_s=patient(5.0))
         outcomes = await asyncio.gather(*(asyncio.to_thread(attack) for _ in range(12)))
         assert sum(each.was_cut for each in outcomes) >= 12 - 128 // 45 - 1
         await _settled(site, before)
