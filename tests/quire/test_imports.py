@@ -8,6 +8,7 @@ import pydoc
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def test_the_sdk_has_its_public_names_and_no_others() -> None:
     for name in ("Clinet", "no.module", "_private", "__wrapped__"):
         with pytest.raises(AttributeError, match=re.escape(name)):
             getattr(quire, name)
+
+
+def test_the_version_is_that_of_the_package_and_loads_nothing_else() -> None:
+    assert quire.__version__ == version("quire-llm") and "__version__" in dir(quire)
+    assert "grpc" not in modules_after("import quire; quire.__version__")
+    missing = "import quire, importlib.metadata as m\ndef version(name): raise m.PackageNotFoundError(name)"
+    assert modules_after(f"{missing}\nm.version = version\nassert not hasattr(quire, '__version__')")
 
 
 def test_help_shows_the_sdk() -> None:
