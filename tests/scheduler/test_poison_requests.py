@@ -104,7 +104,7 @@ async def test_of_twelve_requests_only_the_one_that_ends_workers_is_failed(site:
     await until(lambda: len(site.engine.live) == 12)
     for worker in workers:
         worker.may_answer.set()
-    while not poison.done():  # who was lost comes back
+    while not all(each.done() for each in (poison, *running)):  # who was lost comes back, at the end too
         for worker in workers:
             await site.cluster.Register(worker.registration())
         await asyncio.sleep(0.005)
