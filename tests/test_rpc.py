@@ -50,6 +50,14 @@ async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
         raise KeyError("a secret of ours")
 
 
+async def serve(server: GrpcServer, handlers: "dict[str, grpc.RpcMethodHandler[Any, Any]]") -> str:
+    """Start a server with these handlers of ECHO. Returns its address."""
+    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
+    address = server.bind("127.0.0.1:0")
+    await server.start()
+    return address
+
+
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     server = GrpcServer([ECHO], PUBLIC_MESSAGE_BYTES)
@@ -57,9 +65,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
         "Single": grpc.unary_unary_rpc_method_handler(single, plain, plain),
         "Stream": grpc.unary_stream_rpc_method_handler(stream, plain, plain),
     }
-    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
-    address = server.bind("127.0.0.1:0")
-    await server.start()
+    address = await serve(server, handlers)
     async with grpc.aio.insecure_channel(address) as made:
         yield made
     await server.stop(0)
@@ -169,9 +175,7 @@ async def test_a_refused_request_is_not_kept_until_the_next_collection() -> None
         "Single": grpc.unary_unary_rpc_method_handler(refuse, Large, plain),
         "Stream": grpc.unary_stream_rpc_method_handler(refuse_within, Large, plain),
     }
-    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
-    address = server.bind("127.0.0.1:0")
-    await server.start()
+    address = await serve(server, handlers)
     gc.disable()
     try:
         async with grpc.aio.insecure_channel(address) as channel:
@@ -208,9 +212,7 @@ async def test_the_state_of_an_aborted_call_is_freed_at_once(limits: EdgeLimits 
         "Within": grpc.unary_stream_rpc_method_handler(refuse_within, Large, plain),
         "Abort": grpc.unary_unary_rpc_method_handler(abort_by_itself, plain, plain),
     }
-    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
-    address = server.bind("127.0.0.1:0")
-    await server.start()
+    address = await serve(server, handlers)
     await asyncio.sleep(0)
     gc.collect()
     gc.disable()
@@ -261,9 +263,7 @@ async def test_a_panic_of_a_native_library_is_the_answer_to_its_call_in_every_fo
         "Stream": grpc.unary_stream_rpc_method_handler(panic_within, plain, plain),
         "Reading": grpc.stream_stream_rpc_method_handler(panic_reading, plain, plain),
     }
-    server.grpc.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ECHO, handlers)])
-    address = server.bind("127.0.0.1:0")
-    await server.start()
+    address = await serve(server, handlers)
     async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(patient(20)):
         for method in handlers:
             call: Any = channel.stream_stream(f"/{ECHO}/{method}", plain, plain)()
