@@ -79,7 +79,8 @@ async def test_a_password_or_database_that_a_store_does_not_take_is_told_at_once
     ):
         with pytest.raises(AddressError, match=f"refuses us .*{told}") as refused:
             await probe_store(url)
-        assert "wr0ng" not in str(refused.value) and "s3" not in str(refused.value)
+        said = str(refused.value).replace(str(socket_path), "")  # whose name is drawn, and may hold any two letters
+        assert "wr0ng" not in said and "s3" not in said
     valkey.command("ACL", "SETUSER", "default", "resetpass", ">other")
     with pytest.raises(AddressError, match=r"asks for a password\); write redis://:PASSWORD@host:port"):
         await probe_store(f"unix://{socket_path}")
