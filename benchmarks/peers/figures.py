@@ -70,11 +70,11 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Ratio of our figure to the best peer's on one load, in each round that both ran; above 1 is better."""
+    """Ratio of our figure on one load to that of the best peer of each round; above 1 is better."""
 
     figure: str  # name in Figures
-    peer: str
-    ratios: tuple[float, ...]  # above 1: ours is better
+    rivals: tuple[str, ...]  # best in at least one round
+    ratios: tuple[float, ...]  # one for each round that we and a peer ran; above 1: ours is better
     target: float
 
     @property
@@ -100,19 +100,21 @@ class Verdict:
     def sentence(self) -> str:
         outcome = {True: "met", False: "NOT met", None: "within the noise"}[self.met]
         words = self.figure.removesuffix("_s").replace("_", " ").replace("tokens per", "tokens/s")
-        return f"{words}: {self.ratio:.2f} x {self.peer} ({self.spread}); target {self.target} x: {outcome}"
+        rivals = " or ".join(self.rivals)
+        return f"{words}: {self.ratio:.2f} x {rivals} ({self.spread}); target {self.target} x: {outcome}"
 
 
 def verdicts(runs: Sequence[Run], load: str, ours: str, targets: Mapping[str, float]) -> list[Verdict]:
-    """Compare each figure that has a target with the best peer's. Empty if ours or every peer is missing."""
+    """Compare each figure that has a target with the best peer's, round by round. Empty if ours or all are missing."""
     found = []
     for figure, target in targets.items():
         theirs = _by_round(runs, load, figure)
         mine = theirs.pop(ours, {})
-        ratios = {peer: made for peer, values in theirs.items() if (made := _ratios(mine, values, figure))}
-        if ratios:
-            best = min(ratios, key=lambda peer: median(ratios[peer]))
-            found.append(Verdict(figure=figure, peer=best, ratios=ratios[best], target=target))
+        nearest = [min(made) for number in sorted(mine) if (made := _ratios(mine[number], theirs, number, figure))]
+        if nearest:
+            rivals = tuple(dict.fromkeys(peer for _, peer in nearest))
+            ratios = tuple(ratio for ratio, _ in nearest)
+            found.append(Verdict(figure=figure, rivals=rivals, ratios=ratios, target=target))
     return found
 
 
@@ -124,10 +126,12 @@ def _by_round(runs: Sequence[Run], load: str, figure: str) -> dict[str, dict[int
     return values
 
 
-def _ratios(ours: Mapping[int, float], theirs: Mapping[int, float], figure: str) -> tuple[float, ...]:
-    """Ratios round by round, above 1 if ours is better: more tokens a second, or less time."""
-    pairs = [(ours[number], theirs[number]) for number in sorted(ours.keys() & theirs.keys())]
-    return tuple(mine / other if figure in MORE_IS_BETTER else other / mine for mine, other in pairs)
+def _ratios(
+    mine: float, theirs: Mapping[str, Mapping[int, float]], number: int, figure: str
+) -> list[tuple[float, str]]:
+    """Ratio to each peer of a round, above 1 if ours is better: more tokens a second, or less time."""
+    others = [(values[number], peer) for peer, values in theirs.items() if number in values]
+    return [(mine / other if figure in MORE_IS_BETTER else other / mine, peer) for other, peer in others]
 
 
 def num_equal(tokens: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> dict[str, Any]:

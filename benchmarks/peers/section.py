@@ -1,6 +1,6 @@
 """Section of the results page: Quire beside other engines on a CPU."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ from benchmarks.page_section import (
 )
 from benchmarks.peers.figures import Figures, Verdict, verdicts
 from benchmarks.peers.ours import OURS, OURS_OVER_HTTP, REFERENCE, default_verdicts, is_peer
-from benchmarks.peers.systems import OFFLINE, PARITY, SYSTEMS, targets_of
+from benchmarks.peers.systems import PARITY, SYSTEMS, targets_of
 from benchmarks.report import has_amx
 
 _FIGURES = {
@@ -30,22 +30,11 @@ _FIGURES = {
 }
 
 
-EARLIER = (
-    "Recorded by an earlier form of the campaign. Left out: its loads at a rate, whose prompts our prefix cache knew "
-    "from the load before while the peers' caches were off; CTranslate2, whose outputs held prompt tokens. llama.cpp "
-    "ran with a KV stream for each sequence, its slower mode. Budgets of a step: ours 8,192 tokens, OpenVINO 4,096, "
-    "vLLM and llama.cpp 2,048."
-)
-
-
 def section_of(document: Document) -> Section:
     blocks = []
-    is_earlier = "step_tokens" not in document
-    blocks += [EARLIER] if is_earlier else []
     for load, medians in document["medians"].items():
-        if load != PARITY and not (is_earlier and load not in OFFLINE):
-            kept = {name: each for name, each in medians.items() if not (is_earlier and name == "ctranslate2")}
-            blocks += [_load_words(load, document), _medians(kept, document)]
+        if load != PARITY:
+            blocks += [_load_words(load, document), _medians(medians, document)]
     blocks += [*_parity(document), *_failures(document), *_systems(document)]
     over_http = " All are asked over HTTP by one client, which streams." if document.get("over_http") else ""
     return Section(
@@ -55,7 +44,8 @@ def section_of(document: Document) -> Section:
             f"One checkpoint of random weights, the same requests, {_choice(document)} and to their full length, one "
             f"system at a time, round by round; ours with services and journal.{over_http} "
             f"{document['threads']} threads, a KV pool of {document['pool_tokens']:,} tokens{_budget(document)}. "
-            "Figures are medians over the rounds, ratios too; a target is met, or not, where all rounds say so."
+            "Figures are medians over the rounds. What is held to a target is the median of the ratios to the best "
+            "peer of each round; the target is met, or not, where all rounds say so."
         ),
         headlines=list(_verdicts(document)),
         blocks=blocks,
@@ -77,22 +67,17 @@ def _in_chats(document: Document) -> bool:
 
 def _budget(document: Document) -> str:
     caches = "on" if _in_chats(document) else "off"
-    return (
-        f", {document['step_tokens']:,} tokens a step (ours: our default), prefix caches {caches}"
-        if "step_tokens" in document
-        else ""
-    )
+    return f", {document['step_tokens']:,} tokens a step (ours: our default), prefix caches {caches}"
 
 
 def _verdicts(document: Document) -> Iterator[Headline]:
     """Compare every target of every load with the best peer and with our best flags; name missing figures."""
-    runs = [SimpleNamespace(**{**run, "figures": Figures(**run["figures"])}) for run in document["runs"]]
-    valid = _valid(runs, document)
+    runs: list[Any] = [SimpleNamespace(**{**run, "figures": Figures(**run["figures"])}) for run in document["runs"]]
     missing = []
     over_http = bool(document.get("over_http"))
     ours = OURS_OVER_HTTP if over_http else OURS
     for load, targets in targets_of(document.get("top_p"), over_http=over_http, in_chats=_in_chats(document)).items():
-        peers = [run for run in valid if is_peer(run.system)]
+        peers = [run for run in runs if is_peer(run.system)]
         measured = {each.figure: each for each in verdicts(peers, load, ours, targets)}
         for figure, bound in targets.items():
             name = f"{load}, {_FIGURES[figure]}"
@@ -100,7 +85,7 @@ def _verdicts(document: Document) -> Iterator[Headline]:
                 yield _beside(measured[figure], name, f"≥ {bound:g} × the best peer")
             else:
                 missing.append(name)
-        for verdict in default_verdicts(valid, load):
+        for verdict in default_verdicts(runs, load):
             bound = verdict.target
             yield _beside(verdict, f"{load}, {_FIGURES[verdict.figure]} without flags", f"≥ {bound:g} × the best flags")
     if missing:
@@ -109,15 +94,9 @@ def _verdicts(document: Document) -> Iterator[Headline]:
 
 def _beside(verdict: Verdict, name: str, words: str) -> Headline:
     unclear = verdict.spread if verdict.met is None else ""
-    said = f"{name}: {number(verdict.ratio, 2, verdict.target)} × {SYSTEMS[verdict.peer].title}"
+    rivals = " or ".join(SYSTEMS[rival].title for rival in verdict.rivals)
+    said = f"{name}: {number(verdict.ratio, 2, verdict.target)} × {rivals}"
     return Headline(said, [Target(words, verdict.met, unclear=unclear)])
-
-
-def _valid(runs: Sequence[Any], document: Document) -> list[Any]:
-    """Drop the runs that an earlier form of the campaign measured wrongly; see `EARLIER`."""
-    if "step_tokens" in document:
-        return list(runs)
-    return [run for run in runs if run.load in OFFLINE and run.system not in ("ctranslate2", "reference")]
 
 
 def _load_words(load: str, document: Document) -> str:
