@@ -7,6 +7,14 @@ from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import WorkerLoop
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Reason for which a worker that did not hang up is taken for lost."""
+
+    reason: str
+    is_hung: bool = False  # in a step, whose requests may be to blame even if its process lives on
+
+
 @dataclass(slots=True, kw_only=True)
 class Member:
     """One registered worker."""
@@ -22,8 +30,7 @@ class Member:
     max_model_len: int = 0
     seen_s: float
     is_leaving: bool = False  # it was told to end: its hanging up is no loss
-    given_up: str | None = None  # why
-    is_hung: bool = False  # it was given up since its step took too long
+    given_up: GivenUp | None = None
     out_of_service: str = ""  # why it gets no work; empty: it does
 
     @property

@@ -103,7 +103,7 @@ class WorkerDriver:
             raise
         finally:
             member.loop = None
-            moved = self._remove_from_scheduler(member, lost_by or member.given_up)
+            moved = self._remove_from_scheduler(member, lost_by)
             if moved:
                 log.info("sequences wait again", worker_id=member.worker_id, num_sequences=len(moved))
             self._prefixes.remove_worker(member.worker_id)
@@ -185,9 +185,13 @@ class WorkerDriver:
 
     def _remove_from_scheduler(self, member: Member, lost_by: str | None) -> list[Sequence]:
         """Remove a worker. Its steps are not to blame if it was told to end, or for a fault of the link or of ours."""
+        given_up = member.given_up
+        if given_up is not None:
+            lost_by = lost_by or given_up.reason
         if lost_by is None or member.is_leaving or member.link.is_damaged:
             return self._engine.scheduler.workers.remove_worker(member.worker_id)
-        return self._engine.faults.lose_worker(member.worker_id, lost_by, is_proven=member.is_hung)
+        is_hung = given_up is not None and given_up.is_hung
+        return self._engine.faults.lose_worker(member.worker_id, lost_by, is_proven=is_hung)
 
     def _find_peer(self, worker_id: str) -> Peer | None:
         member = self._members.get(worker_id)

@@ -21,7 +21,7 @@ from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
 from scheduler_svc.workers.decision_time import Decide
 from scheduler_svc.workers.latest import Latest
-from scheduler_svc.workers.member import Member
+from scheduler_svc.workers.member import GivenUp, Member
 from scheduler_svc.workers.memory_log import MemoryLog
 from scheduler_svc.workers.model_policy import ModelPolicy
 from scheduler_svc.workers.out_of_service import OutOfService
@@ -195,17 +195,16 @@ class Workers:
                 continue  # a second cancellation would interrupt its cleaning up
             silent_s = now_s - member.seen_s
             if silent_s > LEASE_MS / 1000:
-                reason = f"no sign of life for {silent_s:.1f} s"
+                given_up = GivenUp(f"no sign of life for {silent_s:.1f} s")
             elif member.loop is not None and member.loop.is_hung(now_s):
-                reason = "it hangs in a step"
-                member.is_hung = True
+                given_up = GivenUp("it hangs in a step", is_hung=True)
             else:
                 continue
             if member.task is None:
                 del self.members[member.worker_id]
             elif member.task.cancel():
-                member.given_up = reason
-                log.warning("worker lost", worker_id=member.worker_id, address=member.address, reason=reason)
+                member.given_up = given_up
+                log.warning("worker lost", worker_id=member.worker_id, address=member.address, reason=given_up.reason)
 
     async def _drive(self, member: Member) -> None:
         link, worker_id, was_taken_in = member.link, member.worker_id, False
