@@ -43,9 +43,11 @@ async def ten_times_too_much(stage: Stage) -> Figures:
     await deployment.begin("worker-0")  # it leaves a core to who answers: what is measured is not how cores are shared
     async with quire.AsyncClient(deployment.address, retries=0) as client:
         await _closed_loop(client, SPAN_S / 2)  # speeds are learnt
-        peak_per_s = await _closed_loop(client, SPAN_S)
-        half = await _open_loop(client, peak_per_s / 2)
-        full = await _open_loop(client, peak_per_s * OVERLOAD)
+        before_per_s = await _closed_loop(client, SPAN_S)
+        half = await _open_loop(client, before_per_s / 2)
+        full = await _open_loop(client, before_per_s * OVERLOAD)
+        after_per_s = await _closed_loop(client, SPAN_S)
+    peak_per_s = (before_per_s + after_per_s) / 2  # one alone moves by a quarter with what else the machine does
     began_s = full[0].submitted_s
     goodput = sum(each.finished_s is not None and each.finished_s < began_s + SPAN_S for each in full) / SPAN_S
     refusals = [each.refused_s - each.submitted_s for each in full if each.refused_s is not None]
