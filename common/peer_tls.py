@@ -11,8 +11,8 @@ from pathlib import Path
 
 import grpc
 
-from common.access import AccessError, warn_of_readers
-from quire.certificates import peer_context
+from common.access import grpc_credentials, renewed_certificate, warn_of_readers
+from quire.certificates import check_signed, peer_context
 from quire.peer_tls_settings import PeerTlsSettings
 from quire.rpc import Option
 
@@ -24,15 +24,45 @@ _FLAGS = "--peer-tls-cert, --peer-tls-key and --peer-tls-root"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerTls:
-    """Certificate, key and authority of one process, as they were read at its start; later files do not count."""
+class _Shown:
+    """Certificate, key and authority in the forms that servers and callers take."""
 
-    cert: Path
-    root: Path
-    server_name: str | None  # that the certificates of workers have; None: the host that is dialled
-    of_server: grpc.ServerCredentials
+    of_server: grpc.ServerCertificateConfiguration
     of_channel: grpc.ChannelCredentials
     of_trial: ssl.SSLContext  # of a channel, for Python
+
+
+class PeerTls:
+    """Certificate, key and authority of one process; once the files have changed, those of new connections."""
+
+    def __init__(self, cert: Path, key: Path, root: Path, server_name: str | None) -> None:
+        """Read the files; `server_name`: that the certificates of workers have. Raises AccessError."""
+        self.cert, self.root, self.server_name = cert, root, server_name
+        self._files = cert, key, root
+        self._renewed = renewed_certificate(self._files, self._read)
+
+    @property
+    def of_server(self) -> grpc.ServerCredentials:
+        """Credentials for one port."""
+        return grpc_credentials(lambda: self._renewed.latest().of_server, of_clients=True)
+
+    @property
+    def of_channel(self) -> grpc.ChannelCredentials:
+        return self._renewed.latest().of_channel
+
+    @property
+    def of_trial(self) -> ssl.SSLContext:
+        return self._renewed.latest().of_trial
+
+    def _read(self) -> _Shown:
+        check_signed(*self._files)
+        trial = _for_http2(peer_context(*self._files, is_server=False))
+        chain, private, roots = (file.read_bytes() for file in self._files)
+        return _Shown(
+            of_server=grpc.ssl_server_certificate_configuration([(private, chain)], roots),
+            of_channel=grpc.ssl_channel_credentials(roots, private, chain),
+            of_trial=trial,
+        )
 
 
 def peer_tls_of(settings: PeerTlsSettings) -> PeerTls | None:
@@ -40,20 +70,9 @@ def peer_tls_of(settings: PeerTlsSettings) -> PeerTls | None:
     cert, key, root = settings.peer_tls_cert, settings.peer_tls_key, settings.peer_tls_root
     if cert is None or key is None or root is None:
         return None
-    try:
-        chain, private, roots = (file.read_bytes() for file in (cert, key, root))
-        trial = _for_http2(peer_context(cert, key, root, is_server=False))
-        warn_of_readers(key)
-    except (OSError, ValueError) as error:
-        raise AccessError(f"the files of --peer-tls-cert cannot be read: {error}") from error
-    return PeerTls(
-        cert=cert,
-        root=root,
-        server_name=settings.peer_tls_server_name,
-        of_server=grpc.ssl_server_credentials([(private, chain)], roots, require_client_auth=True),
-        of_channel=grpc.ssl_channel_credentials(roots, private, chain),
-        of_trial=trial,
-    )
+    made = PeerTls(cert, key, root, settings.peer_tls_server_name)
+    warn_of_readers(key)
+    return made
 
 
 def open_peer_channel(address: str, tls: PeerTls | None, options: Sequence[Option]) -> grpc.aio.Channel:

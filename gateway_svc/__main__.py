@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import ssl
 import sys
 
 import structlog
@@ -10,7 +11,7 @@ from starlette.types import ASGIApp
 
 import common.grpc_environment  # noqa: F401 - before grpc is loaded
 import quire
-from common.access import AccessError, accepted_keys, key_to_send
+from common.access import AccessError, accepted_keys, http_context, key_to_send
 from common.log import set_up_service_logging
 from common.open_files import allow_connections, open_files_of_grpc
 from common.process import end_after, run_service, stop_event
@@ -40,6 +41,7 @@ def main() -> None:
     set_up_service_logging(SERVICE, settings, Status(settings.status_fd), names)
     try:
         keys = accepted_keys(settings)
+        tls = http_context(settings.tls_cert, settings.tls_key)
         client = quire.AsyncClient(
             settings.scheduler,
             api_key=key_to_send(settings),
@@ -51,10 +53,16 @@ def main() -> None:
         refuse_to_start(SERVICE, str(error), names)
     app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys)
     gc.freeze()  # what was imported and made stays: a full collection, which stops every stream, need not walk it
-    run_service(serve(settings, sock, client, app))
+    run_service(serve(settings, sock, client, app, tls))
 
 
-async def serve(settings: GatewaySettings, sock: socket.socket, client: quire.AsyncClient, app: ASGIApp) -> None:
+async def serve(
+    settings: GatewaySettings,
+    sock: socket.socket,
+    client: quire.AsyncClient,
+    app: ASGIApp,
+    tls: ssl.SSLContext | None,
+) -> None:
     """Serve on the socket until SIGTERM, SIGINT or the supervisor's end."""
     end = stop_event(settings.parent_pipe_fd)
     open_files_of_grpc()
@@ -64,8 +72,7 @@ async def serve(settings: GatewaySettings, sock: socket.socket, client: quire.As
             max_connections=allow_connections(settings.max_http_connections, option="--max-http-connections"),
             drain_timeout_s=settings.drain_timeout_s,
             busy=for_web_pages(answer_busy, settings.origins),
-            tls_cert=settings.tls_cert,
-            tls_key=settings.tls_key,
+            tls=tls,
         )
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         host, port = sock.getsockname()[:2]

@@ -1,9 +1,9 @@
 """The HTTP server: uvicorn, with our own handling of signals and logs."""
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -27,29 +27,27 @@ class HttpServer(uvicorn.Server):
         drain_timeout_s: float,
         busy: ASGIApp,
         silence_s: float = SILENCE_S,
-        tls_cert: Path | None = None,
-        tls_key: Path | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Serve `app`, and `busy` in its place where there are more connections than the bound."""
+        """Serve `app`, and `busy` in its place where there are more connections than the bound; `tls`: encrypted."""
         connection: Any = partial(HttpConnection, busy=busy, silence_s=silence_s, turn=TurnWrites())
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=connection,
-                ws="none",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=max_connections,
-                timeout_keep_alive=int(IDLE_S),
-                ssl_certfile=tls_cert,
-                ssl_keyfile=tls_key,
-                timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
-            )
+        config = uvicorn.Config(
+            app,
+            http=connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=max_connections,
+            timeout_keep_alive=int(IDLE_S),
+            timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
         )
+        config.load()
+        config.ssl = tls
+        super().__init__(config)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -19,7 +19,9 @@ class AccessSettings(Settings):
         "with commas between, that are accepted too; neither: every caller is served",
     )
     tls_cert: Path | None = Field(
-        None, description="PEM file of the certificate that is shown, with its chain; absent: no encryption"
+        None,
+        description="PEM file of the certificate that is shown, with its chain, read again once it is renewed; absent: "
+        "no encryption",
     )
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a password")
 

@@ -21,6 +21,11 @@ def check_pair(cert: Path, key: Path, prefix: str = "") -> None:
         raise ValueError(f"{cert_flag} {cert} and {key_flag} {key} cannot be used: {error}") from error
 
 
+def server_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """Context of a server that asks its clients for no certificate. Raises OSError, ValueError."""
+    return _context(ssl.PROTOCOL_TLS_SERVER, cert, key)
+
+
 def others_can_read(secret: Path) -> bool:
     """True if others on this machine can read a file with keys. Raises OSError."""
     return bool(secret.stat().st_mode & stat.S_IROTH)

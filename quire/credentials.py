@@ -1,7 +1,7 @@
 """Credentials of a caller: the API key that it sends, the certificates that it trusts, and the one that it shows.
 
 What is not given comes from QUIRE_API_KEY and the variables QUIRE_TLS_…, for every caller: SDK, command line, gateway
-and worker.
+and worker. Files of certificates are read again once they have changed, for the channels that are opened then.
 """
 
 import os
@@ -13,6 +13,7 @@ import grpc
 
 from quire.access_variables import TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME
 from quire.api_keys import SCHEME, first_variable_key
+from quire.renewed_files import RenewedFiles
 
 PUBLIC_ROOTS = "public"  # in place of a file: the public certificate authorities, as gRPC knows them
 
@@ -50,10 +51,10 @@ class Credentials:
         if bool(cert) != bool(private) or (cert and not root):
             raise ValueError(f"{TLS_CLIENT_CERT}, {TLS_CLIENT_KEY} and {TLS_ROOT} belong together: give all three")
         self.metadata: Metadata = (("authorization", SCHEME + key),) if key else ()
-        self._tls: grpc.ChannelCredentials | None = None
+        self._tls: RenewedFiles[grpc.ChannelCredentials] | None = None
         if root:
-            shown = (_read(private, "key"), _read(cert, "certificate")) if cert else ()
-            self._tls = grpc.ssl_channel_credentials(_certificates(root), *shown)
+            files = [Path(file) for file in (root, cert, private) if file and file != PUBLIC_ROOTS]
+            self._tls = RenewedFiles(files, lambda: _channel_credentials(root, cert, private))
         self._server_name = _given(tls_server_name, TLS_SERVER_NAME)
 
     def open_channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
@@ -61,11 +62,21 @@ class Credentials:
         if self._tls is None:
             return grpc.aio.insecure_channel(address, options=options)
         named = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []
-        return grpc.aio.secure_channel(address, self._tls, options=[*options, *named])
+        return grpc.aio.secure_channel(address, self._tls.latest(), options=[*options, *named])
+
+    @property
+    def certificates(self) -> object | None:
+        """Token of the certificates that a channel opened now would have: another one once their files have changed."""
+        return None if self._tls is None else self._tls.latest()
 
 
 def _given(value: str | None, variable: str) -> str:
     return os.environ.get(variable, "") if value is None else value
+
+
+def _channel_credentials(root: str, cert: str, private: str) -> grpc.ChannelCredentials:
+    shown = (_read(private, "key"), _read(cert, "certificate")) if cert else ()
+    return grpc.ssl_channel_credentials(_certificates(root), *shown)
 
 
 def _certificates(root: str) -> bytes | None:

@@ -15,7 +15,8 @@ class PeerTlsSettings(Settings):
     peer_tls_cert: Path | None = Field(
         None,
         description="PEM file of the certificate, with its chain, that scheduler and workers show each other, as "
-        "server and as client; absent, like the next two: what they say to each other is not encrypted",
+        "server and as client; all three files are read again once they are renewed; absent, like the next two: what "
+        "they say to each other is not encrypted",
     )
     peer_tls_key: Path | None = Field(
         None, description="PEM file of the private key of peer_tls_cert, without a password"

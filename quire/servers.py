@@ -37,6 +37,7 @@ class Servers:
         self._may_resolve_s = 0.0
         self._down_until_s: dict[str, float] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._opened_with: dict[str, object | None] = {}  # by address: the certificates of its channel
         self._renewed: set[str] = set()  # addresses whose first channel was given up
         self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}  # closed once their calls have ended
 
@@ -71,6 +72,7 @@ class Servers:
         for _ in self._known if self._has_choice else ():
             if await _is_ready(self.current_channel):
                 return
+            self._renew_certificates()
             self._pass_over()
 
     def record_failure(self, error: QuireError, *, was_reached: bool) -> bool:
@@ -83,6 +85,7 @@ class Servers:
             return self._follow(error.leader)
         if not was_reached:
             self._is_resolved = False
+            self._renew_certificates()
             self._pass_over()
         return False
 
@@ -96,10 +99,7 @@ class Servers:
         if address is None or channel.get_state() is not grpc.ChannelConnectivity.READY:
             return
         self._renewed.add(address)
-        del self._channels[address]
-        task = asyncio.get_running_loop().create_task(channel.close(_RETIRED_S), name="quire-retired-channel")
-        self._retired[task] = channel
-        task.add_done_callback(self._retired.pop)
+        self._retire(address)
 
     async def close(self) -> None:
         """Closes every channel."""
@@ -121,6 +121,21 @@ class Servers:
         self._known = await resolve(self._given)
         if was_known and self._current not in self._known:
             self._current = self._known[0]
+
+    def _renew_certificates(self) -> None:
+        """Give up the current channel if the files of certificates have changed since: it may fail for that."""
+        if self._opened_with.get(self._current) is not self._credentials.certificates:
+            self._retire(self._current)
+
+    def _retire(self, address: str) -> None:
+        """Close the channel to an address once its calls have ended; the next call opens another."""
+        self._opened_with.pop(address, None)
+        channel = self._channels.pop(address, None)
+        if channel is None:
+            return
+        task = asyncio.get_running_loop().create_task(channel.close(_RETIRED_S), name="quire-retired-channel")
+        self._retired[task] = channel
+        task.add_done_callback(self._retired.pop)
 
     def _follow(self, leader: str | None) -> bool:
         is_new = leader is not None and leader != self._current and not self._is_down(leader)
@@ -152,6 +167,7 @@ class Servers:
                 args.append(("grpc.enable_http_proxy", 0))
             if address in self._renewed:  # or gRPC would share the connection that was given up
                 args.append(("grpc.use_local_subchannel_pool", 1))
+            self._opened_with[address] = self._credentials.certificates
             self._channels[address] = self._credentials.open_channel(address, args)
         return self._channels[address]
 

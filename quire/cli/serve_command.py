@@ -24,7 +24,7 @@ from quire.cli.supervisor.child import StartFailedError
 from quire.cli.supervisor.data_folder import DataFolder, FolderError
 from quire.cli.supervisor.embedded_store import StoreFailedError
 from quire.cli.supervisor.listen_addresses import AddressError, dial_address
-from quire.cli.supervisor.own_certificates import keep_certificates, open_keys
+from quire.cli.supervisor.own_certificates import OwnCertificates, open_keys
 from quire.cli.supervisor.shared_access import share_access
 from quire.cli.supervisor.stop_signals import set_on_stop_signals
 from quire.cli.supervisor.supervisor import Supervisor
@@ -68,27 +68,29 @@ def serve(
         sys.stdout.write(settled.toml())
         return
     _check_extras(settled)
+    announcer = Announcer(settled.scheduler.log_format)
     try:
         folder = DataFolder(data_dir)
-        services = keep_certificates(settled, folder.certificates)
-    except FolderError as error:
+        certificates = OwnCertificates(settled, folder.certificates, announcer.print_message)
+    except (FolderError, ValueError) as error:
         fail(as_typed(str(error), settled.names), EXIT_USAGE)
     except OSError as error:
         message = f"the data folder {data_dir} cannot be used: {error}; choose another with --data-dir"
         fail(as_typed(message, settled.names), EXIT_USAGE)
-    _share_access(services)
+    _share_access(certificates)
     try:
-        code = asyncio.run(_serve(settled, services, folder, Announcer(settled.scheduler.log_format)))
+        code = asyncio.run(_serve(settled, certificates, folder, announcer))
     finally:
         shutil.rmtree(folder.certificates, ignore_errors=True)
         folder.close()
     raise typer.Exit(code)
 
 
-def _share_access(settled: Settled) -> None:
+def _share_access(certificates: OwnCertificates) -> None:
+    settled = certificates.services
     host = dial_address(settled.serve.listen).rpartition(":")[0].strip("[]")
     try:
-        share_access(settled.scheduler, host)
+        share_access(settled.scheduler, host, certificates.trusted)
     except ValueError as error:
         fail(as_typed(str(error), settled.names), EXIT_USAGE)
 
@@ -103,20 +105,21 @@ def _check_extras(settled: Settled) -> None:
             fail(f"the {extra} needs {', '.join(missing)}; run {install}")
 
 
-async def _serve(settled: Settled, services: Settled, folder: DataFolder, announcer: Announcer) -> int:
-    """Serves until a signal. Returns the exit code; a failure is reported in one line.
-
-    `services`: the settings with certificates of their own, which its processes get.
-    """
+async def _serve(settled: Settled, certificates: OwnCertificates, folder: DataFolder, announcer: Announcer) -> int:
+    """Serves until a signal. Returns the exit code; a failure is reported in one line."""
     stop = asyncio.Event()
     set_on_stop_signals(stop)
     os.environ.setdefault("grpc_proxy", "")  # its services are on this machine: `http_proxy` is not for them
     try:
-        supervisor = Supervisor(services, folder, announcer)
+        supervisor = Supervisor(certificates.services, folder, announcer)
         for key in open_keys(settled):
             announcer.print_message(f"others on this machine can read a secret: chmod 600 {key}")
         announcer.print_message(f"starting {settled.serve.model}; logs in {folder.path / 'logs'}")
-        await supervisor.run(stop, lambda ready: _greet(ready, announcer, settled))
+        renewing = asyncio.create_task(certificates.renew_repeatedly())
+        try:
+            await supervisor.run(stop, lambda ready: _greet(ready, announcer, settled))
+        finally:
+            renewing.cancel()
     except (StartFailedError, AddressError, FolderError, StoreFailedError) as error:
         announcer.print_message(as_typed(str(error), settled.names))
         return _exit_code(error)

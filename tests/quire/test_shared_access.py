@@ -9,12 +9,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import trustme
 
 import quire
 from quire.access_settings import AccessSettings
 from quire.certificates import certificate_names
 from quire.cli.supervisor.shared_access import share_access
+from tests.peer_certificates import PeerCertificates
 from tests.quire.serve_processes import ServeProcesses
 
 KEY = "sk-0123456789"
@@ -27,39 +27,24 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-class Certificate:
-    """A certificate, its key and its authority, as files."""
-
-    def __init__(self, folder: Path, *names: str) -> None:
-        self.cert, self.key, self.root = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
-        authority = trustme.CA()
-        issued = authority.issue_cert(*names)
-        issued.private_key_pem.write_to_path(str(self.key))
-        for blob in issued.cert_chain_pems:
-            blob.write_to_path(str(self.cert), append=True)
-        authority.cert_pem.write_to_path(str(self.root))
-
-
 def test_names_of_a_certificate_are_read_from_it(tmp_path: Path) -> None:
-    made = Certificate(tmp_path, "127.0.0.1", "*.example.org", "example.org")
+    made = PeerCertificates(tmp_path / "tls", "127.0.0.1", "*.example.org", "example.org")
     assert certificate_names(made.cert, made.key) == ["*.example.org", "example.org", "127.0.0.1"]
 
 
 @pytest.mark.parametrize(("host", "name"), [("127.0.0.1", None), ("localhost", "quire.example.org")])
 def test_our_services_expect_a_name_of_the_certificate(tmp_path: Path, host: str, name: str | None) -> None:
-    made = Certificate(tmp_path, "127.0.0.1", "*.example.org")
+    made = PeerCertificates(tmp_path / "tls", "127.0.0.1", "*.example.org")
     (tmp_path / "keys").write_text(KEY)
     settings = AccessSettings(api_key_file=tmp_path / "keys", tls_cert=made.cert, tls_key=made.key)
-    share_access(settings, host)
+    share_access(settings, host, tmp_path / "trusted.pem")
     assert os.environ["QUIRE_API_KEY"] == KEY
-    assert os.environ["QUIRE_TLS_ROOT"] == str(made.cert)
+    assert os.environ["QUIRE_TLS_ROOT"] == str(tmp_path / "trusted.pem")
     assert os.environ.get("QUIRE_TLS_SERVER_NAME") == name
 
 
 def test_a_certificate_that_cannot_be_used_is_refused_by_its_flag(tmp_path: Path) -> None:
-    made, other = Certificate(tmp_path, "localhost"), tmp_path / "other"
-    other.mkdir()
-    wrong = Certificate(other, "localhost")
+    made, wrong = (PeerCertificates(tmp_path / name, "localhost") for name in ("right", "wrong"))
     for settings in (
         {"tls_cert": made.cert},
         {"tls_cert": made.cert, "tls_key": tmp_path / "none.pem"},
@@ -71,7 +56,7 @@ def test_a_certificate_that_cannot_be_used_is_refused_by_its_flag(tmp_path: Path
 
 
 def test_quire_serve_with_keys_and_a_certificate_for_another_name(tmp_path: Path) -> None:
-    made = Certificate(tmp_path, "llm.example.org")
+    made = PeerCertificates(tmp_path / "tls", "llm.example.org")
     (tmp_path / "keys").write_text(KEY)
     (tmp_path / "keys").chmod(0o644)
     access = ("--api-key-file", str(tmp_path / "keys"), "--tls-cert", str(made.cert), "--tls-key", str(made.key))
@@ -95,29 +80,43 @@ def test_quire_serve_with_keys_and_a_certificate_for_another_name(tmp_path: Path
         serving.clean_up()
 
 
-def test_a_scheduler_that_is_started_again_after_its_certificate_was_renewed_is_trusted_by_the_others(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "renewed").mkdir()
-    made, renewed = Certificate(tmp_path, "localhost", "127.0.0.1"), Certificate(tmp_path / "renewed", "127.0.0.1")
+def test_a_renewed_certificate_is_shown_by_all_services_and_trusted_by_them(tmp_path: Path) -> None:
+    made = PeerCertificates(tmp_path / "tls", "localhost", "127.0.0.1")
+    renewed = PeerCertificates(tmp_path / "renewed", "localhost", "127.0.0.1")  # of an authority that nobody knows yet
     made.key.chmod(0o644)
-    files = ("--tls-cert", str(made.cert), "--tls-key", str(made.key))
-    serving = ServeProcesses(tmp_path / "data", "--threads", "1", *files)
+    serving = ServeProcesses(
+        tmp_path / "data", "--threads", "1", "--tls-cert", str(made.cert), "--tls-key", str(made.key)
+    )
     try:
         serving.wait_for("try ")
         assert f"others on this machine can read a secret: chmod 600 {made.key}" in serving.said
         [url] = [word for word in serving.said.split() if word.startswith("https://")]
+        address = next(word for word in serving.said.split("is ready at ")[1].split())
         before = completion(url, made.root)
         made.cert.write_bytes(renewed.cert.read_bytes())
         made.key.write_bytes(renewed.key.read_bytes()[:100])  # half of it is written
+        serving.wait_for("is not used, and the one before is shown on")
         for name in ("scheduler_svc", "worker_svc"):
-            [pid] = [pid for pid, command in serving.living().items() if name in command]
-            os.kill(pid, signal.SIGKILL)
+            kill(serving, name)
             assert completion(url, made.root) == before
+        made.key.write_bytes(renewed.key.read_bytes())
+        serving.wait_for("certificate renewed")
+        for name in ("", "scheduler_svc", "worker_svc"):
+            if name:
+                kill(serving, name)
+            assert completion(url, renewed.root) == before
+            with quire.Client(address, tls_root=str(renewed.root)) as client:
+                assert client.generate("Once upon a time", max_tokens=8, temperature=0).text == before
+        assert serving.said.count("is not used") == serving.said.count("certificate renewed") == 1
         kept = list((tmp_path / "data" / "certificates").iterdir())
-        assert len(kept) == 4 and not any(each.stat().st_mode & 0o077 for each in kept)
+        assert len(kept) == 5 and not any(each.stat().st_mode & 0o077 for each in kept)
     finally:
         serving.clean_up()
+
+
+def kill(serving: ServeProcesses, name: str) -> None:
+    [pid] = [pid for pid, command in serving.living().items() if name in command]
+    os.kill(pid, signal.SIGKILL)
 
 
 def completion(url: str, root: Path, key: str = "none") -> str:

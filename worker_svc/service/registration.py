@@ -51,11 +51,23 @@ class _Endpoint:
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self.address = address
-        self.channel = credentials.open_channel(address, channel_options(CLUSTER_MESSAGE_BYTES))
-        self.stub: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self.channel)
+        self._credentials = credentials
+        self._open()
         self.task: asyncio.Task[None] | None = None
         self.epoch = 0  # of the leader there; 0: none
         self.pause_s = _RETRY_S
+
+    async def renew_certificates(self) -> None:
+        """Open another channel if the files of certificates have changed since: this one may fail for that."""
+        if self._credentials.certificates is not self._opened_with:
+            outdated = self.channel
+            self._open()
+            await outdated.close(_ATTEMPT_TIMEOUT_S)
+
+    def _open(self) -> None:
+        self._opened_with = self._credentials.certificates
+        self.channel = self._credentials.open_channel(self.address, channel_options(CLUSTER_MESSAGE_BYTES))
+        self.stub: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self.channel)
 
 
 class Registration:
@@ -207,6 +219,7 @@ class Registration:
         except grpc.aio.AioRpcError as error:
             endpoint.epoch = 0
             self._handle_refusal(error.code().name, error_of(error))
+            await endpoint.renew_certificates()
             return
         if asked_for != (self._shard, self._identity):
             return  # it has moved to another shard meanwhile

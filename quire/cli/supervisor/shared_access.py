@@ -4,6 +4,7 @@ A process's variables can be read by its owner alone, its command line by everyb
 """
 
 import os
+from pathlib import Path
 
 from quire.access_settings import AccessSettings
 from quire.access_variables import API_KEY, TLS_ROOT, TLS_SERVER_NAME
@@ -11,14 +12,17 @@ from quire.api_keys import read_api_keys
 from quire.certificates import certificate_names
 
 
-def share_access(settings: AccessSettings, host: str) -> None:
-    """Set the variables of callers, unless the user has; `host` is the one that they dial. Raises ValueError."""
+def share_access(settings: AccessSettings, host: str, trusted: Path | None) -> None:
+    """Set the variables of callers, unless the user has. Raises ValueError.
+
+    `host`: the one that they dial. `trusted`: certificates that they trust.
+    """
     keys = read_api_keys(settings.api_key_file)
     if keys:
         os.environ[API_KEY] = ",".join(keys)
-    if settings.tls_cert is None or settings.tls_key is None:
+    if trusted is None or settings.tls_cert is None or settings.tls_key is None:
         return
-    os.environ.setdefault(TLS_ROOT, str(settings.tls_cert.absolute()))
+    os.environ.setdefault(TLS_ROOT, str(trusted.absolute()))
     names = certificate_names(settings.tls_cert, settings.tls_key)
     if host not in names and names:
         os.environ.setdefault(TLS_SERVER_NAME, names[0].replace("*", "quire"))
