@@ -141,6 +141,9 @@ def test_opt_says_where_it_normalises_and_projects(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "su", "factor": 4.0}}, ("rope_scaling: type", "su", "linear")),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, ("rope_parameters: full_attention", "layer")),
         ({"model_type": "mistral"}, ("model_type", "mistral", "LlamaForCausalLM")),
+        ({"model_type": "granite", "residual_multiplier": 0.2}, ("model_type", "granite", "LlamaForCausalLM")),
+        ({"is_causal": False}, ("is_causal", "false", "causal attention")),
+        ({"per_layer_config": {"1": {"hidden_act": "relu"}}}, ("per_layer_config", "layers")),
         ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
         ({"hidden_act": "mish"}, ("mish", "silu")),
         ({"dtype": "float8_e4m3fn"}, ("float8_e4m3fn", "bfloat16")),
@@ -159,6 +162,14 @@ def test_what_is_not_supported_is_refused_by_name(
     message = _refusal(tmp_path, {**LLAMA, **change})
     for word in words:
         assert word in message
+
+
+def test_two_keys_of_gpt2_that_mean_the_same_must_be_equal(tmp_path: Path) -> None:
+    raw = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_head": 2, "n_layer": 1}
+    assert _read(tmp_path, {**raw, "num_attention_heads": 2}).num_heads == 2
+    message = _refusal(tmp_path, {**raw, "num_attention_heads": 4})
+    assert "num_attention_heads is 4" in message
+    assert "n_head" in message
 
 
 def test_gpt2_options_that_change_attention_are_refused(tmp_path: Path) -> None:
