@@ -15,6 +15,7 @@ from kernels.native.packed_product import PackedProduct, ProductMaker
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.model_folder import fingerprint, resolve_checkpoint
+from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.model.decoder import Decoder, load_decoder
 from worker_svc.model.layers import Linear, Product
 
@@ -118,6 +119,30 @@ def test_sharded_weights_are_the_same_weights(folder: Path, pristine: Path) -> N
     ours, whole = _load(folder), _load(pristine)
     assert torch.equal(_weight(ours.layers[2].mlp.up), _weight(whole.layers[2].mlp.up))
     assert torch.equal(_weight(ours.head), _weight(whole.head))
+
+
+def test_a_tensor_that_two_files_without_an_index_have_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.fp32.safetensors")
+    assert read_headers(folder)
+    shutil.copy(folder / "model.fp32.safetensors", folder / "backup.safetensors")
+    message = _refusal(lambda: read_headers(folder))
+    assert "lm_head.weight" in message
+    assert "backup.safetensors" in message
+    assert "model.fp32.safetensors" in message
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_an_adapter_is_refused_with_how_to_merge_it(is_alone: bool, folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert resolve_checkpoint(str(folder)) == folder  # left behind, when the adapter had been merged
+    if is_alone:
+        (folder / "config.json").unlink()
+        (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    else:
+        shutil.copy(folder / "model.safetensors", folder / "adapter_model.safetensors")
+    message = _refusal(lambda: resolve_checkpoint(str(folder)))
+    assert "adapter_config.json, adapter_model.safetensors" in message
+    assert "merge" in message
 
 
 def test_damaged_weights_are_refused(folder: Path) -> None:

@@ -31,6 +31,8 @@ _TEXT_FILES = {
     "chat_template.json": MOST_BYTES,
     "generation_config.json": MOST_BYTES,
 }
+_ADAPTER_FILE = "adapter_config.json"
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _HUB_ALLOWED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 # Copies of the weights in other layouts; below the folder itself only templates are needed.
 _HUB_IGNORED = ("*/*.json", "*/*.safetensors", "*/*.model", "*/*.txt", "consolidated*")
@@ -83,12 +85,25 @@ def is_local(name_or_path: str) -> bool:
 
 
 def _check_complete(folder: Path) -> None:
+    _check_without_adapter(folder)
     if find_file(folder, CONFIG_FILE) is None:
         raise CheckpointError(
             f"{folder} has no {CONFIG_FILE}: give the folder of a Hugging Face checkpoint "
             f"({CONFIG_FILE}, *.safetensors, tokenizer.json)"
         )
     weight_files(folder)
+
+
+def _check_without_adapter(folder: Path) -> None:
+    """Raises CheckpointError for an adapter, alone or beside its base model: without it other answers would come."""
+    weights = next((name for name in _ADAPTER_WEIGHTS if find_file(folder, name) is not None), None)
+    if weights is None or find_file(folder, _ADAPTER_FILE) is None:
+        return
+    raise CheckpointError(
+        f"{folder} holds an adapter ({_ADAPTER_FILE}, {weights}), which Quire does not apply: merge it into its base "
+        "model, for example with peft: AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
+        ".save_pretrained(new_folder); if the weights beside it are merged already, remove these files"
+    )
 
 
 def _local_folder(name: str) -> Path | None:

@@ -64,10 +64,21 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
-    """Headers of the tensors in the weight files, by name. Raises CheckpointError for a damaged file."""
+    """Headers of the tensors in the weight files, by name.
+
+    Raises CheckpointError for a damaged file, and for a tensor that two files have where no index names them.
+    """
     headers: dict[str, TensorHeader] = {}
+    is_indexed = find_file(folder, INDEX_FILE) is not None
     for file in weight_files(folder):
-        headers.update(_file_headers(file))
+        of_file = _file_headers(file)
+        repeated = min(of_file.keys() & headers.keys(), default=None)
+        if repeated is not None and not is_indexed:
+            raise CheckpointError(
+                f"{folder} has tensor {repeated!r} both in {headers[repeated].file} and in {file.name}, and no "
+                f"{INDEX_FILE} says which files belong together: keep the files of one model alone"
+            )
+        headers.update(of_file)
     return headers
 
 
