@@ -7,6 +7,8 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
+import structlog
+import structlog.testing
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -189,6 +191,33 @@ def test_weights_that_are_no_plain_floating_point_numbers_are_refused(dtype: tor
     name = "model.layers.1.mlp.up_proj.weight"
     _edit_weights(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
     assert f"tensor '{name}'" in _refusal(lambda: _load(folder))
+
+
+def test_weights_that_config_json_has_no_place_for_are_named_in_a_warning(folder: Path) -> None:
+    _edit_weights(
+        folder,
+        lambda tensors: tensors.update(
+            {
+                "model.layers.0.self_attn.q_proj.bias": torch.ones(64),
+                "model.layers.3.mlp.up_proj.weight": torch.ones(2, 2),
+                "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),  # saved by older versions
+            }
+        ),
+    )
+    with structlog.testing.capture_logs() as logs:
+        _load(folder)
+    (warning,) = (each["event"] for each in logs if each["log_level"] == "warning")
+    assert "2 of the tensors" in warning
+    assert "model.layers.0.self_attn.q_proj.bias, model.layers.3.mlp.up_proj.weight" in warning
+    assert "inv_freq" not in warning
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_no_weight_of_a_sound_checkpoint_is_left_out(name: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(name, tmp_path)
+    with structlog.testing.capture_logs() as logs:
+        _load(folder)
+    assert not logs
 
 
 def test_a_missing_embedding_is_named_as_the_family_calls_it(folder: Path) -> None:

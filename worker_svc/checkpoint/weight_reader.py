@@ -35,6 +35,11 @@ class WeightReader:
         self._handles.clear()
         self._stack.close()
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of all tensors."""
+        return tuple(self._handles)
+
     def __contains__(self, name: object) -> bool:
         return name in self._handles
 

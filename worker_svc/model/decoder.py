@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -23,7 +24,10 @@ from worker_svc.model.layers import (
     inverse_frequencies,
 )
 from worker_svc.model.model_part import WHOLE, ModelPart, rank_config
+from worker_svc.model.tensor_names import unused_tensors
 from worker_svc.model.weights import WeightLoader
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,20 @@ def load_decoder(
     config = read_model_config(path)
     dtype = dtype or named_dtype(saved_dtype(config.dtype, read_headers(path)))
     with WeightReader(path) as reader:
+        if model_part.is_first:
+            _warn_of_unused(config, reader)
         return make_decoder(reader, config, dtype, device, make_product, on_part, model_part)
+
+
+def _warn_of_unused(config: ModelConfig, reader: WeightReader) -> None:
+    """Warn of weights that are left out, as `transformers` does: they may belong to another config.json."""
+    unused = unused_tensors(config, reader.names, reader.folder)
+    if unused:
+        shown = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+        log.warning(
+            f"config.json has no place for {len(unused)} of the tensors, which are left out ({shown}): if the model "
+            "was trained with them, it needs another config.json, such as one with attention_bias or more layers"
+        )
 
 
 def make_decoder(

@@ -3,7 +3,7 @@
 Needs no torch: a tensor that is missing or has another shape is refused before torch is loaded.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,8 @@ from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.model.config import Family, ModelConfig
 
 HEAD = "lm_head.weight"
+# Constants that older versions of `transformers` saved beside the weights.
+_SAVED_CONSTANTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,12 @@ def needed_tensors(config: ModelConfig, tensors: Container[str], folder: Path) -
     yield from ends
     for each in _body(config):
         yield NeededTensor(prefix + each.name, each.shape)
+
+
+def unused_tensors(config: ModelConfig, tensors: Collection[str], folder: Path) -> list[str]:
+    """Names in the checkpoint that the config calls for nowhere, sorted, without what is no weight."""
+    needed = {each.name for each in needed_tensors(config, tensors, folder)}
+    return sorted(name for name in tensors if name not in needed and not name.endswith(_SAVED_CONSTANTS))
 
 
 def _body(config: ModelConfig) -> Iterator[NeededTensor]:
