@@ -33,6 +33,11 @@ class QuireError(Exception):
         super().__init__(message)
         self.message = message
 
+    @property
+    def public_message(self) -> str:
+        """Message that a service tells its callers; `message` may tell its log more."""
+        return self.message
+
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
@@ -220,7 +225,7 @@ def to_status(error: QuireError) -> status_pb2.Status:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(round(error.retry_after_s * 1000))
         details.append(_any(error_details_pb2.RetryInfo(retry_delay=delay)))
-    return status_pb2.Status(code=error.code.value[0], message=error.message, details=details)
+    return status_pb2.Status(code=error.code.value[0], message=error.public_message, details=details)
 
 
 def from_status(status: status_pb2.Status) -> QuireError:

@@ -64,7 +64,14 @@ class StoreError(Exception):
 
 
 class StoreUnavailableError(StoreError, UnavailableError):
-    """Temporary failure: no answer, connection lost, no memory, no disk, read-only. The command may have been done."""
+    """Temporary failure: no answer, connection lost, no memory, no disk, read-only. The command may have been done.
+
+    `message` is what the store or its client library said, with addresses and users. It is for the log alone.
+    """
+
+    @property
+    def public_message(self) -> str:
+        return "the journal is not available at the moment; repeat the call, which does no harm"
 
 
 class StoreConfigurationError(StoreUnavailableError):

@@ -175,6 +175,24 @@ async def test_a_record_that_is_not_read_in_time_is_a_refusal_and_brings_the_tro
         assert tokens_in(await site.run(counting(10, 3, "named"))) == [11, 12, 13]
 
 
+async def test_callers_are_told_that_the_journal_is_away_and_not_where_it_lies(valkey: ValkeyProcess) -> None:
+    async with site_on(valkey) as site:
+        await site.run(counting(10, 3, "ended"))
+        await until(lambda: not site.records.num_pending)
+        valkey.kill()
+        attach = site.inference.Attach(pb.AttachRequest(request_id="ended"))
+        for call in (
+            site.inference.GetRequest(pb.GetRequestRequest(request_id="ended")),
+            site.inference.Cancel(pb.CancelRequest(request_id="ended")),
+            site.inference.DeleteRecord(pb.DeleteRecordRequest(request_id="ended")),
+            anext(aiter(attach)),
+        ):
+            details = (await refused(call)).details() or ""
+            assert "journal" in details and "repeat the call" in details
+            assert str(valkey.socket_path.parent) not in details
+        valkey.start()
+
+
 async def test_an_answer_is_late_by_turns_of_our_own_loop() -> None:
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     health = JournalHealth(0.4)
