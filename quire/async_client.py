@@ -14,7 +14,7 @@ from quire.client_home import CLOSED, ClientHome
 from quire.connection import INFERENCE_SERVICE, Connection
 from quire.credentials import Credentials
 from quire.deployment import Deployment
-from quire.errors import InvalidRequestError, NotFoundError, UnavailableError
+from quire.errors import FieldViolation, InvalidRequestError, NotFoundError, UnavailableError
 from quire.keywords import in_keywords
 from quire.merging import merged_prefixes, merged_stats, page_of_shard, shard_of_page, shard_of_stats
 from quire.open_request import OpenRequest
@@ -35,7 +35,7 @@ from quire.parsing.answer_format import AnswerFormat, names_of_tools
 from quire.request_list import LiveState, RequestPage
 from quire.results import Completion, Health, Model, PinnedPrefix, RequestRecord, RequestState, Tokens
 from quire.session_entry import Entry
-from quire.shards import Shard
+from quire.shards import MOST_SHARDS, Shard
 from quire.stats import Stats
 from quire.stream import CompletionStream
 from quire.v1 import cluster_pb2
@@ -372,6 +372,9 @@ class AsyncClient:
         Args:
             num_shards: from 1 to 999.
         """
+        if isinstance(num_shards, int) and not 1 <= num_shards <= MOST_SHARDS:  # the wire takes other numbers
+            violation = FieldViolation("num_shards", f"is {num_shards}: give 1 to {MOST_SHARDS}")
+            raise InvalidRequestError.of([violation])
         request = encode(cluster_pb2.SetShardsRequest, num_shards=num_shards)
         connection = self._deployed().first
         return (await connection.call(connection.cluster.SetShards, request)).num_shards

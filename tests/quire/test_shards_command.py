@@ -19,8 +19,9 @@ async def test_shards_are_listed_and_their_number_changed_on_the_command_line(se
     assert more.stdout == "1 shard takes new requests; 3 will when each new one has a leader and a worker\n"
     same = await run("shards", "1", "-a", server.address)
     assert (same.stdout, server.num_shards_wanted) == ("1 shard takes new requests\n", 1)
-    wrong = await run("shards", "1000", "-a", server.address)
-    assert wrong.exit_code == 2 and wrong.stderr == "quire: N: give 1 to 999\n"
+    for number in ("0", "1000", "5000000000", "-1"):
+        wrong = await run("shards", "-a", server.address, "--", number)
+        assert wrong.exit_code == 2 and wrong.stderr == f"quire: N: is {number}: give 1 to 999\n"
 
 
 def test_an_id_is_looked_for_where_it_was_by_earlier_numbers_and_where_shards_are_left() -> None:
