@@ -19,7 +19,7 @@ def shard_of_stats(stats: Stats, leader: str) -> Shard:
         number=0,
         leader=leader,
         epoch=stats.epoch,
-        num_workers=len(stats.workers),
+        num_workers=sum(not worker.draining and not worker.out_of_service for worker in stats.workers),
         num_running=stats.num_running,
         num_waiting=stats.num_waiting,
     )

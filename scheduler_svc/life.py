@@ -203,7 +203,7 @@ def _described(parts: Parts, leader: LeaderParts, cache_version: int, *, is_kept
         number=parts.shard,
         leader=parts.door.me.address,
         epoch=leader.workers.epoch,
-        num_workers=len(leader.workers.driven),
+        num_workers=leader.workers.num_in_service,
         num_running=sum(each.num_running_groups for each in stats.workers),
         num_waiting=stats.num_waiting_groups + needs_model,
         is_leaving=leader.is_leaving,

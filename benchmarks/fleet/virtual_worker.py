@@ -20,7 +20,6 @@ class VirtualWorker:
     life: int = 0  # counts its incarnations
     is_alive: bool = True
     is_driven: bool = False  # by the leader of its shard
-    is_leaving: bool = False  # never told to end
     moving_to: int | None = None  # shard, while it drains
     led_s: float = 0.0  # when its shard was last seen to have a leader
     free_s: float = 0.0  # end of the last step that it has
@@ -31,6 +30,11 @@ class VirtualWorker:
     def incarnation(self) -> str:
         """Name of its present life."""
         return f"{self.worker_id}.{self.life}"
+
+    @property
+    def is_in_service(self) -> bool:
+        """True if it takes new requests."""
+        return self.is_driven
 
     def execute(self, plan: StepPlan, sent_s: float, timeline: Timeline, answer: Callable[[], None]) -> None:
         """Execute a step behind those that it has. `answer` is called when the scheduler gets the answer."""

@@ -63,12 +63,8 @@ class SharedWorker(Protocol):
         """Name of its present life."""
 
     @property
-    def is_leaving(self) -> bool:
-        """True if it was told to end."""
-
-    @property
-    def is_driven(self) -> bool:
-        """True if it takes steps now."""
+    def is_in_service(self) -> bool:
+        """True if it takes new requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +215,11 @@ class WorkerShares:
         return now_s - came_s
 
     def _idlest(self) -> SharedWorker | None:
-        """The worker in service with the fewest running sequences."""
-        serving = [each for each in self._members.values() if each.is_driven and not each.is_leaving]
+        """The worker in service with the fewest running sequences.
+
+        One that an administrator drains is not, and so stays: no other shard knows that it is drained.
+        """
+        serving = [each for each in self._members.values() if each.is_in_service]
         return min(serving, key=lambda each: (self._num_running(each.worker_id), each.worker_id), default=None)
 
 

@@ -30,6 +30,7 @@ class Member:
     max_model_len: int = 0
     seen_s: float
     is_leaving: bool = False  # it was told to end: its hanging up is no loss
+    is_drained: bool = False  # by an administrator
     given_up: GivenUp | None = None
     out_of_service: str = ""  # why it gets no work; empty: it does
 
@@ -37,3 +38,8 @@ class Member:
     def is_driven(self) -> bool:
         """True if it takes steps now."""
         return self.loop is not None
+
+    @property
+    def is_in_service(self) -> bool:
+        """True if it takes new requests: it is driven, and neither drained nor about to leave."""
+        return self.is_driven and not self.is_drained and not self.is_leaving

@@ -121,6 +121,7 @@ class Workers:
             link=self._make_link(request.address),
             step_key=request.step_key,
             seen_s=time.monotonic(),
+            is_drained=request.worker_id in self._drained,
             out_of_service=reason,
         )
         self.members[request.worker_id] = member
@@ -159,6 +160,7 @@ class Workers:
             self._drained.discard(worker_id)
         else:
             self._drained.put(worker_id, member.incarnation)
+        member.is_drained = not undo
         self._driver.settle_drain(member, is_draining=not undo)
         return self._engine.scheduler.workers.num_sequences_on(worker_id)
 
@@ -172,6 +174,11 @@ class Workers:
     def driven(self) -> list[Member]:
         """Workers that take steps now."""
         return self._driver.driven
+
+    @property
+    def num_in_service(self) -> int:
+        """Number of workers that take new requests."""
+        return sum(member.is_in_service for member in self.members.values())
 
     async def watch(self) -> None:
         """Give up silent workers and log the use of memory, every `WATCH_EVERY_S`."""
@@ -214,7 +221,7 @@ class Workers:
             tokenizer = await self._tokenizers.make(description)
             self._checks.check_model(worker_id, description.model.fingerprint)  # again: others have come meanwhile
             self._driver.add(member, description, tokenizer)
-            if member.is_leaving or worker_id in self._drained:
+            if member.is_leaving or member.is_drained:
                 self._driver.settle_drain(member, is_draining=True)
             was_taken_in = True
             self._checks.record_taken_in(worker_id)

@@ -176,6 +176,25 @@ async def test_live_requests_are_listed_and_handled_wherever_they_are(site: Shar
         await all_free(client)
 
 
+async def test_requests_are_served_elsewhere_while_the_only_worker_of_a_shard_is_drained(site: Sharded) -> None:
+    async with site.led() as led:
+        client = led.client
+        stream = client.stream(PROMPTS[0], **named(new_request_id(1)))
+        await anext(stream)
+        drained = (await client.stats()).workers[1].worker_id  # that of shard 1
+        await client.drain_worker(drained)
+        await until(client, led.schedulers.values(), num_workers=[1, 0])
+        outputs = [await stream.completion(), *[await client.generate(prompt, **GREEDY) for prompt in PROMPTS[1:]]]
+        assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
+        assert {shard_of_id(each.request_id, NUM_SHARDS) for each in outputs[1:]} == {0}
+        async with asyncio.timeout(patient(30)):  # by the worker of the other shard
+            await client.generate(PROMPTS[0], **named(new_request_id(1)))
+        assert [worker.draining for worker in (await client.stats()).workers if worker.worker_id == drained] == [True]
+        await client.drain_worker(drained, undo=True)
+        await until(client, led.schedulers.values(), num_workers=[1, 1])
+        await all_free(client)
+
+
 async def test_a_scheduler_to_spare_leads_whichever_shard_lost_its_leader(site: Sharded) -> None:
     async with site.led(3) as led:
         for shard in range(NUM_SHARDS):

@@ -24,7 +24,11 @@ class Member:
     worker_id: str
     incarnation: str
     is_leaving: bool = False
-    is_driven: bool = True
+    is_drained: bool = False
+
+    @property
+    def is_in_service(self) -> bool:
+        return not self.is_leaving and not self.is_drained
 
 
 class Watch:
@@ -77,7 +81,7 @@ class Lending:
         while self.now_s < until_s:
             self.now_s += min(PUBLISH_S, until_s - self.now_s)
             for shard, members, leader in zip(self.watch.shards, self.members, self.leaders, strict=True):
-                shard.num_workers = len(members)
+                shard.num_workers = sum(member.is_in_service for member in members.values())
                 shard.gives_to[:] = leader.gives_to()
 
 
@@ -107,6 +111,19 @@ def test_a_shard_that_cannot_be_seen_neither_gets_a_worker_nor_keeps_others_from
     assert lending.leaders[0].shard_of(request) == 0  # its own workers may still come
     lending.now_s += FRESH_S
     assert lending.leaders[0].shard_of(request) == 2
+
+
+def test_a_worker_that_is_drained_is_not_given_away() -> None:
+    """The shard that it went to would not know that it is drained."""
+    lending = Lending(2, 0.0)
+    members = lending.members[0]
+    members |= {name: Member(name, "i1", is_drained=name == "w0") for name in ("w0", "w1", "w2", "w3")}
+    lending.watch.shards[0].num_workers = 3
+    told = {
+        name: lending.leaders[0].shard_of(pb.RegisterRequest(worker_id=name, incarnation="i1", shard=0))
+        for name in members
+    }
+    assert told == {"w0": 0, "w1": 1, "w2": 0, "w3": 0}
 
 
 def test_a_shard_whose_leader_is_new_gets_no_worker_of_another_while_its_own_may_come() -> None:
@@ -184,6 +201,7 @@ class Turns:
             if self.now_s >= self._register_s:
                 request = pb.RegisterRequest(worker_id="w", incarnation=member.incarnation, shard=shard)
                 self._target = self._leaders[shard].shard_of(request)
+                member.is_leaving = self._target != shard
                 lease_ms = SHORT_LEASE_MS if self._leaders[shard].are_scarce else LEASE_MS
                 self._register_s = self.now_s + lease_ms / 3000
         self.served_s += self.STEP_S if running else 0.0
@@ -194,7 +212,7 @@ class Turns:
 
     def _publish(self) -> None:
         for shard, each in enumerate(self._watch.shards):
-            each.num_workers = len(self._members[shard])
+            each.num_workers = sum(member.is_in_service for member in self._members[shard].values())
             each.num_waiting, each.num_running = len(self._waiting[shard]), len(self._running[shard])
             each.gives_to[:] = self._leaders[shard].gives_to()
 
