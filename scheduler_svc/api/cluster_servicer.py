@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from common.rpc import Context
-from quire.errors import FieldViolation, InvalidRequestError
+from quire.errors import FieldViolation, InvalidRequestError, UnavailableError
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from scheduler_svc.api.shard_gates import not_leader_of
@@ -45,6 +45,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServicer):
 
     async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> pb.DrainWorkerResponse:
         """Drain a worker, or undo that."""
+        if self._shares is not None and self._shares.is_given_away(request.worker_id):
+            raise UnavailableError(  # the shard that it goes to would not know of the drain
+                f"worker {request.worker_id!r} is on its way to another shard; repeat the call in a moment"
+            )
         return pb.DrainWorkerResponse(num_running=self._workers.drain(request.worker_id, undo=request.undo))
 
     def Topology(self, request: pb.TopologyRequest, context: Context) -> AsyncIterator[pb.TopologyResponse]:

@@ -140,6 +140,11 @@ class WorkerShares:
         }
         return sorted(self._on_way)
 
+    def is_given_away(self, worker_id: str) -> bool:
+        """True if a worker was told to move to another shard, and has not left yet."""
+        gift = self._given
+        return gift is not None and gift.worker_id == worker_id and self._is_here(gift)
+
     def shard_of(self, request: pb.RegisterRequest) -> int:
         """Number of the shard that the worker of this registration shall serve."""
         now_s = self._clock()

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.errors import UnavailableError
 from quire.v1 import cluster_pb2 as pb
+from scheduler_svc.api.cluster_servicer import ClusterServicer
 from scheduler_svc.api.worker_shares import SHORT_LEASE_MS, WorkerShares
 from scheduler_svc.workers.workers import LEASE_MS
 
@@ -124,6 +127,21 @@ def test_a_worker_that_is_drained_is_not_given_away() -> None:
         for name in members
     }
     assert told == {"w0": 0, "w1": 1, "w2": 0, "w3": 0}
+
+
+async def test_a_worker_on_its_way_to_another_shard_is_not_drained_in_the_one_that_it_leaves() -> None:
+    lending = Lending(2, 0.0)
+    lending.watch.shards[0].num_workers = 2
+    lending.members[0].update({name: Member(name, "i1") for name in ("w0", "w1")})
+    leader = lending.leaders[0]
+    assert not leader.is_given_away("w0")
+    assert leader.shard_of(pb.RegisterRequest(worker_id="w0", incarnation="i1", shard=0)) == 1
+    context, no_workers = cast(Any, None), cast(Any, None)  # neither is asked
+    with pytest.raises(UnavailableError, match="another shard"):
+        await ClusterServicer(no_workers, leader).DrainWorker(pb.DrainWorkerRequest(worker_id="w0"), context)
+    assert not leader.is_given_away("w1")
+    del lending.members[0]["w0"]
+    assert not leader.is_given_away("w0")
 
 
 def test_a_shard_whose_leader_is_new_gets_no_worker_of_another_while_its_own_may_come() -> None:
