@@ -210,8 +210,9 @@ class AsyncClient:
     async def pause(self, request_id: str, keep: PauseKeep = "auto") -> RequestState:
         """Takes a request off its worker until `resume`, also across restarts; returns once the pause is durable.
 
-        Its stream waits meanwhile; its deadline and its on_disconnect go on counting. Repeating it is harmless. Raises
-        NotFoundError, FailedPreconditionError if the request has ended.
+        Its stream waits meanwhile; its deadline and its on_disconnect go on counting. The tokens of steps that run
+        already still come, and may end it. Repeating it is harmless. Raises NotFoundError, FailedPreconditionError if
+        the request has ended.
 
         Args:
             request_id: id of the request.

@@ -155,8 +155,9 @@ class InferenceServicer(object):
     def Pause(self, request, context):
         """Pause takes a request off its worker until Resume, also across restarts of any process. Its device memory is free
         for others; its output so far is kept, and its readers stay connected. Its deadline and on_disconnect stay in
-        force. Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too many
-        requests or tokens are paused, in all or by its tenant.
+        force. The tokens of steps that run already still come, a few at most; if they end it, it has finished, and Resume
+        is FAILED_PRECONDITION. Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if
+        too many requests or tokens are paused, in all or by its tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -107,8 +107,9 @@ class InferenceStub:
     Pause: _grpc.UnaryUnaryMultiCallable[_inference_pb2.PauseRequest, _inference_pb2.PauseResponse]
     """Pause takes a request off its worker until Resume, also across restarts of any process. Its device memory is free
     for others; its output so far is kept, and its readers stay connected. Its deadline and on_disconnect stay in
-    force. Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too many
-    requests or tokens are paused, in all or by its tenant.
+    force. The tokens of steps that run already still come, a few at most; if they end it, it has finished, and Resume
+    is FAILED_PRECONDITION. Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if
+    too many requests or tokens are paused, in all or by its tenant.
     """
     Resume: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]
     """Resume continues a paused request exactly where it stopped, in the order of its arrival. Idempotent.
@@ -185,8 +186,9 @@ class InferenceAsyncStub(InferenceStub):
     Pause: _aio.UnaryUnaryMultiCallable[_inference_pb2.PauseRequest, _inference_pb2.PauseResponse]  # type: ignore[assignment]
     """Pause takes a request off its worker until Resume, also across restarts of any process. Its device memory is free
     for others; its output so far is kept, and its readers stay connected. Its deadline and on_disconnect stay in
-    force. Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too many
-    requests or tokens are paused, in all or by its tenant.
+    force. The tokens of steps that run already still come, a few at most; if they end it, it has finished, and Resume
+    is FAILED_PRECONDITION. Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if
+    too many requests or tokens are paused, in all or by its tenant.
     """
     Resume: _aio.UnaryUnaryMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeResponse]  # type: ignore[assignment]
     """Resume continues a paused request exactly where it stopped, in the order of its arrival. Idempotent.
@@ -284,8 +286,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.PauseResponse, _abc.Awaitable[_inference_pb2.PauseResponse]]:
         """Pause takes a request off its worker until Resume, also across restarts of any process. Its device memory is free
         for others; its output so far is kept, and its readers stay connected. Its deadline and on_disconnect stay in
-        force. Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if too many
-        requests or tokens are paused, in all or by its tenant.
+        force. The tokens of steps that run already still come, a few at most; if they end it, it has finished, and Resume
+        is FAILED_PRECONDITION. Idempotent. NOT_FOUND if unknown, FAILED_PRECONDITION if it has ended, RESOURCE_EXHAUSTED if
+        too many requests or tokens are paused, in all or by its tenant.
         """
 
     @_abc_1.abstractmethod
