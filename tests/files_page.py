@@ -7,8 +7,9 @@ Knows nothing of what a file does; `test_architecture` compares the page with wh
 
 import ast
 import re
-import subprocess
 from pathlib import Path
+
+from tests.project_files import project_files
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "files.md"
@@ -45,12 +46,10 @@ def page(files: list[Path]) -> str:
 
 
 def listed_files() -> list[Path]:
-    """The product's files that the page has a line for, relative to the root: what git tracks or would track."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *FIRST_ROOMS]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    paths = {Path(name) for name in names if name.endswith((".py", ".proto"))}  # a conflict names one three times
-    ours = [each for each in sorted(paths) if not GENERATED.search(each.name) and not str(each).startswith(COPIED)]
-    return [each for each in ours if (ROOT / each).is_file()]
+    """The product's files that the page has a line for, relative to the root."""
+    paths = sorted(Path(name) for name in project_files(ROOT) if name.endswith((".py", ".proto")))
+    ours = [each for each in paths if each.parts[0] in FIRST_ROOMS and not str(each).startswith(COPIED)]
+    return [each for each in ours if not GENERATED.search(each.name)]
 
 
 def _section(room: Path, files: list[Path]) -> str:

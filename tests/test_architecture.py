@@ -1,12 +1,12 @@
 """Pages about the code name what is there: files, headings, make targets, benchmarks; `docs/files.md` is generated."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.files_page import PAGE, ROOT, listed_files, page
+from tests.project_files import project_files
 
 GENERATED = {"docs/results.md", "docs/files.md"}  # with tests of their own, and the commands of earlier commits
 PAGES = sorted(
@@ -38,8 +38,7 @@ def test_the_page_of_files_is_what_their_first_sentences_make() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_files_that_a_page_names_exist(name: str) -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    ends = {"/" + path for path in tracked}
+    ends = {"/" + path for path in project_files(ROOT)}
     named = set(NAMED_FILE.findall(text_of(name))) - OF_A_USER
     missing = [each for each in named if not any(path.endswith("/" + each) for path in ends)]
     assert not missing, f"{name} names files that are not there: {missing}"

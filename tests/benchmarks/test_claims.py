@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 import subprocess
+from collections.abc import Sequence
 
 import pytest
 
@@ -22,8 +24,13 @@ CITED = re.compile(r"\(([\w./]*benchmarks/results/|results/)(\w+\.json)\)")
 SHORT = 7  # characters of a commit that name it
 
 
-def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+def has_changed_since(commit: str, paths: Sequence[str]) -> bool:
+    """True also if the commit is not known here: it is another one, or there is no repository or no git."""
+    command = ["git", "diff", "--quiet", commit, "--", *paths]
+    return (
+        shutil.which("git") is None
+        or subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode != 0
+    )
 
 
 def is_of_this_code(name: str) -> bool:
@@ -32,10 +39,7 @@ def is_of_this_code(name: str) -> bool:
     parts = [*document.get("faults", ()), *document.get("campaigns", ())] if document["benchmark"] == "chaos" else []
     commits = {str(each["commit"]) for each in (document, *parts)}
     paths = section_of_kind(document["benchmark"]).measures
-    return all(
-        not commit.endswith("-dirty") and git("diff", "--quiet", commit, "--", *paths).returncode == 0
-        for commit in commits  # one that is unknown here is another
-    )
+    return all(not commit.endswith("-dirty") and not has_changed_since(commit, paths) for commit in commits)
 
 
 def uncited(text: str) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.mutants.operators import Mutant
+from tests.project_files import project_files
 
 # unconfirmed: the test that failed fails without the fault, too.
 Status = Literal["found", "timed out", "survived", "unconfirmed"]
@@ -48,21 +49,13 @@ class TestRun:
 
 
 class Sandbox:
-    """A copy of the tracked and new files of a project, which is changed instead of it."""
+    """A copy of the files of a project, which is changed instead of it."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root = folder
-        names = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split("\0")
-        for name in names:
-            if name and (root / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(root / name, folder / name)
+        for name in project_files(root):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / name, folder / name)
 
     def run_tests(self, paths: Sequence[str], limit_s: float) -> TestRun:
         """Runs tests until one fails, or their time is over; nothing that they started goes on."""

@@ -1,7 +1,6 @@
 """Faults for a mutation run: what is made of a source, which are drawn, and how one is tried."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -128,7 +127,6 @@ def project(tmp_path: Path) -> Path:
         "@pytest.mark.parametrize('number', [3], ids=['the third one'])\n"
         "def test_it(number): assert total(number) == 6\n"
     )
-    subprocess.run(["git", "init", "-q", str(folder)], check=True)
     return folder
 
 
