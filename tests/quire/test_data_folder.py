@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,20 @@ def test_a_long_folder_keeps_its_socket_elsewhere_under_a_name_of_its_own(tmp_pa
     assert len(set(sockets)) == 2
     assert all(len(str(each)) <= MAX_SOCKET_PATH for each in sockets)
     assert DataFolder(folders[0].path).socket == sockets[0]
+
+
+def test_temporary_files_that_are_far_away_do_not_take_the_socket_of_a_long_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = tmp_path / ("t" * 90)
+    far.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(far))
+    folder = DataFolder(tmp_path / ("x" * 90))
+    socket = folder.socket
+    folder.close()
+    assert len(str(socket)) <= MAX_SOCKET_PATH and socket.parent.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/no/such/folder")  # nobody can write it
+    assert DataFolder(tmp_path / ("y" * 90)).socket.parent == socket.parent
 
 
 def test_a_data_folder_is_private_also_when_it_was_not(tmp_path: Path) -> None:

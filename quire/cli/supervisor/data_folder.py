@@ -83,13 +83,17 @@ class DataFolder:
 
     def _socket_elsewhere(self) -> Path:
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
-        folder = Path(tempfile.gettempdir()) / f"quire-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-            raise FolderError(f"{folder} belongs to another user; choose a shorter --data-dir")
-        folder.chmod(0o700)
-        return folder / f"{name}.sock"
+        for place in _temporary_folders():
+            socket = place / f"quire-{os.getuid()}" / f"{name}.sock"
+            if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+                continue
+            with suppress(OSError):  # full, or not ours to write
+                _make_private(socket.parent)
+                return socket
+        raise FolderError(
+            f"the path of the data folder {self.path} is too long for the socket of the store, and no folder of "
+            "temporary files with a shorter one can be written (TMPDIR, /tmp); choose a shorter --data-dir"
+        )
 
     def log(self, name: str) -> Path:
         """Path of a log file."""
@@ -110,6 +114,23 @@ class DataFolder:
         """Unlocks the folder."""
         os.close(self.services_fd)
         os.close(self._lock_fd)
+
+
+def _temporary_folders() -> list[Path]:
+    """The folder that TMPDIR names, if it can be written, and the usual one."""
+    found = [Path("/tmp")]
+    with suppress(OSError):  # there is none
+        found.insert(0, Path(tempfile.gettempdir()))
+    return found
+
+
+def _make_private(folder: Path) -> None:
+    """Create the folder for this user alone. Raises FolderError if it is another's, OSError."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise FolderError(f"{folder} belongs to another user; choose a shorter --data-dir")
+    folder.chmod(0o700)
 
 
 def _lock(fd: int) -> bool:
