@@ -120,11 +120,19 @@ class ServeSettings(Settings):
     def _listen_address(cls, value: str) -> str:
         return check_listen_address(value)
 
+    @field_validator("data_dir")
+    @classmethod
+    def _expanded(cls, value: Path | None) -> Path | None:
+        try:
+            return value if value is None else value.expanduser()
+        except RuntimeError as error:  # a user without an entry, or nobody's name
+            raise ValueError(f"there is no home folder for {value}: give the path without ~") from error
+
     @property
     def folder(self) -> Path:
         """The data folder in force. Raises ValueError where there is no home folder for it."""
         if self.data_dir is not None:
-            return self.data_dir.expanduser().absolute()
+            return self.data_dir.absolute()
         state = os.environ.get("XDG_STATE_HOME")
         try:
             return ((Path(state) if state else Path.home() / ".local" / "state") / "quire").absolute()

@@ -90,6 +90,10 @@ def test_the_redis_url_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPat
         (["m", "--config", "."], ". is a folder"),
         (["m", "--redis-url", "http://x"], "--redis-url: write redis://"),
         (["m", "--config", "nowhere.toml"], "nowhere.toml"),
+        (
+            ["m", "--data-dir", "~nobody-of-this-name/data"],
+            "--data-dir: there is no home folder for ~nobody-of-this-name/data",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
