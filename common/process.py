@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
@@ -33,7 +32,7 @@ def end_after(main: Callable[[], None]) -> NoReturn:
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
     except BaseException:  # any other exception ends the process too
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):

@@ -1,5 +1,8 @@
 """Entry point of the gateway: reads the settings, listens, and serves until told to end."""
 
+import common.missing_extra
+
+# isort: split
 import asyncio
 import gc
 import socket

@@ -1,5 +1,8 @@
 """Entry point of the scheduler: read the settings, choose the shard, serve until told to end."""
 
+import common.missing_extra
+
+# isort: split
 import asyncio
 import gc
 import sys

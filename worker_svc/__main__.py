@@ -1,5 +1,8 @@
 """Entry point of the worker: reads and checks the settings, checks the model folder, then loads torch."""
 
+import common.missing_extra  # noqa: F401 - before what an extra brings
+
+# isort: split
 import sys
 
 from common.process import end_after

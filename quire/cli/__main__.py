@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from quire.cli.install import install_hint
+from quire.install import install_hint
 from quire.redaction import has_password
 
 EXTRA = ("typer", "rich", "pydantic", "pydantic_settings", "structlog")

@@ -15,7 +15,6 @@ from rich.markup import escape
 
 import quire
 from quire.cli.greeting import access_lines, first_lines, sampling_defaults, thread_warnings
-from quire.cli.install import install_hint
 from quire.cli.output import EXIT_FAILED, EXIT_USAGE, fail
 from quire.cli.serve_options import takes_settings
 from quire.cli.serve_settings import Settled, settle_all
@@ -28,6 +27,7 @@ from quire.cli.supervisor.own_certificates import OwnCertificates, open_keys
 from quire.cli.supervisor.shared_access import share_access
 from quire.cli.supervisor.stop_signals import set_on_stop_signals
 from quire.cli.supervisor.supervisor import Supervisor
+from quire.install import install_hint
 from quire.machine import num_processors
 from quire.redaction import without_passwords
 from quire.settings import CONFIG_VARIABLE

@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any
 
 import quire
-from quire.cli.install import install_hint
 from quire.cli.serve_settings import Settled
 from quire.cli.supervisor.announcer import Announcer
 from quire.cli.supervisor.child import Child, module_command
@@ -32,6 +31,7 @@ from quire.cli.supervisor.model_check import check_model
 from quire.cli.supervisor.start_progress import StartProgress
 from quire.cli.supervisor.start_view import READY
 from quire.cli.supervisor.store_probe import probe_store
+from quire.install import install_hint
 from quire.machine import free_memory_bytes
 from quire.redaction import without_passwords
 
