@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import os
+import resource
 import shutil
 import sys
 import traceback
@@ -39,6 +40,8 @@ NEEDS = {
     "gateway": ("fastapi", "httptools", "orjson", "uvicorn", "prometheus_client"),
 }
 
+LEAST_FILES = 128  # of a process: half of them for connections of workers, gateways and clients
+
 
 @takes_settings
 def serve(
@@ -68,6 +71,7 @@ def serve(
         sys.stdout.write(settled.toml())
         return
     _check_extras(settled)
+    _check_open_files()
     announcer = Announcer(settled.scheduler.log_format)
     try:
         folder = DataFolder(data_dir)
@@ -103,6 +107,15 @@ def _check_extras(settled: Settled) -> None:
         if missing:
             install = install_hint("scheduler", "worker", "gateway", "embedded")
             fail(f"the {extra} needs {', '.join(missing)}; run {install}")
+
+
+def _check_open_files() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
+        fail(
+            f"a process may open {hard} files here, and {LEAST_FILES} are needed: raise the limit (ulimit -n)",
+            EXIT_USAGE,
+        )
 
 
 async def _serve(settled: Settled, certificates: OwnCertificates, folder: DataFolder, announcer: Announcer) -> int:

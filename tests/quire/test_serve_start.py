@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli.serve_command import LEAST_FILES
 from quire.cli.supervisor.start_view import StartView
 from tests.patience import patient
 from tests.quire.serve_processes import ServeProcesses
@@ -161,6 +163,17 @@ def test_what_can_be_seen_before_a_model_is_loaded_is_refused_at_once(case: str,
     assert len(said) == 1 and named in said[0], lines
     assert used_s < patient(1.0)  # torch alone takes three
     assert not (tmp_path / "data" / "store" / "appendonlydir").exists()  # nothing was started
+
+
+def test_a_limit_of_open_files_that_holds_no_connections_is_refused(data_dir: Path) -> None:
+    serve = shlex.join([sys.executable, "-m", "quire.cli", "serve", str(DEMO_MODEL), "--data-dir", str(data_dir)])
+    limited = f"ulimit -n {LEAST_FILES - 1}; exec {serve}"
+    done = subprocess.run(["sh", "-c", limited], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and not data_dir.exists()
+    assert done.stderr == (
+        f"quire: a process may open {LEAST_FILES - 1} files here, and {LEAST_FILES} are needed: raise the limit "
+        "(ulimit -n)\n"
+    )
 
 
 @pytest.mark.timeout(300)
