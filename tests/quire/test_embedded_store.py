@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import redis.asyncio
 
 from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.embedded_store import EmbeddedStore, StoreFailedError, find_binary
@@ -24,6 +25,22 @@ async def test_what_the_store_writes_is_private(folder: DataFolder, store: Embed
     found = [folder.socket, *folder.path.rglob("*")]
     assert any(each.name.endswith(".aof") for each in found)
     assert not [each for each in found if each.stat().st_mode & 0o077]
+
+
+@pytest.mark.parametrize(
+    "name", ["a#b", "a?b=c", "a%41", "a b+c&d", "a\nb", "snow 雪", "quo'te\"s", "\udcff no text", "@:" + "x" * 100]
+)
+async def test_the_schedulers_find_the_store_whatever_the_folder_is_called(name: str, tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / name)
+    store = made_store(folder)
+    try:
+        await store.start()
+        async with redis.asyncio.from_url(store.url, socket_timeout=patient(10)) as client:
+            await say(folder, "SET", "key", "value")
+            assert await client.get("key") == b"value"
+    finally:
+        await store.stop()
+        folder.close()
 
 
 async def test_the_log_of_the_store_is_set_aside_while_it_runs(folder: DataFolder, store: EmbeddedStore) -> None:

@@ -64,12 +64,14 @@ class DataFolder:
 
     @property
     def socket(self) -> Path:
-        """Socket of the embedded store; where its path is too long, one among temporary files, named after this folder.
+        """Socket of the embedded store, among temporary files where its path is too long or no text for a URL.
+
+        There it is named after this folder.
 
         It stays there though temporary files have another place later (TMPDIR): a server may still listen.
         """
         socket = self.path / "store.sock"
-        if len(os.fsencode(socket)) <= MAX_SOCKET_PATH:
+        if _fits_socket(socket):
             return socket
         place, mark = self.path / "store.place", f"{self.path.stat().st_ino} "  # of this folder, not of its copy
         with suppress(OSError, UnicodeDecodeError):
@@ -85,7 +87,7 @@ class DataFolder:
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
         for place in _temporary_folders():
             socket = place / f"quire-{os.getuid()}" / f"{name}.sock"
-            if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+            if not _fits_socket(socket):
                 continue
             with suppress(OSError):  # full, or not ours to write
                 _make_private(socket.parent)
@@ -114,6 +116,13 @@ class DataFolder:
         """Unlocks the folder."""
         os.close(self.services_fd)
         os.close(self._lock_fd)
+
+
+def _fits_socket(path: Path) -> bool:
+    """True if the system takes the path for a socket, and a URL can name it: it is text in UTF-8."""
+    with suppress(UnicodeEncodeError):
+        return len(str(path).encode()) <= MAX_SOCKET_PATH
+    return False
 
 
 def _temporary_folders() -> list[Path]:

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from quire.cli.supervisor.child import FIRST_BACKOFF_S, LAST_BACKOFF_S, READY_S
 from quire.time_slice import shorten_slice
@@ -65,7 +66,8 @@ class EmbeddedStore:
 
     @property
     def url(self) -> str:
-        return f"unix://{self._socket}"
+        """URL for clients of the store, which read some characters of a path as parts of the URL unless quoted."""
+        return f"unix://{quote(str(self._socket))}"
 
     async def start(self) -> bool:
         """Start the store and wait until it answers; True if a running one was adopted. Raises StoreFailedError."""
