@@ -62,6 +62,7 @@ def serve(
     Every option is also a variable (QUIRE_SERVE_WORKERS) and a key of the table "serve" in the TOML file (workers).
     An option wins over its variable, a variable over the file.
     """
+    _check_working_folder()
     try:
         settled = settle_all({"model": model, **given}, config)
         data_dir = settled.serve.folder
@@ -88,6 +89,16 @@ def serve(
         shutil.rmtree(folder.certificates, ignore_errors=True)
         folder.close()
     raise typer.Exit(code)
+
+
+def _check_working_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        fail(
+            "the working folder does not exist any more, and libraries of the workers ask for it: cd to another",
+            EXIT_USAGE,
+        )
 
 
 def _share_access(certificates: OwnCertificates) -> None:

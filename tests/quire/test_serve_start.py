@@ -19,7 +19,7 @@ from quire.cli.serve_command import LEAST_FILES
 from quire.cli.supervisor.start_view import StartView
 from tests.patience import patient
 from tests.quire.serve_processes import ServeProcesses
-from tests.services import DEMO_MODEL, free_address
+from tests.services import DEMO_MODEL, ROOT, free_address
 from tests.valkey import ValkeyProcess
 
 PASSWORD = "pw-1f9c"
@@ -174,6 +174,18 @@ def test_a_limit_of_open_files_that_holds_no_connections_is_refused(data_dir: Pa
         f"quire: a process may open {LEAST_FILES - 1} files here, and {LEAST_FILES} are needed: raise the limit "
         "(ulimit -n)\n"
     )
+
+
+def test_a_working_folder_that_was_removed_is_refused(tmp_path: Path) -> None:
+    serve = shlex.join([sys.executable, "-m", "quire.cli", "serve", str(DEMO_MODEL), "--data-dir", "data"])
+    removed = f"mkdir gone; cd gone; rmdir ../gone; exec {serve}"
+    done = subprocess.run(
+        ["sh", "-c", removed], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("quire: the working folder does not exist any more"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.timeout(300)
