@@ -2,10 +2,13 @@
 
 import asyncio
 import os
+import re
+import shlex
 import signal
 import socket
 import sys
 import tempfile
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -194,6 +197,33 @@ async def test_a_store_that_cannot_start_says_where_its_log_is(folder: DataFolde
     broken = EmbeddedStore(Path(sys.executable), folder.store, folder.socket, folder.log("store"))
     with pytest.raises(StoreFailedError, match=r"exit code 2; see .*store\.log"):
         await broken.start()
+
+
+async def test_a_store_that_cannot_start_says_what_it_has_logged_itself(
+    folder: DataFolder, store: EmbeddedStore
+) -> None:
+    await store.stop()
+    manifest = next((folder.store / "appendonlydir").glob("*.manifest"))
+    manifest.write_text("nonsense\n")
+    with pytest.raises(StoreFailedError, match=r"exit code 1 \(.*manifest.*\); see .*store\.log"):
+        await made_store(folder).start()
+
+
+async def test_a_store_whose_file_is_damaged_says_how_to_mend_it(folder: DataFolder, store: EmbeddedStore) -> None:
+    """A loss of power may leave it longer than what was written, by zeros."""
+    await say(folder, "SET", "key", "value")
+    await store.stop()
+    (file,) = (folder.store / "appendonlydir").glob("*.incr.aof")
+    with file.open("ab") as damaged:
+        damaged.write(bytes(4096))
+    with pytest.raises(StoreFailedError, match=f"cannot read its file {re.escape(str(file))}: it is damaged") as failed:
+        await made_store(folder).start()
+    command = shlex.split(str(failed.value).partition("damage, with: ")[2])
+    mending = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=DEVNULL)
+    await mending.communicate(b"y\n")
+    assert mending.returncode == 0
+    assert await store.start() is False
+    assert await say(folder, "STRLEN", "key") == b":5\r\n"
 
 
 async def test_a_store_that_cannot_start_on_a_full_disk_says_so(folder: DataFolder) -> None:

@@ -7,6 +7,8 @@ files are readable only to their owner. This file speaks just enough of the prot
 import asyncio
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -26,7 +28,11 @@ STOP_S = 10.0
 KILLED_S = 5.0
 LOG_POLL_S = 5.0
 FULL_BYTES = 1 << 20  # free on a disk that counts as full
+LOG_BYTES = 64 << 10  # of the end of the log, in which a start that failed has said why
 ON_PATH = ("valkey-server", "redis-server")
+# Lines of the log that matter: `PID:M DATE # TEXT`. Some of them are of every start, or of every end.
+_WARNING = re.compile(rb"^\d+:\w .+? # (?!WARNING |.*bye bye)(.+)$", re.MULTILINE)
+_DAMAGED = re.compile(r"Bad file format reading the append only file ([^:/]+)")
 
 
 class StoreFailedError(Exception):
@@ -57,6 +63,7 @@ class EmbeddedStore:
             *("--maxmemory-policy", "noeviction", "--daemonize", "no"),
             *("--logfile", str(log)),  # the server opens it for each line, so that it can be rotated
         ]
+        self._binary = binary
         self._folder = folder
         self._socket = socket
         self._log = log
@@ -72,17 +79,18 @@ class EmbeddedStore:
     async def start(self) -> bool:
         """Start the store and wait until it answers; True if a running one was adopted. Raises StoreFailedError."""
         adopted = await self._ping() is not None
+        begun_at = 0
         if not adopted:
             await self._reap()
+            with suppress(FileNotFoundError):
+                begun_at = self._log.stat().st_size
             try:
                 self._process = self._spawn()
             except OSError as error:  # no room for its log, no process left, no permission
                 raise StoreFailedError(f"the embedded store cannot be started: {error}") from error
         while await self._ping() != b"+PONG":  # it may still be reading its file
             if self._process is not None and self._process.poll() is not None:
-                code = self._process.returncode
-                full = _if_full(self._folder)
-                raise StoreFailedError(f"the embedded store ended with exit code {code}{full}; see {self._log}")
+                raise StoreFailedError(self._why_ended(self._process.returncode, begun_at))
             await asyncio.sleep(POLL_S)
         self._pid = await self._peer()
         if adopted:
@@ -152,6 +160,31 @@ class EmbeddedStore:
             async with asyncio.timeout(KILLED_S):
                 await asyncio.shield(ending)
                 await self._reap()
+
+    def _why_ended(self, code: int, begun_at: int) -> str:
+        """Message for a start that failed, with what the server says in its log from `begun_at` on, and a remedy."""
+        ended = f"the embedded store ended with exit code {code}"
+        if full := _if_full(self._folder):
+            return f"{ended}{full}; see {self._log}"
+        said = self._last_warning(begun_at)
+        if damaged := _DAMAGED.match(said):
+            file = self._folder / "appendonlydir" / damaged[1]
+            tool = self._binary.name.replace("-server", "-check-aof")  # the server is this tool, under its name
+            cut = f"exec -a {tool} {shlex.quote(str(self._binary))} --fix {shlex.quote(str(file))}"
+            return (
+                f"the embedded store cannot read its file {file}: it is damaged. Copy the folder {self._folder}, then "
+                f"cut the file, which loses what is behind the damage, with: bash -c {shlex.quote(cut)}"
+            )
+        return f"{ended}{f' ({said})' if said else ''}; see {self._log}"
+
+    def _last_warning(self, begun_at: int) -> str:
+        """The last warning in the log from a position on; empty if there is none."""
+        with suppress(OSError), self._log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(begun_at if begun_at <= size else 0, size - LOG_BYTES))  # it may be another file by now
+            if found := _WARNING.findall(log.read()):
+                return str(found[-1].decode(errors="replace"))
+        return ""
 
     async def _peer(self) -> int | None:
         """Process id of the server from the kernel, where available; None also if it has just ended."""
