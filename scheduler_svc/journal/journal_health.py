@@ -15,6 +15,7 @@ import structlog
 log = structlog.get_logger()
 
 _TURNS = 4
+_MOST_REASONS = 8  # logged of one trouble: some have figures, and are new again and again
 
 
 class JournalHealth:
@@ -25,6 +26,7 @@ class JournalHealth:
         self.on_change: Callable[[bool], None] | None = None
         self._late_s = late_s
         self._degraded_since_s: float | None = None
+        self._reasons: set[str] = set()  # of this trouble, as logged
         self._trouble: asyncio.Future[None] | None = None
         self._turn: asyncio.TimerHandle | None = None
 
@@ -62,12 +64,21 @@ class JournalHealth:
 
     def record_trouble(self, reason: str) -> None:
         """Record that the store refused, or did not answer."""
-        if self._degraded_since_s is None:
+        if self._degraded_since_s is not None:
+            self._log_other(reason)
+        else:
             self._degraded_since_s = time.monotonic()
+            self._reasons = {reason}
             log.warning("journal degraded: output waits for the store", reason=reason)
             if self._trouble is not None:
                 self._trouble.set_result(None)
             self._tell()
+
+    def _log_other(self, reason: str) -> None:
+        """Log a reason that is new: a lost connection or a late answer is often followed by what is wrong."""
+        if reason not in self._reasons and len(self._reasons) < _MOST_REASONS:
+            self._reasons.add(reason)
+            log.warning("journal still degraded", reason=reason)
 
     def record_answer(self) -> None:
         """Record that the store did a command."""

@@ -294,6 +294,7 @@ async def test_an_entry_that_did_not_arrive_is_sent_again() -> None:
     assert await tokens_of(store) == [0, 1]
     assert [log["event"] for log in logs] == [
         "journal degraded: output waits for the store",
+        "journal still degraded",
         "journal recovered",
     ]
 

@@ -50,7 +50,7 @@ async def test_trouble_is_told_once_and_ends_with_the_next_answer() -> None:
     with capture_logs() as logs:
         health.record_trouble("refused")
         health.on_change = changes.append
-        health.record_trouble("refused again")
+        health.record_trouble("refused")
         assert before.done() and health.trouble is before
         assert health.is_degraded
         health.record_answer()
@@ -64,3 +64,20 @@ async def test_who_asks_for_the_trouble_while_there_is_some_need_not_wait() -> N
     health = JournalHealth(LATE_S)
     health.record_trouble("refused")
     assert health.trouble.done()
+
+
+async def test_what_turns_out_to_be_the_trouble_is_logged_though_it_began_as_another() -> None:
+    """Such as a connection that is cut, and a password that is asked for at the next."""
+    health = JournalHealth(LATE_S)
+    with capture_logs() as logs:
+        for reason in ("connection lost", "it asks for a password", "connection lost", *map(str, range(99))):
+            health.record_trouble(reason)
+        assert len(logs) == 8, "each reason once, and not as many as one likes"
+        assert [line["reason"] for line in logs][:3] == ["connection lost", "it asks for a password", "0"]
+        health.record_answer()
+        health.record_trouble("it asks for a password")
+    assert logs[-1] == {
+        "event": "journal degraded: output waits for the store",
+        "log_level": "warning",
+        "reason": "it asks for a password",
+    }
