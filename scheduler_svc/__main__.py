@@ -18,13 +18,14 @@ from common.settings import settings_or_exit
 from common.status import Status
 from common.waits import end_tasks
 from quire.listening import ListenError
+from quire.redaction import without_passwords
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import names_given, to_toml
 from quire.time_slice import shorten_slice
 from scheduler_svc.composition import open_door
 from scheduler_svc.journal.open_store import MEMORY_URL, open_leases, open_tail
 from scheduler_svc.journal.shard_store import ShardStore
-from scheduler_svc.journal.store import FencedError, StoreError
+from scheduler_svc.journal.store import FencedError, StoreError, StoreUnavailableError
 from scheduler_svc.leadership.shard_watch import open_watch
 from scheduler_svc.life import before, open_server, serve_shard
 from scheduler_svc.shard_lives import ShardLives, open_shard_store
@@ -92,6 +93,8 @@ async def serve(settings: SchedulerSettings) -> None:
             await unless_failed(ShardLives(door, watch, store).run(end), running)
         await door.server.stop(1.0)
         log.info("scheduler ended")
+    except StoreUnavailableError as error:
+        raise type(error)(f"the store at {without_passwords(settings.store)}: {error.message}") from error
     finally:
         await end_tasks(*running)
         if watch is not None:

@@ -13,6 +13,7 @@ from scheduler_svc.journal.redis_link import pack
 from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
 
 MAX_TIMEOUT_S = 0.5
+_ENDLESS_MS = 1 << 40  # left of a lease without a time to live: a tool that copied the store has dropped that
 
 # Each changes the lease in one step. KEYS: lease. ARGV: value, time to live in ms, an epoch, the holder.
 _TAKE = b"""
@@ -28,6 +29,7 @@ _HOLD = b"""
 local held = redis.call('GET', KEYS[1])
 if held then
   local epoch, holder = string.match(held, '^(%d+) (.*)$')
+  if not epoch then return held end
   if holder ~= ARGV[4] and (epoch == '0' or tonumber(epoch) > tonumber(ARGV[3])) then return held end
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
@@ -35,7 +37,8 @@ return ''
 """
 # ARGV: value, time to live in ms.
 _SHORTEN = b"""
-if redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then
+local left_ms = redis.call('PTTL', KEYS[1])
+if redis.call('GET', KEYS[1]) == ARGV[1] and (left_ms == -1 or left_ms > tonumber(ARGV[2])) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 return ''
@@ -73,7 +76,7 @@ class RedisLeases:
 
     async def read(self) -> HeldLease | None:
         value, left_ms = await self._link.call_many([pack("GET", self._keys.lease), pack("PTTL", self._keys.lease)])
-        return _held(value, left_ms)
+        return _held(value, left_ms, self._keys.lease)
 
     async def take_lease(self, lease: Lease, ttl_ms: int, *, ended_epoch: int = 0) -> Lease | None:
         return await self._change(_TAKE, lease, ttl_ms, ended_epoch or -1)
@@ -106,7 +109,7 @@ class RedisLeases:
         """Change the lease by a script. Returns the lease of its holder; None if it is ours."""
         command = pack("EVAL", script, 1, self._keys.lease, str(lease), ttl_ms, epoch, lease.holder)
         held: bytes = await self._link.call(command)
-        return Lease.parse(held.decode()) if held else None
+        return _parsed(held, self._keys.lease) if held else None
 
 
 class RedisShardReader:
@@ -130,7 +133,10 @@ class RedisShardReader:
         answers = await self._link.call_each(batches)
         first = answers[0]
         plan = first if isinstance(first, StoreUnavailableError) else first.pop()
-        shards = [each if isinstance(each, StoreUnavailableError) else _reading(each) for each in answers]
+        shards = [
+            each if isinstance(each, StoreUnavailableError) else _reading(each, keys.lease)
+            for keys, each in zip(self._keys, answers, strict=True)
+        ]
         return AllShardsReading(plan, shards)
 
     async def read_cached(self, shards: Sequence[int]) -> Sequence[bytes | None]:
@@ -144,10 +150,10 @@ class RedisShardReader:
         await self._link.close()
 
 
-def _reading(answer: Sequence[Any]) -> ShardReading | StoreUnavailableError:
+def _reading(answer: Sequence[Any], key: str) -> ShardReading | StoreUnavailableError:
     value, left_ms, load, standbys = answer
     try:
-        return ShardReading(_held(value, left_ms), load or b"", _addresses(standbys))
+        return ShardReading(_held(value, left_ms, key), load or b"", _addresses(standbys))
     except StoreUnavailableError as error:
         return error
 
@@ -156,10 +162,14 @@ def _addresses(found: Sequence[bytes]) -> tuple[str, ...]:
     return tuple(address.decode() for address in found)
 
 
-def _held(value: bytes | None, left_ms: int) -> HeldLease | None:
+def _held(value: bytes | None, left_ms: int, key: str) -> HeldLease | None:
     if value is None or left_ms == -2:  # it went between the two
         return None
+    return HeldLease(_parsed(value, key), _ENDLESS_MS if left_ms == -1 else left_ms)
+
+
+def _parsed(value: bytes, key: str) -> Lease:
     try:
-        return HeldLease(Lease.parse(value.decode()), left_ms)
+        return Lease.parse(value.decode())
     except ValueError:
-        raise StoreConfigurationError("the key of the lease holds something else; delete it") from None
+        raise StoreConfigurationError(f"the key of the lease, {key}, holds something else; delete it") from None

@@ -6,6 +6,7 @@ exceptions into the store's. Repeats a command only if the caller says that this
 
 import asyncio
 import math
+import re
 import ssl
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from redis.exceptions import (
     MasterDownError,
     MovedError,
     NoPermissionError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -32,6 +34,9 @@ _BYTES_PER_S = 8 << 20  # that even a slow way takes
 # The library's own time limits start a task per command; ours, in call_many, does not.
 _OPTIONS = {"protocol": 3, "socket_timeout": None, "socket_connect_timeout": None}
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # that a URL may name
+_UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'\"]?([^`'\", ]+)")
+_SCRIPT = re.compile(r" script: \S+, on @user_script:\d+\.$| script: on @user_script:\d+\.$")
+_NEEDED = "Quire needs Redis 7.0 or Valkey 8, or later, with every command under its own name"
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
@@ -125,6 +130,13 @@ class RedisLink:
         raise AssertionError("there is one attempt at least")
 
     async def _exchange(self, commands: Sequence[Packed]) -> list[Any]:
+        try:
+            return await self._send(commands)
+        except BaseException:  # the library leaves a unix socket open, at database 0, if a greeting was refused
+            await self._connection.disconnect(nowait=True)
+            raise
+
+    async def _send(self, commands: Sequence[Packed]) -> list[Any]:
         connection = self._connection
         if connection.is_connected and self._connected_s <= self._address.left_s:
             await connection.disconnect(nowait=True)
@@ -195,7 +207,9 @@ def _is_of_replica(reply: Any) -> bool:
 
 def _is_refusal(error: BaseException | None) -> bool:
     """True if the server will not take this client, however often it connects."""
-    return isinstance(error, _REFUSED) or (isinstance(error, ResponseError) and "DB index" in str(error))
+    said = str(error)
+    is_lasting = "DB index" in said or "NOPROTO" in said or _UNKNOWN.match(said) is not None
+    return isinstance(error, _REFUSED) or (isinstance(error, RedisError) and is_lasting)
 
 
 def _distrust(error: ssl.SSLCertVerificationError) -> str:
@@ -206,7 +220,7 @@ def _distrust(error: ssl.SSLCertVerificationError) -> str:
 def _reason(error: Exception) -> str:
     if "HELLO must be called with the client already authenticated" in str(error):
         return "it asks for a password; write redis://:PASSWORD@host:port"
-    return str(error)
+    return _said(error)
 
 
 def _refusal(error: ResponseError) -> StaleEntryError | StoreUnavailableError:
@@ -214,6 +228,25 @@ def _refusal(error: ResponseError) -> StaleEntryError | StoreUnavailableError:
         return StaleEntryError(str(error))
     if isinstance(error, MovedError):
         return StoreConfigurationError("it is a node of a cluster; write redis+cluster:// instead of redis://")
-    if isinstance(error, _REFUSED):
-        return StoreConfigurationError(str(error))
-    return StoreUnavailableError(f"{type(error).__name__}: {error}")
+    if isinstance(error, _REFUSED) or _UNKNOWN.match(str(error)):
+        return StoreConfigurationError(_said(error))
+    return StoreUnavailableError(_said(error))
+
+
+def _said(error: Exception) -> str:
+    """Tell what the server said and what to do; never the words of a command, such as a password or a prompt."""
+    said = _SCRIPT.sub("", str(error))
+    if unknown := _UNKNOWN.match(said):
+        return f"it does not know the command {unknown[1].upper()}; {_NEEDED}"
+    if "NOPROTO" in said:
+        return f"it does not speak RESP3 ({said}); {_NEEDED}"
+    if isinstance(error, ReadOnlyError):
+        return "it is a read-only replica; give the address of the primary"
+    if isinstance(error, OutOfMemoryError):
+        return "it is full (used memory > maxmemory); raise maxmemory"
+    if said.startswith("NOREPLICAS"):
+        return "it has fewer replicas than its min-replicas-to-write; start them, or lower that"
+    if said.startswith("WRONGTYPE") or "not an integer" in said:
+        return f"a key that begins with {{quire: has a value that Quire did not write ({said}); delete that key"
+    has_code = isinstance(error, ResponseError) and type(error) not in (ResponseError, *_REFUSED)  # left out of `said`
+    return f"{type(error).__name__}: {said}" if has_code else said

@@ -102,6 +102,7 @@ class TakeOver:
         """
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._store_timeout_s
+        told = ""
         while True:
             has_lease = self._standby is None or await self._standby.wait()
             try:
@@ -110,7 +111,9 @@ class TakeOver:
                 is_final = isinstance(error, FencedError | StoreConfigurationError) or loop.time() > give_up_s
                 if self._standby is None and is_final:
                     raise
-                log.warning("not leading yet: the take-over failed, trying again", reason=str(error))
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("not leading yet: the take-over failed, trying again", reason=told)
             await asyncio.sleep(_RETRY_S)
 
     async def _try(self, *, is_only_for_loss: bool) -> Leading:

@@ -1,16 +1,18 @@
 """The lease in a real store: one has it, the later epoch before the earlier, and its holder over all its epochs."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from structlog.testing import capture_logs
 
+from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.memory_leases import MemoryLeases
 from scheduler_svc.journal.redis_leases import RedisLeases
-from scheduler_svc.journal.store import StoreUnavailableError
+from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
 from scheduler_svc.leadership.lease_keeper import LeaseKeeper
 from scheduler_svc.leadership.seen_leaders import SeenLeaders
 from tests.patience import patient
@@ -149,6 +151,37 @@ async def test_a_lease_is_shortened_if_it_is_the_one_and_longer(leases: RedisLea
     held = await leases.read()
     assert held is not None
     assert held.left_ms <= LONG_MS
+
+
+async def test_a_lease_that_has_lost_its_time_to_live_is_shortened(leases: RedisLeases, valkey: ValkeyProcess) -> None:
+    """By a tool that copies keys without it. A standby would wait for its end for ever."""
+    await leases.hold(at(THEIRS, 4), LONG_MS)
+    valkey.command("PERSIST", Keys.of("default").lease)
+    held = await leases.read()
+    assert held is not None
+    assert held.left_ms > 1000 * LONG_MS
+    await leases.shorten(held.lease, LONG_MS)
+    held = await leases.read()
+    assert held is not None
+    assert 0 < held.left_ms <= LONG_MS
+
+
+async def test_what_is_no_lease_is_named_by_its_key_whoever_meets_it(
+    leases: RedisLeases, valkey: ValkeyProcess
+) -> None:
+    key = Keys.of("default").lease
+    asked: list[Callable[[], Awaitable[object]]] = [
+        leases.read,
+        lambda: leases.take_lease(OURS, LONG_MS),
+        lambda: leases.hold(at(OURS, 4), LONG_MS),
+    ]
+    for text in ("nonsense", "x y z"):
+        valkey.command("SET", key, text)
+        for ask in asked:
+            with pytest.raises(StoreConfigurationError, match=f"{re.escape(key)}, holds something else; delete it"):
+                await ask()
+    valkey.command("DEL", key)
+    assert await leases.hold(at(OURS, 4), LONG_MS) is None
 
 
 async def test_a_store_that_is_silent_is_not_waited_for(leases: RedisLeases, valkey: ValkeyProcess) -> None:

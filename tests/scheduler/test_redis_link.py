@@ -15,6 +15,7 @@ from scheduler_svc.journal.store import StaleEntryError, StoreConfigurationError
 from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_cluster import CUT, ScriptedNode, get, scripted_nodes
+from tests.valkey import ValkeyProcess
 
 PING = pack("PING")
 KEYS = Keys.of("default")
@@ -49,7 +50,15 @@ async def test_each_caller_gets_its_own_replies_in_order() -> None:
         ("ERR The ID specified in XADD is equal or smaller than", StaleEntryError, "equal or smaller"),
         ("MOVED 7 10.0.0.1:7000", StoreConfigurationError, r"write redis\+cluster:// instead of redis://"),
         ("NOPERM no permission", StoreConfigurationError, "no permission"),
-        ("OOM command not allowed", StoreUnavailableError, "OutOfMemoryError: command not allowed"),
+        ("OOM command not allowed", StoreUnavailableError, r"it is full .* raise maxmemory"),
+        ("READONLY no writes script: on @user_script:5.", StoreUnavailableError, "give the address of the primary"),
+        ("NOREPLICAS Not enough", StoreUnavailableError, "fewer replicas than its min-replicas-to-write"),
+        (
+            "WRONGTYPE Operation script: on @user_script:5.",
+            StoreUnavailableError,
+            r"did not write \(WRONGTYPE Operation\)",
+        ),
+        ("MISCONF no disk script: on @user_script:5.", StoreUnavailableError, "^MISCONF no disk$"),
     ],
 )
 async def test_a_refusal_is_raised_once_every_reply_was_read(refusal: str, kind: type[Exception], says: str) -> None:
@@ -82,6 +91,41 @@ async def test_a_server_that_refuses_us_is_not_asked_again(last_word: str, refus
         assert server.refusals[last_word] == []
         server.answers["SELECT"] = b"OK"
         assert await link.call(PING) == b"a:PING"
+
+
+@pytest.mark.parametrize(
+    "said", ["unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'me' 'secret' ", "NOPROTO unsupported"]
+)
+async def test_a_server_that_speaks_an_older_protocol_is_told_what_is_needed_without_its_password(said: str) -> None:
+    async with scripted_nodes(1) as (server,):
+        link = RedisLink(f"redis://me:secret@{server.address}", timeout_s=LIMIT_S, repeatable=True)
+        server.refusals["HELLO"] = [f"ERR {said}" if said.startswith("unknown") else said]
+        with pytest.raises(StoreConfigurationError, match=r"Redis 7\.0 or Valkey 8, or later") as refused:
+            await link.call(PING)
+        assert "secret" not in str(refused.value)
+        await link.close()
+
+
+async def test_an_unknown_command_is_named_without_what_was_sent() -> None:
+    async with link_and_server() as (link, server):
+        server.refusals["x"] = ["ERR unknown command 'XADD', with args beginning with: 'e' 'a prompt' "]
+        with pytest.raises(StoreConfigurationError, match="it does not know the command XADD; ") as refused:
+            await link.call(pack("XADD", "x"))
+        assert "prompt" not in str(refused.value)
+
+
+async def test_no_command_follows_a_greeting_that_was_refused(valkey: ValkeyProcess) -> None:
+    """By a socket the library leaves that connection open: at database 0, whichever the URL names."""
+    link = RedisLink(f"{valkey.url}?db=3", timeout_s=LIMIT_S, repeatable=False)
+    valkey.command("ACL", "SETUSER", "default", "-select")
+    for _ in range(2):
+        with pytest.raises(StoreConfigurationError, match="'select'"):
+            await link.call(pack("SET", "key", "value"))
+    valkey.command("ACL", "SETUSER", "default", "+select")
+    await link.call(pack("SET", "key", "value"))
+    await link.close()
+    assert b"db3:keys=1" in valkey.command("INFO", "keyspace")
+    assert b"db0:" not in valkey.command("INFO", "keyspace")
 
 
 async def test_long_commands_and_answers_have_longer() -> None:

@@ -87,7 +87,7 @@ async def test_what_only_reads_follows_to_the_server_that_leads_now(valkey: Valk
         balancer.lead_to(other)
         other.command("XADD", JOURNAL, "1-0", "e", "", "c", "00000000")
         valkey.command("REPLICAOF", "127.0.0.1", "1")
-        with pytest.raises(StoreUnavailableError, match="read only replica"):
+        with pytest.raises(StoreUnavailableError, match="read-only replica"):
             await leases.hold(us, 60_000)
         assert await leases.hold(us, 60_000) is None
         assert await tail.first() is not None

@@ -17,6 +17,7 @@ from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import redis_store, until
 from tests.scheduler.pinning import retry_delay_s
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
+from tests.services import Service
 from tests.valkey import ValkeyProcess
 
 
@@ -151,6 +152,15 @@ async def test_a_full_store_refuses_and_heals(valkey: ValkeyProcess) -> None:
         valkey.command("CONFIG", "SET", "maxmemory", "0")
         await until(lambda: not site.journal.stats.degraded)
         assert tokens_in(await site.run(counting(10, 3))) == [11, 12, 13]
+
+
+def test_a_start_on_a_replica_names_the_store_and_what_to_do(valkey: ValkeyProcess) -> None:
+    valkey.command("REPLICAOF", "127.0.0.1", "1")  # nobody: it answers and takes no writes
+    arguments = ("--listen", "127.0.0.1:0", "--store", valkey.url, "--store-timeout-s", "0.1")
+    with Service("scheduler_svc", *arguments, may_fork=True) as scheduler:
+        assert scheduler.wait() == 2
+        remedy = "it is a read-only replica; give the address of the primary"
+        assert scheduler.raw[-1] == f"scheduler: the store at {valkey.url}: {remedy}\n"
 
 
 async def test_an_emptied_store_has_all_that_lives_and_its_epoch_again(valkey: ValkeyProcess) -> None:

@@ -196,6 +196,18 @@ async def test_a_standby_does_not_fence_another_that_says_again_what_both_have_r
         assert not task.done()
 
 
+async def test_a_take_over_that_fails_again_and_again_is_logged_once_for_each_reason(valkey: ValkeyProcess) -> None:
+    valkey.command("LPUSH", "{quire:default}:journal", "of another program")
+    async with standby_site(valkey.url) as site:
+        with capture_logs() as logs:
+            async with leading(site, lambda: len(site.attempts) >= 2) as task:
+                valkey.command("DEL", "{quire:default}:journal")
+                await asyncio.wait_for(task, patient(15))
+        said = [line["reason"] for line in logs if "the take-over failed" in line["event"]]
+        assert len(said) == 1
+        assert "did not write" in said[0]
+
+
 async def test_who_was_not_fast_enough_leaves_the_lease_at_once(valkey: ValkeyProcess) -> None:
     async with redis_store(valkey.url) as store, standby_site(valkey.url, lease_ms=LONG_LEASE_MS) as site:
         site.stands_by = False
