@@ -105,7 +105,10 @@ class Records:
         pending = self._pending.get(request_id)
         if pending is not None:
             return pending.record.payload
-        return await self._store.get_record(request_id)
+        try:
+            return await self._store.get_record(request_id)
+        except StoreUnavailableError as error:
+            raise type(error)(f"the store does not show the record: {error.message}") from error
 
     async def run(self) -> None:
         """Write records, as the one writer. Returns after `close`."""

@@ -16,7 +16,7 @@ from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.live_request import LiveRequest
 from scheduler_svc.requests.live.output_stream import OutputStream
-from scheduler_svc.requests.live.request_record import deleted_record, stream_of_record
+from scheduler_svc.requests.live.request_record import deleted_record, parsed_record, stream_of_record
 from scheduler_svc.requests.queue_limits import AdmissionLimits, check_pause
 from scheduler_svc.requests.recovery.recovery import Recovery
 from scheduler_svc.requests.shard_rule import ShardRule
@@ -213,6 +213,6 @@ class RequestControl:
 
 
 async def read_record(records: Records, request_id: str) -> journal_pb2.RequestRecord | None:
-    """Record of a request that has ended; None if none is kept."""
+    """Record of a request that has ended; None if none is kept. Raises FailedPreconditionError if it is damaged."""
     payload = await records.get(request_id)
-    return None if payload is None else journal_pb2.RequestRecord.FromString(payload)
+    return None if payload is None else parsed_record(request_id, payload)

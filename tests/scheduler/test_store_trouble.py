@@ -174,6 +174,21 @@ async def test_an_emptied_store_has_all_that_lives_and_its_epoch_again(valkey: V
         assert await site.store.next_epoch() > site.journal.stats.epoch
 
 
+async def test_a_record_that_cannot_be_read_is_told_as_that_and_not_as_a_fault_of_ours(valkey: ValkeyProcess) -> None:
+    valkey.command("SET", "{quire:default}:record:damaged", b"\xff not a record")
+    valkey.command("LPUSH", "{quire:default}:record:foreign", "of another program")
+    async with site_on(valkey) as site:
+        for ask in (
+            site.run(counting(10, 3, "damaged")),
+            site.inference.GetRequest(pb.GetRequestRequest(request_id="damaged")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="'damaged' is damaged in the store; send") as caught:
+                await ask
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        error = await refused(site.inference.GetRequest(pb.GetRequestRequest(request_id="foreign")))
+        assert (error.details() or "").startswith("the store does not show the record: a key that begins with {quire:")
+
+
 async def test_a_record_that_is_not_read_in_time_is_a_refusal_and_brings_the_trouble_to_light() -> None:
     store = GatedStore()
     async with running_site(store, late_s=0.4) as site:

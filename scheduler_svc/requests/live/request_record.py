@@ -3,7 +3,10 @@
 Knows no store, and not when a record is written or how long it is kept.
 """
 
+from google.protobuf.message import DecodeError
+
 from common.arrays import pack_int32, unpack_int32
+from quire.errors import FailedPreconditionError
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.requests.live.live_request import LiveRequest
@@ -29,6 +32,16 @@ def record_of(request: LiveRequest) -> journal_pb2.RequestRecord:
         prompt_logprobs=stream.prompt_logprobs,
         num_samples=stream.accepted.num_samples,
     )
+
+
+def parsed_record(request_id: str, payload: bytes) -> journal_pb2.RequestRecord:
+    """Parse a record as the store has it. Raises FailedPreconditionError if that is damaged."""
+    try:
+        return journal_pb2.RequestRecord.FromString(payload)
+    except DecodeError as error:
+        raise FailedPreconditionError(
+            f"the record of request {request_id!r} is damaged in the store; send the request again under another id"
+        ) from error
 
 
 def deleted_record(record: journal_pb2.RequestRecord) -> journal_pb2.RequestRecord:

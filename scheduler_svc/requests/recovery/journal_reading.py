@@ -6,10 +6,12 @@ from collections.abc import Collection
 
 import structlog
 
+from quire.errors import FailedPreconditionError
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.store import JOURNAL_START, JournalDamagedError, Store
 from scheduler_svc.requests.live.engine import withdrawal
+from scheduler_svc.requests.live.request_record import parsed_record
 from scheduler_svc.requests.recovery.journal_replay import BegunReplay, JournaledRequest, JournalReplay
 
 log = structlog.get_logger()
@@ -46,7 +48,7 @@ async def find_needed(replay: JournalReplay, store: Store) -> tuple[list[Journal
     Needed are requests without an end, and those whose end came so late that their record was not written; not those
     whose record was dropped for want of room. The age of an end does not count: clocks of two leaders may be hours
     apart, and the cost is only a record that had expired. If a request has a record but no end in the journal, the
-    store has lost the end: the record says what it was.
+    store has lost the end: the record says what it was, unless it is damaged: then the request goes on.
     """
     owners = list(replay.owners())
     recorded = await recorded_request_ids(owners, store)
@@ -56,7 +58,12 @@ async def find_needed(replay: JournalReplay, store: Store) -> tuple[list[Journal
         if each.request_id not in recorded:
             needed.append(each)
         elif each.finish is None and (payload := await store.get_record(each.request_id)) is not None:
-            response = journal_pb2.RequestRecord.FromString(payload).response
+            try:
+                response = parsed_record(each.request_id, payload).response
+            except FailedPreconditionError as error:
+                log.error("record damaged: computing the rest of the request again", reason=error.message)
+                needed.append(each)
+                continue
             ends.append(
                 journal_pb2.Finish(
                     sequence=each.number,
