@@ -105,10 +105,7 @@ class Records:
         pending = self._pending.get(request_id)
         if pending is not None:
             return pending.record.payload
-        try:
-            return await self._store.get_record(request_id)
-        except StoreUnavailableError as error:
-            raise type(error)(f"the store does not show the record: {error.message}") from error
+        return await self._store.get_record(request_id)
 
     async def run(self) -> None:
         """Write records, as the one writer. Returns after `close`."""
