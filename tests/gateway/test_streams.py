@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import pytest
 
 import quire
 from tests.gateway.conftest import MODEL
@@ -89,6 +90,28 @@ def test_a_key_of_another_request_is_refused(http: httpx2.Client) -> None:
 def test_a_key_that_is_too_long_is_refused_by_name(http: httpx2.Client) -> None:
     answer = http.post("/v1/completions", json={"prompt": "x"}, headers={"idempotency-key": "k" * 257})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "idempotency-key")
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("/v1/completions", "prompt"),
+        ("/v1/chat/completions", "messages"),
+        ("/v1/responses", "input"),
+        ("/v1/messages", "messages"),
+    ],
+)
+def test_headers_without_a_value_are_as_good_as_missing(http: httpx2.Client, path: str, given: str) -> None:
+    bound = "max_output_tokens" if given == "input" else "max_tokens"
+    empty = {"idempotency-key": "", "last-event-id": ""}
+    ids = []
+    for words in ("Hello!", "Hello!", "Who are you?"):
+        prompt = [{"role": "user", "content": words}] if given == "messages" else words
+        body = {"model": MODEL, given: prompt, bound: 2, "stream": True}
+        answer = http.post(path, json=body, headers=empty)
+        assert answer.status_code == 200, answer.text
+        ids.append(answer.headers["request-id" if path == "/v1/messages" else "x-request-id"])
+    assert len(set(ids)) == 3
 
 
 def test_a_deadline_that_passes_is_the_last_event(http: httpx2.Client) -> None:
