@@ -11,7 +11,7 @@ from gateway_svc.anthropic.blocks import TextContent
 from gateway_svc.anthropic.errors import no_threads
 from gateway_svc.anthropic.thinking import Thinking
 from gateway_svc.anthropic.tools import ToolChoice, Tools, tool_use_of
-from gateway_svc.anthropic.turns import InputMessage, check_prefill, turns_of
+from gateway_svc.anthropic.turns import InputMessage, is_continued, turns_of
 from gateway_svc.api_error import invalid
 from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, RequestFields, Unsupported
 from gateway_svc.tool_use import ToolUse
@@ -107,7 +107,7 @@ class Conversation(ApiModel):
             messages=turns,
             tools=self.tool_use.offered,
             template_kwargs=self._variables,
-            continue_final_message=self.messages[-1].role == "assistant",
+            continue_final_message=is_continued(self.messages),
         )
 
     @property
@@ -121,7 +121,6 @@ class Conversation(ApiModel):
     def _check(self) -> None:
         if self.thread is not None:
             raise no_threads()
-        check_prefill(self.messages)
         if self.thinking is not None:
             self.thinking.check()
         if self.tool_choice is not None:

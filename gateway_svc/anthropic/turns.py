@@ -79,12 +79,19 @@ def turns_of(
     return [each.made() for each in turns.made]
 
 
-def check_prefill(messages: Sequence[InputMessage]) -> None:
-    """Raise ApiError if the last message is the assistant's and does not end with text that an answer continues."""
+def is_continued(messages: Sequence[InputMessage]) -> bool:
+    """True if the answer continues the last message: it is the assistant's, and has content.
+
+    An assistant's last message without content, as an answer that was cut off at once has it, has nothing to continue.
+    Raises ApiError if there is content that does not end with text.
+    """
     last = messages[-1]
-    if last.role == "assistant" and not (last.content and isinstance(last.content[-1], TextBlock)):
+    if last.role != "assistant" or not last.content:
+        return False
+    if not isinstance(last.content[-1], TextBlock):
         where = f"messages[{len(messages) - 1}].content"
         raise invalid(where, "the last message ends with no text to continue: send the results of its calls")
+    return True
 
 
 class _Turns:

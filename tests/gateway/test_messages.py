@@ -109,6 +109,15 @@ def test_a_prefilled_answer_is_continued(claude: anthropic.Anthropic, sdk: quire
     assert sdk.chat(prefilled, continue_final_message=True, temperature=0, max_tokens=40).text == rest
 
 
+def test_an_answer_without_content_is_taken_back(claude: anthropic.Anthropic) -> None:
+    taken_back = [*QUESTION, {"role": "assistant", "content": []}]
+    answer, again = (claude.messages.create(messages=each, **GREEDY) for each in (QUESTION, taken_back))
+    assert again.content == answer.content
+    assert again.usage.output_tokens == answer.usage.output_tokens
+    counted = claude.messages.count_tokens(model=MODEL, messages=taken_back)
+    assert counted == claude.messages.count_tokens(model=MODEL, messages=QUESTION)
+
+
 def test_the_stream_helper_gives_the_whole_message(claude: anthropic.Anthropic) -> None:
     fields: dict[str, Any] = {"messages": QUESTION, **GREEDY}
     whole = claude.messages.create(**fields)
