@@ -23,6 +23,7 @@ _SEED_MASK = (1 << 64) - 1
 _MOST_WHOLE = 1 << 63
 _MOST_DIGITS = 10  # of a token id
 _MOST_KEY_CHARS = 512  # of a session key
+_OTHER_KINDS = ("json_object", "regex", "choice", "grammar")  # of structured outputs, besides json
 
 # Keywords of the SDK whose fields have other names here.
 FIELD_NAMES = {
@@ -111,10 +112,15 @@ class StructuredOutputs(VllmStructure):
     json_whitespace: Literal["compact", "flexible"] | None = Field(None, description="Default: compact.")
 
     def keywords(self) -> GenerateParams:
-        """Keywords for the SDK."""
+        """Keywords for the SDK. Raises InvalidRequestError for several kinds, and for none, by their names here."""
+        kinds = {"json": self.json_, **{name: getattr(self, name) for name in _OTHER_KINDS}}
+        has = [name for name, value in kinds.items() if value is not None and value is not False]
+        if len(has) != 1:
+            said = f"has {' and '.join(has) or 'nothing'}: give exactly one of {', '.join(kinds)}"
+            raise quire.InvalidRequestError.of([quire.FieldViolation("structured_outputs", said)])
         given = quire.StructuredOutput(
             json_schema=self.json_,
-            json_object=self.json_object,
+            json_object=self.json_object or None,
             regex=self.regex,
             choice=self.choice,
             lark=self.grammar,

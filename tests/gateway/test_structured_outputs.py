@@ -75,7 +75,7 @@ def test_any_json_object(api: openai.OpenAI) -> None:
         ({"choice": ["red", "green"]}, "red|green"),
         ({"grammar": 'start: "a" | "b" start'}, "b*a"),
         ({"json": SCHEMA, "json_whitespace": "flexible"}, r"(?s)\{.*\}"),
-        ({"json": json.dumps(SCHEMA)}, r"\{.*\}"),
+        ({"json": json.dumps(SCHEMA), "json_object": False}, r"\{.*\}"),
     ],
     ids=["regex", "choice", "grammar", "flexible", "schema as text"],
 )
@@ -85,3 +85,21 @@ def test_constraints_by_vllms_names(api: openai.OpenAI, constraint: dict[str, An
     )
     assert done.choices[0].finish_reason == "stop"
     assert re.fullmatch(pattern, done.choices[0].text)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "has"),
+    [
+        ({}, "nothing"),
+        ({"json_whitespace": "compact"}, "nothing"),
+        ({"json_object": False}, "nothing"),
+        ({"json": SCHEMA, "grammar": "start: x"}, "json and grammar"),
+    ],
+)
+def test_the_refusal_of_none_and_of_several_names_the_fields_that_there_are(
+    api: openai.OpenAI, constraint: dict[str, Any], has: str
+) -> None:
+    with pytest.raises(
+        openai.BadRequestError, match=f"has {has}: give exactly one of json, json_object, regex, choice, grammar"
+    ):
+        api.completions.create(model=MODEL, prompt="Once", extra_body={"structured_outputs": constraint})
