@@ -246,7 +246,9 @@ def test_without_tools_the_text_is_content(api: openai.OpenAI, without: dict[str
 
 
 def test_the_effort_reaches_the_template(api: openai.OpenAI, sdk: quire.Client) -> None:
-    response = api.responses.create(model=MODEL, input="hello", reasoning={"effort": "high", "summary": "auto"})
+    response = api.responses.create(
+        model=MODEL, input="hello", reasoning={"effort": "high", "summary": "auto", "generate_summary": "auto"}
+    )
     seen = quire.Chat(messages=asking("hello"), template_kwargs={"reasoning_effort": "high"})
     assert response.usage is not None and response.usage.input_tokens == len(sdk.tokenize(seen).token_ids)
     assert response.reasoning is not None and response.reasoning.effort == "high"

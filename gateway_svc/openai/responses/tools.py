@@ -89,6 +89,7 @@ class Reasoning(ApiModel):
 
     effort: str | None = Field(None, max_length=64, description="For the chat template, as reasoning_effort.")
     summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Without effect.")
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Old name of summary.")
 
 
 def rules_for_calls(
