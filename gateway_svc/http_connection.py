@@ -191,7 +191,9 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, reason: bytes) -> None:
-        if self._is_answered:  # else the words would come within an answer
+        # Within an answer the words would be part of it. Before it they say why it does not come: what follows a
+        # request is most often its body, whose length was not declared.
+        if self._is_answered or not (self.cycle.response_started or self.pipeline):
             head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head % len(reason) + reason)
         self.transport.close()

@@ -50,6 +50,11 @@ def test_a_connection_with_too_many_requests_in_its_queue_is_closed(sent: bytes)
     assert asyncio.run(told(sent * (MAX_QUEUED + 2))).count(b"HTTP/1.1") <= 1
 
 
+def test_a_body_whose_length_is_not_declared_is_refused() -> None:
+    sent = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\r\n" + BODY
+    assert asyncio.run(told(sent)).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
 @pytest.mark.parametrize("target", [b"example.com:443", b"/"])
 def test_a_tunnel_is_refused(target: bytes) -> None:
     answer = asyncio.run(told(b"CONNECT %b HTTP/1.1\r\nHost: example.com\r\n\r\n" % target))
