@@ -39,6 +39,7 @@ from gateway_svc.served_model import ServedModel
 from gateway_svc.tokens import DetokenizeRequest, TokenizeRequest, Tokens
 from gateway_svc.vocabulary import Vocabulary
 from quire.api_keys import AcceptedKeys
+from quire.connection import JOURNAL_SERVICE
 
 AnthropicVersion = Annotated[str | None, Header()]
 
@@ -173,10 +174,18 @@ def _add_health(app: FastAPI, client: quire.AsyncClient) -> None:
         """200 if requests can be served now, else 503."""
         try:
             async with asyncio.timeout(_READY_S):
-                is_serving = await client.health() is quire.Health.SERVING
+                health_now, is_accepting = await asyncio.gather(client.health(), _store_answers(client))
         except (quire.QuireError, TimeoutError):
-            is_serving = False
-        return Response(status_code=200 if is_serving else 503)
+            return Response(status_code=503)
+        return Response(status_code=200 if health_now is quire.Health.SERVING and is_accepting else 503)
+
+
+async def _store_answers(client: quire.AsyncClient) -> bool:
+    """False while the journal's store does not answer, so that requests are refused; older schedulers do not tell."""
+    try:
+        return await client.health(JOURNAL_SERVICE) is not quire.Health.NOT_SERVING
+    except quire.NotFoundError:
+        return True
 
 
 def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
