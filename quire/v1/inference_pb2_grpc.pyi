@@ -25,8 +25,8 @@ Conventions of every message here:
     a request that has ended CANCELLED, DEADLINE_EXCEEDED, REQUEST_FAILED. They are serialised in the trailing
     metadata "grpc-status-details-bin"; their sources are beside this one: google/rpc/status.proto and
     google/rpc/error_details.proto.
-  - grpc.health.v1 knows the services "" (the process), "quire.v1.Inference" (SERVING while a worker serves, at a
-    leader) and "quire.v1.Journal" (NOT_SERVING while the store does not answer).
+  - grpc.health.v1 knows the services "" (the process), "quire.v1.Inference" (SERVING while a worker takes new
+    requests, at a leader) and "quire.v1.Journal" (NOT_SERVING while the store does not answer).
 
 Failover. A deployment has one scheduler that leads, and standbys; give a client all addresses. An accepted request
 outlives the scheduler that accepted it, and every reader gets the same token at each position of its output.

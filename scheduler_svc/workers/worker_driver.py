@@ -31,7 +31,7 @@ _ROLES: dict[int, WorkerRole] = {worker_pb2.WORKER_ROLE_PREFILL: "prefill", work
 
 
 class WorkerDriver:
-    """One per leader. `members` are those of `Workers`; `on_change` is called when one comes into service or goes."""
+    """One per leader. `members` are those of `Workers`; `on_change` is called when one comes, drains, or goes."""
 
     def __init__(
         self,
@@ -125,6 +125,7 @@ class WorkerDriver:
         log.info(
             "worker drains" if is_draining else "worker serves", worker_id=member.worker_id, num_sequences=num_left
         )
+        self._on_change()
         self._engine.wake_workers()
 
     async def close(self) -> None:

@@ -39,7 +39,7 @@ MAX_WORKERS = 1024
 
 
 class Workers:
-    """Members by worker_id. `on_change` gets True while any worker is driven; `on_fatal` ends the process."""
+    """Members by worker_id. `on_change` gets True while any takes new requests; `on_fatal` ends the process."""
 
     def __init__(
         self,
@@ -279,6 +279,6 @@ class Workers:
         self._engine.wake_workers()
 
     def _record_change(self) -> None:
-        """Record that a worker has come into service, or has gone."""
+        """Record that a worker has come into service, drains, or has gone."""
         self._checks.record_change()
-        self._on_change(bool(self.driven))
+        self._on_change(self.num_in_service > 0)

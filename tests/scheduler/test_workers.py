@@ -418,6 +418,19 @@ async def test_a_drained_worker_gets_nothing_until_it_is_taken_back(site: Site) 
     await site.idle()
 
 
+async def test_the_service_is_ready_while_a_worker_takes_new_requests(site: Site) -> None:
+    await site.add_worker("w1")
+    await drain(site, "w1")
+    assert site.changes == [True, False]  # what comes now waits for a worker
+    await drain(site, "w1", undo=True)
+    assert site.changes[2:] == [True]
+    await drain(site, "w1")
+    leaving = await site.add_worker("w2")
+    assert site.changes[3:] == [False, True]
+    await site.cluster.Register(leaving.registration(draining=True))
+    assert site.changes[5:] == [False]
+
+
 async def test_only_workers_that_are_here_and_stay_can_be_drained_and_taken_back(site: Site) -> None:
     worker = await site.add_worker()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
