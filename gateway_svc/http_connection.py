@@ -9,9 +9,9 @@ from typing import Any
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from common.rare_warning import RareWarning
 from gateway_svc.body_writer import TurnWrites, offer_body_writer
 
 MAX_HEAD_BYTES = 64 << 10  # of the URL, and the names and values of the fields, of a request
@@ -22,27 +22,37 @@ _INVALID = b"Invalid HTTP request received."
 _TOO_LARGE = b"The head of the request is too large."
 
 
+class ConnectionRules:
+    """Rules and counters that all connections of a server share."""
+
+    def __init__(self, *, max_connections: int, busy: ASGIApp, silence_s: float) -> None:
+        """Set the rules.
+
+        Args:
+            max_connections: how many may be open at once.
+            busy: answers in place of the application on those beyond.
+            silence_s: how long a request may stop before it has come whole.
+        """
+        self.max_connections = max_connections
+        self.busy = busy
+        self.silence_s = silence_s
+        self.turn = TurnWrites()
+        self.refused = RareWarning("requests refused: too many connections are open", most=max_connections)
+        self.invalid = RareWarning("invalid HTTP received")
+
+
 class HttpConnection(HttpToolsProtocol):
-    """A connection that is closed if a request stops for `silence_s`, has too long a head, or has too many behind it.
+    """A connection that is closed if a request stops for too long, has too long a head, or has too many behind it.
 
     The offer to go on in another protocol, such as HTTP/2, is ignored, as HTTP/1.1 wants it: uvicorn would take what
     follows for that protocol's, and the request's body would be lost.
     """
 
-    def __init__(self, *arguments: Any, busy: ASGIApp, silence_s: float, turn: TurnWrites, **keywords: Any) -> None:
-        """Make a connection.
-
-        Args:
-            arguments: uvicorn's.
-            busy: answers in place of the application beyond the bound of connections.
-            silence_s: see the class.
-            turn: writes of all connections.
-            keywords: uvicorn's.
-        """
+    def __init__(self, *arguments: Any, rules: ConnectionRules, **keywords: Any) -> None:
+        """Make a connection; the other arguments are uvicorn's."""
         super().__init__(*arguments, **keywords)
-        self._busy = busy
-        self._turn = turn
-        self._silence_s = silence_s
+        self._rules = rules
+        self._is_beyond = False  # it came when as many as may be were open
         self._silence: asyncio.TimerHandle | None = None
         self._is_arriving = True  # a request has not come whole, or the first has not begun
         self._has_advanced = False
@@ -53,6 +63,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
+        self._is_beyond = self._are_too_many
         self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -71,7 +82,7 @@ class HttpConnection(HttpToolsProtocol):
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._refuse(431, _TOO_LARGE)
             else:
-                self.logger.warning("Invalid HTTP request received.")
+                self._rules.invalid.record()
                 self._refuse(400, _INVALID)
             return
         self._num_pending_bytes = 0 if self._has_advanced else self._num_pending_bytes + len(data)
@@ -161,14 +172,21 @@ class HttpConnection(HttpToolsProtocol):
         return b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, kept)
 
     @property
+    def _are_too_many(self) -> bool:
+        """True if more connections are open than may be, or as many calls still run, those of ended ones included."""
+        most = self._rules.max_connections
+        return len(self.connections) > most or len(self.tasks) >= most
+
+    @property
     def _is_answered(self) -> bool:
         """True if no answer is under way."""
         return self.cycle is None or self.cycle.response_complete
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        offer_body_writer(cycle, self._turn)
-        if app is service_unavailable:
-            app = self._busy
+        offer_body_writer(cycle, self._rules.turn)
+        if self._is_beyond and self._are_too_many:
+            self._rules.refused.record()
+            app = self._rules.busy
         if cycle.scope["http_version"] == "1.0":
             app = _until_close(cycle, app)
         if cycle.waiting_for_100_continue:
@@ -176,7 +194,7 @@ class HttpConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _expect_more(self) -> None:
-        self._silence = self.loop.call_later(self._silence_s, self._end_silence)
+        self._silence = self.loop.call_later(self._rules.silence_s, self._end_silence)
 
     def _expect_no_more(self) -> None:
         if self._silence is not None:

@@ -9,8 +9,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway_svc.body_writer import TurnWrites
-from gateway_svc.http_connection import HttpConnection
+from gateway_svc.http_connection import ConnectionRules, HttpConnection
 
 SILENCE_S = 60.0  # within a request that has not come whole
 IDLE_S = 75.0  # longer than clients and proxies keep connections for their next request, so that they close first
@@ -29,8 +28,9 @@ class HttpServer(uvicorn.Server):
         silence_s: float = SILENCE_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Serve `app`, and `busy` in its place where there are more connections than the bound; `tls`: encrypted."""
-        connection: Any = partial(HttpConnection, busy=busy, silence_s=silence_s, turn=TurnWrites())
+        """Serve `app`, and `busy` in its place on connections beyond the bound; `tls`: encrypted."""
+        rules = ConnectionRules(max_connections=max_connections, busy=busy, silence_s=silence_s)
+        connection: Any = partial(HttpConnection, rules=rules)
         config = uvicorn.Config(
             app,
             http=connection,
@@ -41,7 +41,6 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=max_connections,
             timeout_keep_alive=int(IDLE_S),
             timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
         )

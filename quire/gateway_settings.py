@@ -39,7 +39,7 @@ class GatewaySettings(AccessSettings):
     max_http_body_mb: int = Field(
         16, ge=1, le=1024, description="MiB of a request's body; larger ones are refused with 413"
     )
-    max_http_connections: int = Field(4096, ge=1, description="connections open at once; requests beyond it get 503")
+    max_http_connections: int = Field(4096, ge=1, description="connections open at once; further ones get 503")
     cors_origins: str | None = Field(
         None,
         description="web pages whose scripts may call (CORS), as scheme://host[:port] with commas between; "

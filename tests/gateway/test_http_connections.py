@@ -4,6 +4,7 @@ import asyncio
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import quire
@@ -11,6 +12,7 @@ from gateway_svc.app import create_app, for_web_pages
 from gateway_svc.error_answer import answer_busy
 from gateway_svc.http_connection import MAX_HEAD_BYTES, MAX_QUEUED
 from tests.gateway.raw_http import BODY, HEAD, OFFER, said, served, talk, told
+from tests.patience import patient
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0"])
@@ -159,7 +161,7 @@ def test_a_request_that_does_not_go_on_is_given_up(sent: bytes) -> None:
 )
 def test_beyond_the_bound_of_connections_the_answer_has_the_shape_of_its_api(path: bytes, kind: str) -> None:
     async def send() -> bytes:
-        async with served(max_connections=2) as port:
+        async with served(max_connections=1) as port:
             _, other = await asyncio.open_connection("127.0.0.1", port)
             other.write(b"GET / HT")
             await other.drain()
@@ -181,7 +183,46 @@ class FaultyClient(quire.AsyncClient):
         raise RuntimeError("a fault")
 
 
-@pytest.mark.parametrize(("max_connections", "status"), [(100, b"500"), (1, b"503")])
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Send a request, and read its answer. Returns the status."""
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(patient(30)):
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+    return head.split(b" ", 2)[1]
+
+
+async def test_as_many_connections_as_may_be_open_are_served_while_further_ones_are_refused() -> None:
+    async with served(max_connections=2) as port:
+        first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        assert [await ask(*first), await ask(*second)] == [b"200", b"200"]
+        further = await asyncio.open_connection("127.0.0.1", port)
+        assert await ask(*further) == b"503"
+        assert await further[0].read() == b""  # it is closed
+        waiting = await asyncio.open_connection("127.0.0.1", port)
+        assert [await ask(*first), await ask(*second)] == [b"200", b"200"]
+        second[1].close()
+        await second[1].wait_closed()
+        while await ask(*waiting) != b"200":  # the server may hear of the end later
+            waiting[1].close()
+            waiting = await asyncio.open_connection("127.0.0.1", port)
+        for _, writer in (first, further, waiting):
+            writer.close()
+
+
+async def test_refused_requests_do_not_fill_the_log() -> None:
+    with capture_logs() as logs:
+        async with served(max_connections=0) as port:
+            for _ in range(5):
+                assert (await talk(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(b"HTTP/1.1 503")
+                assert (await talk(port, b"no HTTP\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    assert [(line["event"], line["times"]) for line in logs] == [
+        ("requests refused: too many connections are open", 1),
+        ("invalid HTTP received", 1),
+    ]
+
+
+@pytest.mark.parametrize(("max_connections", "status"), [(100, b"500"), (0, b"503")])
 def test_scripts_of_web_pages_may_read_that_the_gateway_is_broken_or_busy(max_connections: int, status: bytes) -> None:
     origins = ["https://page.example"]
     app = for_web_pages(create_app(FaultyClient("127.0.0.1:1"), max_body_bytes=1 << 20), origins)
