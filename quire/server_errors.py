@@ -5,6 +5,7 @@ import re
 import grpc
 
 from quire.errors import NotLeaderError, RequestFailedError, UnavailableError
+from quire.rpc import server_error_of
 
 _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before it; we name ours
 # Both resolvers of gRPC, the system's and c-ares, repeat the host and the kind of record that they asked for.
@@ -21,17 +22,23 @@ _MISFITS = {
     "QUIRE_TLS_SERVER_NAME",
     "WRONG_VERSION_NUMBER": "it has no TLS: leave out tls_root and QUIRE_TLS_ROOT",
 }
-_CLOSED = "Socket closed"  # a server with TLS says no more to a client without
+_CLOSED = "Socket closed"  # a server with TLS says no more to a client without, nor does a full one
 
 
 def unreachable_error(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:
-    """The error for addresses at which no server answers."""
+    """The error for addresses at which no server answers, or one that refuses the client."""
+    said = server_error_of(error) if error is not None else None
+    if said is not None:
+        return UnavailableError(f"the server at {address} refuses at the moment: {said.message}")
     details = (error.details() if error is not None else None) or "it closed the connection"
     for sign, misfit in _MISFITS.items():
         if sign in details:
             return UnavailableError(f"the server at {address} does not answer: {misfit}")
     if details.endswith(_CLOSED):
-        closed = "it closed the connection: if it has TLS, give tls_root, or set QUIRE_TLS_ROOT"
+        closed = (
+            "it closed the connection: if it has TLS, give tls_root, or set QUIRE_TLS_ROOT; "
+            "if not, it may have as many connections as its max_connections allows"
+        )
         return UnavailableError(f"the server at {address} does not answer: {closed}")
     lookup = _LOOKUP.search(details)
     why = lookup[1] if lookup is not None else details.rpartition(_BEFORE_THE_REASON)[2]

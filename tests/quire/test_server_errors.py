@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 import quire
+from quire.errors import to_status
 from quire.server_errors import unreachable_error
 from tests.peer_certificates import PeerCertificates
 
@@ -29,6 +30,15 @@ def test_the_reason_alone_is_said(details: str, why: str) -> None:
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details)
     assert unreachable_error("nosuch:1", error).message.endswith(
         f"at nosuch:1 ({why}); start one with `quire serve MODEL`"
+    )
+
+
+def test_a_server_that_refuses_does_answer() -> None:
+    full = to_status(quire.OverloadedError("the server has 1 calls open, which is the limit", 1.0))
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", full.SerializeToString()))
+    error = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), trailing, full.message)
+    assert unreachable_error("host:1", error).message == (
+        "the server at host:1 refuses at the moment: the server has 1 calls open, which is the limit"
     )
 
 
@@ -59,7 +69,7 @@ async def said_of(address: str, root: Path | None = None) -> tuple[str, str]:
     ("names", "root", "hint"),
     [
         (None, "own", "it has no TLS: leave out tls_root and QUIRE_TLS_ROOT"),
-        (["127.0.0.1"], None, "if it has TLS, give tls_root, or set QUIRE_TLS_ROOT"),
+        (["127.0.0.1"], None, "if it has TLS, give tls_root, or set QUIRE_TLS_ROOT; if not, it may have as many"),
         (["127.0.0.1"], "other", "its certificate is not to be trusted by the roots that tls_root or QUIRE_TLS_ROOT"),
         (["llm.example.org"], "own", "another name: give that as tls_server_name, or set QUIRE_TLS_SERVER_NAME"),
     ],
