@@ -68,7 +68,8 @@ class AsyncClient:
     """A client of one Quire deployment. Connects at the first call; use it within one event loop.
 
     The address may be several with commas between, or a name that has several: the client finds which server leads.
-    A process that was forked from one with a client that has made a call cannot use clients.
+    A process that was forked from one with a client that has made a call cannot use clients; all else it can do. If the
+    program imports grpc before quire, that takes GRPC_ENABLE_FORK_SUPPORT=0 in its environment.
 
     Calls raise a `quire.QuireError`: its class tells the kind of failure, its message what to do about it. TypeError
     and ValueError are for arguments that are wrong without asking a server, RuntimeError for a client that is closed or

@@ -1,17 +1,20 @@
 """The process and the event loop that a client belongs to; elsewhere its calls would hang, so they are refused.
 
 A fork has none of its parent's threads: neither that of a client's loop nor those of gRPC, which cannot be started in
-it once the parent has used them.
+it once the parent has used them. gRPC would try, so it is loaded here, before any other module of the SDK does.
 """
 
 import asyncio
 import os
+import sys
+from importlib import import_module
 
 CLOSED = "the client is closed; make a new one"
 _FORKED = (
     "this process was forked from one that has used a client, and gRPC would hang here: start it with "
     "multiprocessing's method spawn or forkserver, or use the first client after the fork"
 )
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 class ClientHome:
@@ -58,3 +61,22 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def _load_grpc() -> None:
+    """Loads gRPC without its handlers of forks, unless the environment has a word on them.
+
+    Beside a client, which has threads in gRPC for asyncio, most forks find them busy, and a line on standard error says
+    so. Where one does not, the handlers start gRPC's poller in the child, which aborts it within moments, whatever it
+    does. gRPC reads the variable as it is loaded: where that has happened before, only the environment can.
+    """
+    if "grpc" in sys.modules or _FORK_SUPPORT in os.environ:
+        return
+    os.environ[_FORK_SUPPORT] = "0"
+    try:
+        import_module("grpc")
+    finally:
+        os.environ.pop(_FORK_SUPPORT, None)  # programs that this one starts have their own gRPC
+
+
+_load_grpc()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -233,6 +234,38 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(client.tokenize("a
     said, ended = output.decode().strip().splitlines()
     assert told in said
     assert ended == "7 2"
+
+
+@pytest.mark.parametrize(
+    ("loading", "variable"),
+    [("import quire", None), ("import quire.client", None), ("import grpc, quire", "0")],
+)
+async def test_forks_that_use_no_client_are_left_alone_by_grpc(
+    server: ScriptedServer, loading: str, variable: str | None
+) -> None:
+    """Handlers of forks aborted one child in fifteen, and wrote of most others."""
+    program = f"""
+import os
+{loading}
+import quire
+assert os.environ.get("GRPC_ENABLE_FORK_SUPPORT") == {variable!r}
+client = quire.Client({server.address!r})
+for _ in range(25):
+    client.tokenize("a b")
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended == 7, ended
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    if variable is not None:
+        environment["GRPC_ENABLE_FORK_SUPPORT"] = variable
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stderr=subprocess.PIPE, env=environment
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), patient(60))
+    assert (process.returncode, errors.decode()) == (0, "")
 
 
 async def test_a_process_that_forks_before_its_first_call_may_use_a_client_in_the_fork(server: ScriptedServer) -> None:
