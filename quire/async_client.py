@@ -397,13 +397,14 @@ class AsyncClient:
 
     async def wait_ready(self, timeout_s: float | None = None) -> None:
         """Waits until the server can generate. Raises UnavailableError after `timeout_s`."""
-        why = f"the server at {self.address} answers, but has no worker yet"
+        why = f"the server at {self.address} has not answered"
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
                         if await self.health() is Health.SERVING:
                             return
+                        why = f"the server at {self.address} answers, but has no worker yet"
                         await self._deployed().first.look_for_leader()
                     except (UnavailableError, NotFoundError) as error:
                         why = error.message

@@ -378,21 +378,26 @@ class Session:
             entry.unreachable_since_s = now_s
         options = self._options
         limit_s = options.reconnect_timeout_s if self._was_reached else options.connect_timeout_s
+        reason = error_of(error) if error is not None else None
+        entry.unreachable = (
+            no_leader_error(self._address, reason)
+            if isinstance(reason, NotLeaderError)
+            else unreachable_error(self._address, error)
+        )
         if now_s - entry.unreachable_since_s >= limit_s:
-            reason = error_of(error) if error is not None else None
-            self._give_up(
-                entry,
-                no_leader_error(self._address, reason)
-                if isinstance(reason, NotLeaderError)
-                else unreachable_error(self._address, error),
-            )
+            self._give_up(entry, entry.unreachable)
 
     def _expire_request(self, entry: Entry) -> None:
         """Fail a request whose deadline passed without word from the server."""
         request = entry.request
         if entry.handle is not None:
             self._send(pb.SessionRequest(handle=entry.handle, cancel=pb.Cancellation()))
-        self._give_up(entry, RequestExpiredError(f"request {request.request_id}: the deadline passed"))
+        passed = f"request {request.request_id}: the deadline passed"
+        if entry.unreachable is not None and entry.unreachable_since_s is not None:
+            passed = f"{passed}; {entry.unreachable.message}"
+        elif request.accepted is None and not entry.num_refusals:
+            passed = f"{passed} before the server at {self._address} answered"
+        self._give_up(entry, RequestExpiredError(passed))
 
     def _give_up(self, entry: Entry, error: QuireError) -> None:
         entry.request.fail(error)

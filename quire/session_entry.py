@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from quire.errors import UnavailableError
 from quire.open_request import OpenRequest
 from quire.silence import Silence
 from quire.v1 import inference_pb2 as pb
@@ -26,5 +27,6 @@ class Entry:
     num_misfits: int = 0  # chunks in a row that did not fit what is here
     retries_later: bool = False  # refused for now; one of the timers brings it back
     unreachable_since_s: float | None = None
+    unreachable: UnavailableError | None = None  # why its stream broke last
     silence: Silence = field(default_factory=Silence)
     timers: list[asyncio.TimerHandle] = field(default_factory=list)

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import math
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -307,7 +308,7 @@ async def test_attaching_to_an_unknown_request_is_not_found(client: quire.AsyncC
 async def test_a_deadline_that_the_server_does_not_keep_is_kept_here(server: ScriptedServer) -> None:
     server.default = Script(silent=True)
     async with quire.AsyncClient(server.address) as client:
-        with pytest.raises(quire.RequestExpiredError, match="deadline"):
+        with pytest.raises(quire.RequestExpiredError, match=r"deadline passed before the server at 127\.0\.0\.1"):
             await client.generate("hello", timeout_s=0.05, request_id="late")
         await server.until(lambda: server.count("cancel", "late") == 1)
 
@@ -416,6 +417,14 @@ async def test_a_message_without_a_text_is_refused(client: quire.AsyncClient) ->
     for name, turn in (("content", {"role": "user", "content": None}), ("role", {"role": None, "content": "Hi"})):
         with pytest.raises(quire.InvalidRequestError, match=rf"messages\[0\]\.{name}"):
             await client.chat([turn])
+
+
+async def test_wait_ready_does_not_say_that_a_silent_server_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with quire.AsyncClient(address) as client:
+            with pytest.raises(quire.UnavailableError, match=f"not ready after 0.1 s: the server at {address} has not"):
+                await client.wait_ready(0.1)
 
 
 async def test_wait_ready_waits_for_the_worker(server: ScriptedServer, client: quire.AsyncClient) -> None:

@@ -144,6 +144,13 @@ async def test_a_server_that_was_never_there_is_given_up_soon() -> None:
             await client.wait_ready(0.05)
 
 
+async def test_a_deadline_that_passes_while_no_server_is_there_says_so() -> None:
+    told = r"deadline passed; no Quire server answers at 127\.0\.0\.1:1"
+    async with quire.AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(quire.RequestExpiredError, match=told):
+            await client.generate("hello", timeout_s=0.05)
+
+
 @pytest.mark.parametrize("address", ["", "localhost", "localhost:port", "127.0.0.1:99999", "http://host:80", ":80"])
 def test_what_cannot_be_an_address_is_refused_at_once(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
