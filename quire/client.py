@@ -9,7 +9,9 @@ import concurrent.futures
 import contextvars
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from quire.async_client import AsyncClient
@@ -145,6 +147,7 @@ class Stream:
         self._client = client
         self._thread = thread
         self._inner = inner
+        self._arrived: deque[Chunk | None] = deque()  # None: the end
 
     @property
     def request_id(self) -> str:
@@ -158,7 +161,7 @@ class Stream:
         return self
 
     def __next__(self) -> Chunk:
-        chunk = self._thread.run(self._next())
+        chunk = self._take()
         if chunk is None:
             raise StopIteration
         return chunk
@@ -178,8 +181,15 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def _next(self) -> Chunk | None:
-        return await anext(self._inner, None)
+    def _take(self) -> Chunk | None:
+        """The next chunk, or None at the end. One that came as an interrupt ended the wait for it is left for later."""
+        while True:
+            with suppress(IndexError):  # another thread may have taken what came
+                return self._arrived.popleft()
+            self._thread.run(self._fetch())
+
+    async def _fetch(self) -> None:
+        self._arrived.append(await anext(self._inner, None))
 
 
 class Client:

@@ -304,6 +304,37 @@ def test_an_impossible_option_is_refused_by_name(option: str, value: object, err
         quire.AsyncClient("127.0.0.1:1", **{option: value})  # type: ignore[arg-type]
 
 
+def test_a_chunk_that_arrives_while_its_reader_is_interrupted_is_read_next() -> None:
+    """An interrupted cell of a notebook may go on with its stream; a chunk of five was missing then."""
+    program = """
+import signal, threading
+from quire.client import LoopThread, Stream
+
+class Inner:
+    chunks = ["a", "b", "c"]
+    async def __anext__(self):
+        if not self.chunks:
+            raise StopAsyncIteration
+        chunk = self.chunks.pop(0)  # from now on nobody else has it
+        if chunk == "b":
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            assert interrupted.wait(20)
+        return chunk
+
+interrupted = threading.Event()
+stream = Stream(None, LoopThread(), Inner())
+print(next(stream))
+try:
+    next(stream)
+except KeyboardInterrupt:
+    interrupted.set()
+print(*stream)
+"""
+    command = [sys.executable, "-c", program]
+    read = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=True)
+    assert read.stdout.split() == ["a", "b", "c"]
+
+
 async def test_a_stream_can_be_left_after_its_client_was_closed(server: ScriptedServer) -> None:
     server.default = Script(num_tokens=5, released=1)
 
