@@ -6,11 +6,11 @@ Knows the calls and their results; the session makes requests survive a broken c
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, Unpack
+from typing import Any, NoReturn, TypeVar, Unpack
 
 from quire.address import check_address
 from quire.answer_reader import AnswerReader
-from quire.client_home import CLOSED, ClientHome
+from quire.client_home import CLOSED, ClientHome, refuse_copy
 from quire.connection import INFERENCE_SERVICE, Connection
 from quire.credentials import Credentials
 from quire.deployment import Deployment
@@ -422,6 +422,9 @@ class AsyncClient:
             if not self._home.has_ended:
                 await self._deployment.close()
             self._deployment = None
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "make one where it is needed, in each process")
 
     async def __aenter__(self) -> "AsyncClient":
         return self

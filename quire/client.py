@@ -12,10 +12,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 from quire.async_client import AsyncClient
-from quire.client_home import CLOSED, ClientHome
+from quire.client_home import CLOSED, ClientHome, refuse_copy
 from quire.connection import INFERENCE_SERVICE
 from quire.params import (
     DEFAULT_ADDRESS,
@@ -174,6 +174,9 @@ class Stream:
         """Closes the stream: cancels the request if this stream submitted it and it has not ended."""
         if not self._thread.is_ended:  # closing the client has closed its streams
             self._thread.run(self._inner.aclose())
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "attach to its request_id where it is needed")
 
     def __enter__(self) -> "Stream":
         return self
@@ -396,6 +399,9 @@ class Client:
         self._finalizer.detach()
         self._thread.end(self._client.close())
         self._thread.join()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "make one where it is needed, in each process")
 
     def __enter__(self) -> "Client":
         return self

@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from importlib import import_module
+from typing import NoReturn
 
 CLOSED = "the client is closed; make a new one"
 _FORKED = (
@@ -54,6 +55,11 @@ class ClientHome:
         self._loop = self._loop or loop
         if loop is not None and loop is not self._loop:
             raise RuntimeError("the client belongs to the event loop of its first call: make one for each loop")
+
+
+def refuse_copy(original: object, instead: str) -> NoReturn:
+    """Raises TypeError for what a copy, also by pickle and so to another process, would share or leave behind."""
+    raise TypeError(f"{type(original).__name__} cannot be copied or pickled, since it has a connection: {instead}")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

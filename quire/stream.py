@@ -7,8 +7,10 @@ leaves the request alone.
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 from quire.answer_reader import AnswerReader
+from quire.client_home import refuse_copy
 from quire.errors import QuireError, RequestCancelledError, RequestExpiredError, RequestFailedError
 from quire.open_request import OpenRequest
 from quire.params import ChatMessage
@@ -116,6 +118,9 @@ class CompletionStream:
     async def aclose(self) -> None:
         """Closes the stream: cancels the request if this stream submitted it and it has not ended."""
         self._let_go()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self, "attach to its request_id where it is needed")
 
     async def __aenter__(self) -> "CompletionStream":
         return self

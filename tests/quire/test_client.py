@@ -1,12 +1,15 @@
 """The synchronous client: the same requests, from threads."""
 
 import asyncio
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -346,6 +349,31 @@ async def test_a_stream_can_be_left_after_its_client_was_closed(server: Scripted
 
     await asyncio.to_thread(use)
     assert server.count("cancel", "late") == 0
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+async def test_a_client_or_stream_says_that_it_cannot_be_copied(
+    server: ScriptedServer, duplicate: Callable[[object], object]
+) -> None:
+    """Most often it is an argument for a pool of processes."""
+
+    def use() -> None:
+        with quire.Client(server.address) as client:
+            with pytest.raises(TypeError, match=r"^Client .*make one .*in each process"):
+                duplicate(client)
+            with (
+                client.stream("hello") as stream,
+                pytest.raises(TypeError, match=r"^Stream .*attach to its request_id"),
+            ):
+                duplicate(stream)
+            assert client.generate("hello").text
+
+    await asyncio.to_thread(use)
+    async with quire.AsyncClient(server.address) as client:
+        with pytest.raises(TypeError, match=r"^AsyncClient cannot"):
+            duplicate(client)
+        with pytest.raises(TypeError, match=r"^CompletionStream cannot"):
+            duplicate(client.stream("hello"))
 
 
 @pytest.mark.parametrize("address", [None, 7847, b"127.0.0.1:7847", ["127.0.0.1:7847"]])
