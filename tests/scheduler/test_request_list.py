@@ -293,6 +293,7 @@ async def test_while_the_store_does_not_answer_who_runs_waits_for_the_journal_an
         reasons = {name: each.waiting_for for name, each in (await listed(site)).items()}
         assert not reasons["runs"]
         store.unavailable = True
+        worker.silence_after(20)  # of 300 tokens, whatever time the store takes to come back
         worker.may_answer.set()  # and its tokens are for the journal
         await until(lambda: site.engine.journal.health.is_degraded)
         told = {name: each.waiting_for for name, each in (await listed(site)).items()}
