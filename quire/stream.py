@@ -29,7 +29,8 @@ class CompletionStream:
     A program that reads many streams at once may `listen` instead, and `take` what has arrived: no task has to wait for
     each. Use it as a context manager where the loop may be left early. Iteration raises RequestCancelledError,
     RequestExpiredError or RequestFailedError, after the output so far, if the request ended so; OverloadedError or
-    UnavailableError if it was refused or the server stayed away; InvalidRequestError if it can never be served.
+    UnavailableError if it was refused or the server stayed away; InvalidRequestError if it can never be served; and
+    RuntimeError in another event loop than the one in which it was opened.
     """
 
     __slots__ = ("__weakref__", "_answers", "_chunks", "_let_go", "_loop", "_num_tokens", "_request", "_session")
@@ -61,12 +62,14 @@ class CompletionStream:
 
     async def accepted(self) -> Accepted:
         """Waits until the request is durable."""
+        self._check_loop()
         return await self._request.wait_accepted()
 
     def __aiter__(self) -> "CompletionStream":
         return self
 
     async def __anext__(self) -> Chunk:
+        self._check_loop()
         chunk = await self._request.next_chunk(self._session.catch_up)
         if chunk is None:
             _raise_unless_finished(self._request, self._num_tokens)
@@ -118,6 +121,11 @@ class CompletionStream:
     async def aclose(self) -> None:
         """Closes the stream: cancels the request if this stream submitted it and it has not ended."""
         self._let_go()
+
+    def _check_loop(self) -> None:
+        """Raises RuntimeError in another event loop, where what arrives would wake nobody."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("the stream belongs to the event loop in which it was opened: read it there")
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self, "attach to its request_id where it is needed")

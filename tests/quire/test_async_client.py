@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import math
 import socket
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -454,3 +455,17 @@ async def test_a_client_is_refused_in_another_event_loop_than_that_of_its_first_
     with pytest.raises(RuntimeError, match="make one for each loop"):
         await asyncio.to_thread(asyncio.run, client.tokenize("a b"))
     await client.tokenize("a b")
+
+
+async def test_a_stream_is_refused_in_another_event_loop_than_that_in_which_it_was_opened(
+    client: quire.AsyncClient,
+) -> None:
+    stream = client.stream("a b")
+    for ask in (stream.completion, stream.accepted, stream.__anext__):
+        with pytest.raises(RuntimeError, match="the stream belongs to the event loop in which it was opened"):
+            await asyncio.to_thread(asyncio.run, _call(ask))
+    assert (await stream.completion()).text
+
+
+async def _call(ask: Callable[[], Awaitable[Any]]) -> Any:
+    return await ask()
