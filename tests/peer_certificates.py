@@ -2,10 +2,17 @@
 
 import asyncio
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import trustme
 from cryptography import x509
+
+from common.peer_tls import PeerTls, peer_tls_of
+from common.serving import GrpcServer
+from quire.scheduler_settings import SchedulerSettings
 
 
 class PeerCertificates:
@@ -56,3 +63,23 @@ def trusting(*made: PeerCertificates) -> ssl.SSLContext:
     context.check_hostname = False
     context.set_alpn_protocols(["h2", "http/1.1"])
     return context
+
+
+def peer_tls(made: PeerCertificates, server_name: str | None) -> PeerTls:
+    """TLS of a process with these certificates."""
+    settings = SchedulerSettings(**made.settings, peer_tls_server_name=server_name)  # type: ignore[arg-type]
+    tls = peer_tls_of(settings)
+    assert tls is not None
+    return tls
+
+
+@asynccontextmanager
+async def grpc_port(credentials: grpc.ServerCredentials | None) -> AsyncIterator[str]:
+    """Address of a server without services, while it is up."""
+    server = GrpcServer([], 1 << 20, credentials=credentials)
+    address = server.bind("127.0.0.1:0")
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)

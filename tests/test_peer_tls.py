@@ -1,8 +1,8 @@
 """Certificates between scheduler and workers: what is encrypted, who is refused, and what is said of a wrong one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 
 import quire
 from common.peer_tls import PeerTls, certificate_fault, open_peer_channel, peer_tls_of
-from common.serving import GrpcServer
 from quire.errors import UnavailableError
 from quire.params import ClientKeywords
 from quire.peer_tls_settings import PeerTlsSettings
@@ -22,7 +21,7 @@ from quire.settings import parse
 from quire.v1 import worker_pb2 as pb
 from quire.v1 import worker_pb2_grpc
 from tests.patience import patient
-from tests.peer_certificates import PeerCertificates
+from tests.peer_certificates import PeerCertificates, grpc_port, peer_tls
 from tests.services import Service, start_scheduler, start_worker
 from worker_svc.service.block_source import GrpcBlockSource
 
@@ -43,21 +42,11 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> PeerCertificates:
 
 
 def tls_of(made: PeerCertificates, server_name: str | None = NAME) -> PeerTls:
-    settings = SchedulerSettings(**made.settings, peer_tls_server_name=server_name)  # type: ignore[arg-type]
-    tls = peer_tls_of(settings)
-    assert tls is not None
-    return tls
+    return peer_tls(made, server_name)
 
 
-@asynccontextmanager
-async def server(tls: PeerTls | None) -> AsyncIterator[str]:
-    made = GrpcServer([], 1 << 20, credentials=None if tls is None else tls.of_server)
-    address = made.bind("127.0.0.1:0")
-    await made.start()
-    try:
-        yield address
-    finally:
-        await made.stop(0)
+def server(tls: PeerTls | None) -> AbstractAsyncContextManager[str]:
+    return grpc_port(None if tls is None else tls.of_server)
 
 
 @pytest.mark.parametrize("left_out", ["peer_tls_cert", "peer_tls_key", "peer_tls_root"])

@@ -11,15 +11,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from common.access import http_context, server_credentials
-from common.peer_tls import PeerTls, certificate_fault, open_peer_channel, peer_tls_of
-from common.serving import GrpcServer
+from common.peer_tls import PeerTls, certificate_fault, open_peer_channel
 from quire.access_settings import AccessSettings
 from quire.credentials import Credentials
 from quire.errors import UnavailableError
-from quire.scheduler_settings import SchedulerSettings
 from quire.servers import Servers
 from tests.patience import patient
-from tests.peer_certificates import PeerCertificates, served_serial, trusting
+from tests.peer_certificates import PeerCertificates, grpc_port, peer_tls, served_serial, trusting
 
 NAME = "quire.example.org"
 
@@ -31,16 +29,8 @@ def made(tmp_path: Path) -> PeerCertificates:
     return PeerCertificates(tmp_path / "tls", NAME)
 
 
-@asynccontextmanager
-async def grpc_port(made: PeerCertificates) -> AsyncIterator[str]:
-    credentials = server_credentials(AccessSettings(tls_cert=made.cert, tls_key=made.key))
-    server = GrpcServer([], 1 << 20, credentials=credentials)
-    address = server.bind("127.0.0.1:0")
-    await server.start()
-    try:
-        yield address
-    finally:
-        await server.stop(0)
+def public_port(made: PeerCertificates) -> AbstractAsyncContextManager[str]:
+    return grpc_port(server_credentials(AccessSettings(tls_cert=made.cert, tls_key=made.key)))
 
 
 @asynccontextmanager
@@ -50,7 +40,7 @@ async def http_port(made: PeerCertificates) -> AsyncIterator[str]:
         yield f"127.0.0.1:{port.sockets[0].getsockname()[1]}"
 
 
-@pytest.mark.parametrize("port", [grpc_port, http_port])
+@pytest.mark.parametrize("port", [public_port, http_port])
 @pytest.mark.parametrize("name", [NAME, None])
 async def test_a_new_connection_is_shown_the_renewed_certificate(
     made: PeerCertificates, port: Port, name: str | None
@@ -66,7 +56,7 @@ async def test_a_new_connection_is_shown_the_renewed_certificate(
             assert [(each["event"], each["file"]) for each in logs] == [("certificate renewed", str(made.cert))]
 
 
-@pytest.mark.parametrize("port", [grpc_port, http_port])
+@pytest.mark.parametrize("port", [public_port, http_port])
 async def test_half_of_a_renewal_is_refused_once_in_words_and_the_one_before_shown_on(
     made: PeerCertificates, port: Port
 ) -> None:
@@ -89,7 +79,7 @@ async def test_half_of_a_renewal_is_refused_once_in_words_and_the_one_before_sho
 
 async def test_a_connection_that_is_open_stays(made: PeerCertificates) -> None:
     credentials = Credentials(tls_root=str(made.root), tls_server_name=NAME)
-    async with grpc_port(made) as address, credentials.open_channel(address, ()) as channel:
+    async with public_port(made) as address, credentials.open_channel(address, ()) as channel:
         await asyncio.wait_for(channel.channel_ready(), patient(20))
         made.renew()
         await served_serial(address, trusting(made))
@@ -99,25 +89,15 @@ async def test_a_connection_that_is_open_stays(made: PeerCertificates) -> None:
         assert answer.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def peers_of(made: PeerCertificates) -> PeerTls:
-    settings = SchedulerSettings(**made.settings, peer_tls_server_name=NAME)  # type: ignore[arg-type]
-    tls = peer_tls_of(settings)
-    assert tls is not None
-    return tls
-
-
 async def ready(address: str, tls: PeerTls) -> None:
     async with open_peer_channel(address, tls, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         await asyncio.wait_for(channel.channel_ready(), patient(20))
 
 
 async def test_peers_take_a_renewed_certificate_and_a_renewed_authority(made: PeerCertificates, tmp_path: Path) -> None:
-    one, other = peers_of(made), PeerCertificates(tmp_path / "other", NAME, authority=made.authority)
-    two = peers_of(other)
-    server = GrpcServer([], 1 << 20, credentials=one.of_server)
-    address = server.bind("127.0.0.1:0")
-    await server.start()
-    try:
+    one, other = peer_tls(made, NAME), PeerCertificates(tmp_path / "other", NAME, authority=made.authority)
+    two = peer_tls(other, NAME)
+    async with grpc_port(one.of_server) as address:
         await ready(address, two)
         made.renew()
         await ready(address, two)
@@ -127,14 +107,12 @@ async def test_peers_take_a_renewed_certificate_and_a_renewed_authority(made: Pe
         other.renew(strangers.authority)
         assert await certificate_fault(address, two) == ""
         await ready(address, two)
-    finally:
-        await server.stop(0)
 
 
 async def test_a_certificate_that_its_authority_has_not_signed_is_not_taken(
     made: PeerCertificates, tmp_path: Path
 ) -> None:
-    tls = peers_of(made)
+    tls = peer_tls(made, NAME)
     before = tls.of_channel
     stranger = PeerCertificates(tmp_path / "third", NAME)
     with capture_logs() as logs:
@@ -157,7 +135,7 @@ async def test_a_caller_that_reaches_nobody_trusts_what_its_files_have_now(
     credentials = Credentials(tls_root=str(root), tls_server_name=NAME)
     stranger = PeerCertificates(tmp_path / "stranger", NAME)
     failure = UnavailableError("nobody answers")
-    async with grpc_port(stranger) as address:
+    async with public_port(stranger) as address:
         servers = Servers(address, credentials)
         first = servers.current_channel
         with pytest.raises(TimeoutError):
