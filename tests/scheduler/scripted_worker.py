@@ -153,10 +153,15 @@ class ScriptedWorker:
 
     def silence_after(self, num_steps: int) -> None:
         """Answer this many steps; answer later ones after `speak_again`."""
+        self.silence_once(lambda: len(self.steps) > num_steps)
+
+    def silence_once(self, condition: Callable[[], bool]) -> None:
+        """Answer steps until one arrives while the condition holds; answer this and later ones after `may_answer`."""
 
         def script(request: pb.StepRequest) -> Answer:
-            if len(self.steps) == num_steps + 1:
+            if condition():
                 self.may_answer.clear()
+                self.script = self.execute
             return self.execute(request)
 
         self.script = script

@@ -20,7 +20,7 @@ from tests.scheduler.scripted_beams import of_kind
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
-LONG = 200  # tokens: more than are made until the test, in the same loop, stops the worker
+LONG = 200  # tokens
 
 
 @pytest.fixture
@@ -46,12 +46,15 @@ async def started(
     site: Site, worker: ScriptedWorker, request: pb.GenerateRequest
 ) -> "asyncio.Task[list[pb.GenerateResponse]]":
     """Reads a request, of which some output is there; the worker answers nothing more."""
+
+    def has_output() -> bool:
+        live = site.engine.live.get(request.request_id)
+        return live is not None and live.stream.samples[0].num_released > 0
+
+    worker.silence_once(has_output)
     worker.may_answer.set()
     reading = asyncio.create_task(site.run(request))
-    await until(lambda: request.request_id in site.engine.live)
-    stream = site.engine.live[request.request_id].stream
-    await until(lambda: stream.samples[0].num_released > 0)
-    worker.may_answer.clear()
+    await until(lambda: not worker.may_answer.is_set())
     return reading
 
 
@@ -179,7 +182,6 @@ async def test_nobody_who_shuts_down_waits_for_paused_requests(site: Site) -> No
     await site.inference.Cancel(pb.CancelRequest(request_id="second"))
     await until(empty.done)
     assert "first" in site.engine.live
-    worker.may_answer.clear()
     await resume(site, "first")
     empty = asyncio.create_task(site.engine.wait_until_empty())
     await asyncio.sleep(0)
@@ -208,10 +210,10 @@ async def test_a_paused_request_is_paused_again_after_the_schedulers_death(lives
     site = await lives.begin()
     await lives.add_workers()
     clients = [Client(lasting(f"r{i}", LONG)) for i in range(3)]
+    lives.workers[0].silence_once(lambda: all(client.seen.samples for client in clients))
     for client in clients:
         await client.come(site)
-    await until(lambda: all(client.seen.samples for client in clients))
-    lives.workers[0].may_answer.clear()
+    await until(lambda: not lives.workers[0].may_answer.is_set())
     await pause(site, "r0")
     await pause(site, "r1")
     await resume(site, "r1")

@@ -93,21 +93,23 @@ async def test_of_two_readers_the_last_one_counts(site: Site) -> None:
     assert tokens_in(await staying) == [11, 12, 13, 14, 15, 16]
 
 
-async def test_our_own_shutdown_starts_no_grace_period_and_stops_those_that_run(site: Site) -> None:
-    worker = await site.add_worker()
-    worker.may_answer.clear()
-    await left_alone(site, counting(10, 6, "before"))
-    await until(lambda: site.engine.live["before"].abandonment is not None)
-    site.readers.closed = True
-    await left_alone(site, counting(20, 6, "after"))
-    await until(lambda: not site.engine.live["after"].stream.subscriptions)
-    fired = asyncio.Event()
-    asyncio.get_running_loop().call_later(2 * GRACE_S, fired.set)
-    await fired.wait()  # later than both grace periods would have ended
-    assert site.engine.num_finished == 0
-    worker.may_answer.set()
-    await site.idle()
-    assert await state_of(site, "before") == await state_of(site, "after") == pb.REQUEST_STATE_FINISHED
+async def test_our_own_shutdown_starts_no_grace_period_and_stops_those_that_run() -> None:
+    grace_s = 0.5
+    async with running_site(grace_s=grace_s) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        await left_alone(site, counting(10, 6, "before"))
+        await until(lambda: site.engine.live["before"].abandonment is not None)
+        site.readers.closed = True
+        await left_alone(site, counting(20, 6, "after"))
+        await until(lambda: not site.engine.live["after"].stream.subscriptions)
+        fired = asyncio.Event()
+        asyncio.get_running_loop().call_later(2 * grace_s, fired.set)
+        await fired.wait()  # later than both grace periods would have ended
+        assert site.engine.num_finished == 0
+        worker.may_answer.set()
+        await site.idle()
+        assert await state_of(site, "before") == await state_of(site, "after") == pb.REQUEST_STATE_FINISHED
 
 
 @pytest.mark.parametrize("over_session", [False, True])

@@ -26,6 +26,7 @@ from tests.scheduler.pinning import pin, unpin
 from tests.scheduler.raw_session import RawSession
 from tests.scheduler.sample_outputs import sampled, see
 from tests.scheduler.scripted_beams import searching
+from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site
 from tests.scheduler.speaking_site import BAD_TOKEN, make_speaking, make_stumbling
 
@@ -74,10 +75,15 @@ def leftovers() -> Iterator[Leftovers]:
     gc.enable()
 
 
-async def run_all(site: Site, leftovers: Leftovers, *requests: pb.GenerateRequest) -> None:
+async def run_all(
+    site: Site, worker: ScriptedWorker, leftovers: Leftovers, *requests: pb.GenerateRequest
+) -> None:
+    """Run requests to their end; the worker begins once all of them are there."""
+    worker.may_answer.clear()
     running = asyncio.gather(*(see(site, each) for each in requests))
-    await until(lambda: bool(site.engine.live))
+    await until(lambda: len(site.engine.live) == len(requests))
     leftovers.count()
+    worker.may_answer.set()
     await running
     await site.idle()
 
@@ -96,20 +102,20 @@ async def run_all(site: Site, leftovers: Leftovers, *requests: pb.GenerateReques
 async def test_a_request_that_has_ended_is_gone_at_once(
     site: Site, leftovers: Leftovers, request_: pb.GenerateRequest
 ) -> None:
-    await site.add_worker()
-    await run_all(site, leftovers, *[request_] * 3)
+    worker = await site.add_worker()
+    await run_all(site, worker, leftovers, *[request_] * 3)
     await leftovers.assert_gone()
 
 
 async def test_texts_stop_strings_and_logprobs_go_with_their_request(site: Site, leftovers: Leftovers) -> None:
-    await site.add_worker()
+    worker = await site.add_worker()
     tokenizer = make_speaking(site)
     requests = [sampled(30, 30, 2), counting(40, 30), searching(50, 8, 3)]
     for request in requests[:2]:
         request.stopping.stop.append(tokenizer.decode([45, 46], True))
     for request in requests:
         request.output.logprobs = 2
-    await run_all(site, leftovers, *requests)
+    await run_all(site, worker, leftovers, *requests)
     await leftovers.assert_gone()
 
 
@@ -144,7 +150,7 @@ async def test_failed_requests_are_gone_at_once(site: Site, leftovers: Leftovers
     make_stumbling(site)
     worker.make_invalid(105)
     requests = [counting(BAD_TOKEN - 4, 30), sampled(BAD_TOKEN - 4, 30, 2), counting(100, 30), sampled(103, 30, 3)]
-    await run_all(site, leftovers, *requests)
+    await run_all(site, worker, leftovers, *requests)
     await leftovers.assert_gone()
 
 
