@@ -1,6 +1,6 @@
 """API keys and certificate of a server that clients reach, made from its settings.
 
-The files of certificates are read again once they have changed; each connection that begins then sees the new ones.
+The files are read again once they have changed: keys count at the next call, certificates at the next connection.
 """
 
 import ssl
@@ -25,16 +25,27 @@ class AccessError(Exception):
     """Keys or certificate cannot be used; the message has the reason."""
 
 
-def accepted_keys(settings: AccessSettings) -> AcceptedKeys | None:
-    """The keys that callers must have; None if every caller is served. Raises AccessError."""
+def accepted_keys(settings: AccessSettings) -> Callable[[], AcceptedKeys] | None:
+    """The keys that callers must have, as the file says when asked; None if every caller is served. Raises AccessError.
+
+    A file that can be used no longer leaves the keys as they were.
+    """
+    file = settings.api_key_file
+    for secret in (file, settings.tls_key):
+        if secret is not None:
+            warn_of_readers(secret)
     try:
-        keys = read_api_keys(settings.api_key_file)
+        renewed = RenewedFiles(
+            [] if file is None else [file],
+            lambda: AcceptedKeys(read_api_keys(file)),
+            on_renewed=lambda: log.info("API keys renewed", file=str(file), keys=len(renewed.latest())),
+            on_refused=lambda error: log.warning(
+                "changed file of API keys not used; the keys before are accepted on", reason=str(error)
+            ),
+        )
     except ValueError as error:
         raise AccessError(str(error)) from error
-    for file in (settings.api_key_file, settings.tls_key):
-        if file is not None:
-            warn_of_readers(file)
-    return AcceptedKeys(keys) if keys else None
+    return renewed.latest if len(renewed.latest()) else None
 
 
 def key_to_send(settings: AccessSettings) -> str | None:

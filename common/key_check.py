@@ -1,6 +1,6 @@
 """The check of API keys on a gRPC port. Health and reflection are open to everybody, as usual.
 
-Knows no service beyond those two.
+A stream of requests ends at the first message after its key has been revoked. Knows no service beyond those two.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,9 +16,12 @@ _OPEN = ("/grpc.health.", "/grpc.reflection.")
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without an accepted key by UNAUTHENTICATED. Must be behind `EdgeInterceptor`."""
+    """Refuses calls without an accepted key by UNAUTHENTICATED. Must be behind `EdgeInterceptor`.
 
-    def __init__(self, keys: AcceptedKeys) -> None:
+    `keys`: the present ones; the same object as long as they have not changed.
+    """
+
+    def __init__(self, keys: Callable[[], AcceptedKeys]) -> None:
         self._keys = keys
 
     async def intercept_service(
@@ -27,13 +30,54 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_OPEN) or self._is_known(handler_call_details):
+        if handler is None or handler_call_details.method.startswith(_OPEN):
             return handler
-        return grpc.stream_stream_rpc_method_handler(_refuse)  # a refusal has the same form for every method
+        pass_ = _Pass(self._keys, handler_call_details)
+        if not pass_.is_valid():
+            return grpc.stream_stream_rpc_method_handler(_refuse)  # a refusal has the same form for every method
+        return _guarded(handler, pass_) if handler.request_streaming else handler
 
-    def _is_known(self, details: grpc.HandlerCallDetails) -> bool:
-        sent = [value for name, value in details.invocation_metadata or () if name == "authorization"]
-        return any(self._keys.accept_header(_as_bytes(value)) for value in sent)
+
+class _Pass:
+    """The keys that one caller has sent, and whether they are accepted now."""
+
+    def __init__(self, keys: Callable[[], AcceptedKeys], details: grpc.HandlerCallDetails) -> None:
+        self._keys = keys
+        self._sent = [_as_bytes(value) for name, value in details.invocation_metadata or () if name == "authorization"]
+        self._accepted_by: AcceptedKeys | None = None
+
+    def is_valid(self) -> bool:
+        keys = self._keys()
+        if keys is not self._accepted_by:
+            self._accepted_by = keys if any(map(keys.accept_header, self._sent)) else None
+        return self._accepted_by is not None
+
+
+class _GuardedRequests:
+    """The requests of a stream, as long as the caller's pass is valid; then UnauthenticatedError."""
+
+    def __init__(self, requests: AsyncIterator[Any], pass_: _Pass) -> None:
+        self._requests = requests
+        self._pass = pass_
+
+    def __aiter__(self) -> "_GuardedRequests":
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await anext(self._requests)
+        if not self._pass.is_valid():
+            raise UnauthenticatedError("the API key of this stream is accepted no longer")
+        return request
+
+
+def _guarded(handler: Any, pass_: _Pass) -> "grpc.RpcMethodHandler[Any, Any]":
+    inner = handler.stream_stream or handler.stream_unary
+    make = grpc.stream_stream_rpc_method_handler if handler.stream_stream else grpc.stream_unary_rpc_method_handler
+    return make(
+        lambda requests, context: inner(_GuardedRequests(requests, pass_), context),
+        handler.request_deserializer,
+        handler.response_serializer,
+    )
 
 
 def _as_bytes(value: str | bytes) -> bytes:

@@ -5,7 +5,7 @@ Knows no service but health and reflection.
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -26,8 +26,8 @@ class GrpcServer:
     """A server on one port, with health for `services` by their full names, all NOT_SERVING until set.
 
     For `slow_reader_timeout_s` see `EdgeInterceptor`; the default `keepalive` suits a port that only our services dial.
-    `limits`: limits on calls of peers; None where all peers are ours. `keys`: API keys of which each caller must have
-    one; None: every caller is served. `credentials`: the certificate; None: no encryption.
+    `limits`: limits on calls of peers; None where all peers are ours. `keys`: the present API keys, of which a caller
+    must have one; None: every caller is served. `credentials`: the certificate; None: no encryption.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class GrpcServer:
         slow_reader_timeout_s: float | None = None,
         keepalive: Keepalive = QUICK_KEEPALIVE,
         limits: EdgeLimits | None = None,
-        keys: AcceptedKeys | None = None,
+        keys: Callable[[], AcceptedKeys] | None = None,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         interceptors: list[grpc.aio.ServerInterceptor] = [EdgeInterceptor(slow_reader_timeout_s)]

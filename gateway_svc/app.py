@@ -1,7 +1,7 @@
 """The HTTP application: routes, the errors that they share, and the bound of a body."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -61,13 +61,15 @@ def for_web_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     )
 
 
-def create_app(client: quire.AsyncClient, *, max_body_bytes: int, keys: AcceptedKeys | None = None) -> FastAPI:
+def create_app(
+    client: quire.AsyncClient, *, max_body_bytes: int, keys: Callable[[], AcceptedKeys] | None = None
+) -> FastAPI:
     """The application, which answers by calls to the client.
 
     Args:
         client: of the SDK.
         max_body_bytes: of a request.
-        keys: without them everybody is answered.
+        keys: the present API keys; without them everybody is answered.
     """
     app = FastAPI(openapi_url=None, redirect_slashes=False, generate_unique_id_function=lambda route: route.name)
     app.router.route_class = JsonRoute

@@ -13,9 +13,11 @@ _MESSAGE = "Incorrect or missing API key: send one that this server knows, as 'A
 
 
 class KeyCheck:
-    """Middleware that answers 401 to a call without an accepted key."""
+    """Middleware that answers 401 to a call without one of the keys that are accepted at that moment."""
 
-    def __init__(self, app: ASGIApp, *, keys: AcceptedKeys, respond: Callable[[Scope, ApiError], Response]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Callable[[], AcceptedKeys], respond: Callable[[Scope, ApiError], Response]
+    ) -> None:
         self._app = app
         self._keys = keys
         self._respond = respond
@@ -29,9 +31,10 @@ class KeyCheck:
         await response(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
+        keys = self._keys()
         for name, value in scope["headers"]:
-            if name == b"authorization" and self._keys.accept_header(value):
+            if name == b"authorization" and keys.accept_header(value):
                 return True
-            if name == b"x-api-key" and self._keys.accept(value.strip()):
+            if name == b"x-api-key" and keys.accept(value.strip()):
                 return True
         return False

@@ -15,8 +15,8 @@ class AccessSettings(Settings):
 
     api_key_file: Path | None = Field(
         None,
-        description="file of API keys, one a line, of which callers must send one; QUIRE_API_KEY has one, or several "
-        "with commas between, that are accepted too; neither: every caller is served",
+        description="file of API keys, one a line, of which callers must send one, read again once it has changed; "
+        "QUIRE_API_KEY has one, or several with commas between, that are accepted too; neither: every caller is served",
     )
     tls_cert: Path | None = Field(
         None,

@@ -2,8 +2,9 @@
 
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx2
@@ -170,6 +171,48 @@ def test_a_key_on_a_command_line_is_refused_without_showing_it(arguments: list[s
     with pytest.raises(ValueError, match="--api-key-file or QUIRE_API_KEY") as refused:
         parse(GatewaySettings, arguments)
     assert KEY not in str(refused.value)
+
+
+async def test_keys_are_added_and_revoked_while_services_run(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n{OTHER_KEY}\n")
+    file.chmod(0o600)
+    async with AsyncExitStack() as stack:
+        scheduler, address = start_scheduler("--api-key-file", str(file))
+        stack.enter_context(scheduler)
+        gateway, url = start_gateway(address, "--api-key-file", str(file))
+        stack.enter_context(gateway)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        staying, revoked = (open_session(channel, key) for key in (KEY, OTHER_KEY))
+        assert [await status_of(each) for each in (staying, revoked)] == [None, None]
+        file.write_text("")  # has no key: those before are accepted on
+        assert await status_of(revoked) is None and http_status(url, OTHER_KEY) == 404
+        file.write_text(f"{KEY}\nsk-third\n")
+        assert await status_of(revoked) is grpc.StatusCode.UNAUTHENTICATED
+        assert await status_of(staying) is None
+        assert [http_status(url, key) for key in (KEY, OTHER_KEY, "sk-third")] == [404, 401, 404]
+        for key, status in ((OTHER_KEY, grpc.StatusCode.UNAUTHENTICATED), ("sk-third", None)):
+            assert await status_of(open_session(channel, key)) is status
+        told = "".join(scheduler.raw)
+        assert told.count("changed file of API keys not used") == told.count("API keys renewed") == 1
+
+
+def open_session(channel: grpc.aio.Channel, key: str) -> Any:
+    stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
+    return stub.Session(metadata=(("authorization", f"Bearer {key}"),))
+
+
+async def status_of(session: Any) -> grpc.StatusCode | None:
+    """The status that ends the session at its next message; None if the message is answered."""
+    try:
+        await session.write(pb.SessionRequest(handle=1, attach=pb.Attach(request_id="nobody")))
+        return None if (await session.read()).events else grpc.StatusCode.OK
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+
+
+def http_status(url: str, key: str) -> int:
+    return httpx2.get(f"{url}/no/such", headers={"authorization": f"Bearer {key}"}, timeout=patient(60)).status_code
 
 
 def test_keys_of_the_variable_come_before_those_of_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

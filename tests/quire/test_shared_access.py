@@ -36,9 +36,11 @@ def test_names_of_a_certificate_are_read_from_it(tmp_path: Path) -> None:
 def test_our_services_expect_a_name_of_the_certificate(tmp_path: Path, host: str, name: str | None) -> None:
     made = PeerCertificates(tmp_path / "tls", "127.0.0.1", "*.example.org")
     (tmp_path / "keys").write_text(KEY)
+    os.environ["QUIRE_API_KEY"] = "sk-of-the-variable"
     settings = AccessSettings(api_key_file=tmp_path / "keys", tls_cert=made.cert, tls_key=made.key)
     share_access(settings, host, tmp_path / "trusted.pem")
-    assert os.environ["QUIRE_API_KEY"] == KEY
+    own, *others = os.environ["QUIRE_API_KEY"].split(",")
+    assert len(own) == 64 and others == ["sk-of-the-variable"]
     assert os.environ["QUIRE_TLS_ROOT"] == str(tmp_path / "trusted.pem")
     assert os.environ.get("QUIRE_TLS_SERVER_NAME") == name
 
@@ -71,9 +73,14 @@ def test_quire_serve_with_keys_and_a_certificate_for_another_name(tmp_path: Path
         assert completion(url, made.root, KEY) == expected
         with pytest.raises(urllib.error.HTTPError, match="401"):
             completion(url, made.root, "sk-wrong")
+        (tmp_path / "keys").write_text("sk-renewed\n")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            completion(url, made.root, KEY)
+        kill(serving, "worker_svc")  # it comes back without a key of the file
+        assert completion(url, made.root, "sk-renewed") == expected
         assert not any(KEY in command for command in serving.living().values())
         logs = "".join(each.read_text() for each in (tmp_path / "data" / "logs").iterdir())
-        assert KEY not in logs + serving.said
+        assert KEY not in logs + serving.said and logs.count("API keys renewed") == 2
         assert "callers send an API key" in serving.said and "QUIRE_TLS_ROOT" in serving.said
         assert "others on this machine can read a secret" in logs
     finally:

@@ -75,9 +75,7 @@ def leftovers() -> Iterator[Leftovers]:
     gc.enable()
 
 
-async def run_all(
-    site: Site, worker: ScriptedWorker, leftovers: Leftovers, *requests: pb.GenerateRequest
-) -> None:
+async def run_all(site: Site, worker: ScriptedWorker, leftovers: Leftovers, *requests: pb.GenerateRequest) -> None:
     """Run requests to their end; the worker begins once all of them are there."""
     worker.may_answer.clear()
     running = asyncio.gather(*(see(site, each) for each in requests))

@@ -1,9 +1,11 @@
 """Access to the scheduler for what `quire serve` starts, and for itself: key and certificate, by variables.
 
-A process's variables can be read by its owner alone, its command line by everybody.
+A process's variables can be read by its owner alone, its command line by everybody. The key is one of their own, so
+that each key of a file may be revoked while they run.
 """
 
 import os
+import secrets
 from pathlib import Path
 
 from quire.access_settings import AccessSettings
@@ -13,13 +15,12 @@ from quire.certificates import certificate_names
 
 
 def share_access(settings: AccessSettings, host: str, trusted: Path | None) -> None:
-    """Set the variables of callers, unless the user has. Raises ValueError.
+    """Set the variables of callers, those of certificates unless the user has. Raises ValueError.
 
     `host`: the one that they dial. `trusted`: certificates that they trust.
     """
-    keys = read_api_keys(settings.api_key_file)
-    if keys:
-        os.environ[API_KEY] = ",".join(keys)
+    if read_api_keys(settings.api_key_file):
+        os.environ[API_KEY] = ",".join([secrets.token_hex(32), *read_api_keys(None)])
     if trusted is None or settings.tls_cert is None or settings.tls_key is None:
         return
     os.environ.setdefault(TLS_ROOT, str(trusted.absolute()))
