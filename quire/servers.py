@@ -10,6 +10,7 @@ from typing import Any, cast
 import grpc
 
 from quire.address import LOOPBACK, SCHEMES, resolve, split_addresses
+from quire.client_home import CLOSED
 from quire.credentials import Credentials, Metadata
 from quire.errors import NotLeaderError, QuireError
 from quire.rpc import PUBLIC_MESSAGE_BYTES, SHARD_KEY, channel_options
@@ -40,6 +41,7 @@ class Servers:
         self._opened_with: dict[str, object | None] = {}  # by address: the certificates of its channel
         self._renewed: set[str] = set()  # addresses whose first channel was given up
         self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}  # closed once their calls have ended
+        self._is_closed = False
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -102,7 +104,8 @@ class Servers:
         self._retire(address)
 
     async def close(self) -> None:
-        """Closes every channel."""
+        """Closes every channel. What asks for another one then gets RuntimeError."""
+        self._is_closed = True
         channels = [*self._retired.values(), *self._channels.values()]
         for task in self._retired:
             task.cancel()
@@ -161,6 +164,8 @@ class Servers:
         return self._channel_to(address).get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY
 
     def _channel_to(self, address: str) -> grpc.aio.Channel:
+        if self._is_closed:
+            raise RuntimeError(CLOSED)
         if address not in self._channels:
             args: list[tuple[str, Any]] = list(channel_options(PUBLIC_MESSAGE_BYTES))
             if address.startswith(LOOPBACK):  # a proxy of the environment cannot reach this machine's loopback

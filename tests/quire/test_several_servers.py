@@ -9,6 +9,7 @@ import pytest
 import quire
 from common.serving import GrpcServer
 from quire import servers
+from quire.credentials import Credentials
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from scheduler_svc.api.leader_gate import LeaderGate
 from tests.patience import patient
@@ -147,6 +148,16 @@ async def test_servers_of_which_none_ever_leads_are_given_up(standby: Standby) -
             await client.generate("hello")
         with pytest.raises(quire.UnavailableError, match=r"no Quire server at .* leads"):
             await client.model()
+
+
+async def test_no_connection_is_opened_once_they_are_closed() -> None:
+    """Regression: a call that a standby had refused went on after its client was closed, over a connection to stay."""
+    closed = servers.Servers(f"{free_address()},{free_address()}", Credentials())
+    await closed.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await closed.find_reachable()
+    with pytest.raises(RuntimeError, match="closed"):
+        closed.current_channel  # noqa: B018 - opens it
 
 
 async def test_two_servers_that_each_name_the_other_are_not_asked_without_pause(standby: Standby) -> None:
