@@ -415,7 +415,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Detaches from every open request; its on_disconnect decides whether it goes on.
 
-        Calls that wait for their answer raise RuntimeError.
+        Calls that wait for their answer raise RuntimeError; whoever reads a request, as `generate` and `chat` do, gets
+        RequestCancelledError, also where the request goes on.
         """
         self._is_closed = True
         if self._deployment is not None:

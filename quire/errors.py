@@ -167,7 +167,7 @@ class SlowReaderError(UnavailableError):
 
 
 class RequestCancelledError(QuireError):
-    """The request was cancelled."""
+    """The request was cancelled, or its reader was closed before its end."""
 
     code = grpc.StatusCode.CANCELLED
     reason = "CANCELLED"
