@@ -18,7 +18,8 @@ def keyword_of(path: str, prompt: str | None = None) -> str:
     if prompt is not None and not path.startswith("output."):
         bare = _PROMPTS.sub(lambda found: _prompt_keyword(found[1], prompt), bare)
     bare = bare.replace("choice.texts", "choice", 1)
-    return _KEYWORDS.get(bare, bare)
+    name, bracket, place = bare.partition("[")
+    return _KEYWORDS.get(name, name) + bracket + place
 
 
 def in_keywords(error: InvalidRequestError, prompt: str | None = None) -> InvalidRequestError:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from quire.errors import InvalidRequestError
+from quire.errors import FieldViolation, InvalidRequestError
 from quire.request_list import RequestPage
 from quire.results import PinnedPrefix
 from quire.shards import Shard
@@ -78,7 +78,7 @@ def shard_of_page(page_token: str | None, shards: Sequence[int]) -> tuple[int, s
     number, _, token = page_token.partition(":")
     shard = next((each for each in shards if str(each) == number), None)
     if shard is None:
-        raise InvalidRequestError("page_token: no page of this deployment had it")
+        raise InvalidRequestError.of([FieldViolation("page_token", "no page of this deployment had it")])
     return shard, token or None
 
 

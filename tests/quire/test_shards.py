@@ -267,5 +267,6 @@ def test_a_listing_goes_through_all_pages_of_all_shards(pages: list[list[int]]) 
 
 @pytest.mark.parametrize("token", ["x", "", "1", "-1:", "2:3", "00:1"])
 def test_a_page_token_of_another_deployment_is_refused(token: str) -> None:
-    with pytest.raises(quire.InvalidRequestError, match="page_token"):
+    with pytest.raises(quire.InvalidRequestError, match=r"^page_token: ") as caught:
         shard_of_page(token, [0, 3])
+    assert [each.field for each in caught.value.violations] == ["page_token"]

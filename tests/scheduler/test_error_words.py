@@ -105,7 +105,7 @@ def assert_names(error: quire.InvalidRequestError, keyword: str) -> None:
     assert error.violations
     for each in error.violations:
         assert re.fullmatch(rf"{keyword}([\[.].*)?", each.field), each
-    assert error.message.startswith(f"{keyword}")
+    assert error.message.startswith(error.violations[0].field)
     assert not re.search(r"\b(sampling|stopping|output|beam)\.|_ms\b", error.message), error.message
 
 
@@ -175,3 +175,14 @@ async def test_a_description_names_the_other_flag_too(site: Site) -> None:
     assert ended.stderr == "quire: --min-tokens: is 6, more than --max-tokens (5): lower it or raise that\n"
     ended = await asyncio.to_thread(CliRunner().invoke, app, ["generate", "hi", "--length-penalty", "2"])
     assert ended.stderr == "quire: --length-penalty belongs to a beam search: give --beam-width as well\n"
+
+
+@pytest.mark.parametrize(("positions", "field"), [(9, "from_position[0]"), ([0, 1], "from_position[1]")])
+async def test_the_sdk_names_a_position_that_an_output_cannot_have(
+    site: Site, positions: int | list[int], field: str
+) -> None:
+    async with quire.AsyncClient(site.address) as client:
+        done = await client.generate([1, 2, 3], max_tokens=4, on_disconnect=quire.OnDisconnect.CONTINUE)
+        with pytest.raises(quire.InvalidRequestError) as caught:
+            await client.attach(done.request_id, positions).completion()
+    assert_names(caught.value, re.escape(field))

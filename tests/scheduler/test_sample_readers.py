@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 
+from quire.errors import InvalidRequestError, from_status
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.live.output_stream import Subscription
 from tests.scheduler.journal_setup import until
@@ -66,9 +68,9 @@ async def test_a_reader_comes_back_to_its_place_in_each_sample(site: Site) -> No
     running = asyncio.create_task(see(site, request))
     await until(lambda: "back" in site.engine.live and num_released(site, "back") == [3, 3, 2])
     attached = Attached(site)
-    assert "from_positions[0] is 9, but the request has at most 8" in await attached.refusal("back", 9)
-    assert "from_positions[2] is 9, but the request has at most 8" in await attached.refusal("back", 0, 0, 9)
-    assert "from_positions[3] is of a sample that the request does not" in await attached.refusal("back", 0, 0, 0, 1)
+    assert "from_positions[0]: is 9, but the request has at most 8" in await attached.refusal("back", 9)
+    assert "from_positions[2]: is 9, but the request has at most 8" in await attached.refusal("back", 0, 0, 9)
+    assert "from_positions[3]: is of a sample that the request does not" in await attached.refusal("back", 0, 0, 0, 1)
     coming = asyncio.create_task(attached.chunks("back", 2, 3, 1))
     await until(lambda: len(site.engine.live["back"].stream.subscriptions) == 2)
     worker.speak_again()
@@ -78,8 +80,8 @@ async def test_a_reader_comes_back_to_its_place_in_each_sample(site: Site) -> No
     assert await attached.chunks("back", 2, 3, 1) == expected
     assert await attached.chunks("back", 6, 3, 2, 0, 0) == [(0, 6, []), (1, 3, []), (2, 2, [])]
     assert await attached.chunks("back", 1) == [(0, 1, [2, 3, 4, 5, 6]), (1, 0, [2, 4, 6]), (2, 0, [3, 6])]
-    assert "from_positions[1] is 9, but the request has at most 8" in await attached.refusal("back", 0, 9)
-    assert "from_positions[3] is of a sample that the request does not" in await attached.refusal("back", 0, 0, 0, 1)
+    assert "from_positions[1]: is 9, but the request has at most 8" in await attached.refusal("back", 0, 9)
+    assert "from_positions[3]: is of a sample that the request does not" in await attached.refusal("back", 0, 0, 0, 1)
     await attached.session.close()
 
 
@@ -89,7 +91,7 @@ async def test_who_has_read_more_of_a_ranked_request_than_there_is_waits_for_its
     running = asyncio.create_task(see(site, sampled(0, 8, 2, "best", best_of=3)))
     await until(lambda: "best" in site.engine.live and site.engine.live["best"].samples[0].stream.num_released == 3)
     attached = Attached(site)
-    assert "from_positions[2] is of a sample that the request does not" in await attached.refusal("best", 0, 0, 1)
+    assert "from_positions[2]: is of a sample that the request does not" in await attached.refusal("best", 0, 0, 1)
     coming = asyncio.create_task(attached.chunks("best", 1, 0))
     await until(lambda: len(site.engine.live["best"].stream.subscriptions) == 2)
     worker.speak_again()
@@ -143,4 +145,8 @@ class Attached:
         await self.session.say(handle, attach=pb.Attach(request_id=request_id, from_positions=from_positions))
         error = (await self.session.read_until("error", handle)).error
         assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        refused = from_status(status_pb2.Status.FromString(error.status))
+        assert isinstance(refused, InvalidRequestError)
+        (violation,) = refused.violations
+        assert error.message == f"{violation.field}: {violation.description}"
         return error.message

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Protocol
 
-from quire.errors import InvalidRequestError
+from quire.errors import FieldViolation, InvalidRequestError
 from quire.v1 import inference_pb2 as pb
 
 
@@ -103,9 +103,7 @@ class _Place:
 
     def __init__(self, index: int, sample: SampleStream, position: int, max_tokens: int) -> None:
         if position > max(max_tokens, sample.num_released):
-            raise InvalidRequestError(
-                f"from_positions[{index}] is {position}, but the request has at most {max_tokens} tokens"
-            )
+            raise _invalid_position(index, f"is {position}, but the request has at most {max_tokens} tokens")
         self.index = index
         self.is_done = False  # its end was taken
         self.sample = sample
@@ -113,6 +111,11 @@ class _Place:
         ends = sample.text_log.released_ends
         # None while the reader is ahead of all that there is.
         self.text_position = None if position > len(ends) else (ends[position - 1] if position else 0)
+
+
+def _invalid_position(index: int, description: str) -> InvalidRequestError:
+    """The error for one of the positions that a reader gave."""
+    return InvalidRequestError.of([FieldViolation(f"from_positions[{index}]", description)])
 
 
 class Subscription:
@@ -149,9 +152,7 @@ class Subscription:
         num_samples = max(self._num_known, stream.accepted.num_samples)
         beyond = next((i for i, each in enumerate(from_positions) if each and i >= num_samples), None)
         if beyond is not None:
-            raise InvalidRequestError(
-                f"from_positions[{beyond}] is of a sample that the request does not have: it returns {num_samples}"
-            )
+            raise _invalid_position(beyond, f"is of a sample that the request does not have: it returns {num_samples}")
         stream.subscriptions.add(self)
 
     def notify(self) -> None:
