@@ -116,6 +116,23 @@ def test_the_sdk_is_told_the_reason_of_a_prompt_that_is_too_long(sdk: quire.Clie
         assert [each.reason for each in caught.value.violations] == ["CONTEXT_LENGTH_EXCEEDED"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": 4}),
+        ("/v1/chat/completions", {"messages": CHAT, "max_completion_tokens": 4}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 4}),
+    ],
+)
+@pytest.mark.parametrize("constraint", [{}, {"structured_outputs": {"regex": "a+"}}])
+def test_a_refused_minimum_names_no_field_of_another_api(
+    http: httpx2.Client, path: str, fields: dict[str, Any], constraint: dict[str, Any]
+) -> None:
+    error = http.post(path, json={**fields, **constraint, "min_tokens": 5}).json()["error"]
+    assert error["param"] == "min_tokens"
+    assert "max_tokens" not in error["message"] and "structured_output," not in error["message"]
+
+
 def test_a_field_that_is_null_counts_as_left_out(http: httpx2.Client) -> None:
     given = {"model": MODEL, "messages": CHAT, "max_tokens": 1, "tools": None, "temperature": None, "stop": None}
     assert http.post("/v1/chat/completions", json=given).status_code == 200

@@ -15,6 +15,10 @@ from quire.v1 import inference_pb2 as pb
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _FLEXIBLE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n[ \t]{0,16})?"}
 _ANY_OBJECT = {"type": "object"}
+_DECIDES = (
+    "contradicts a structured output, or calls that are forced or strict, which decide where the output ends: "
+    "leave either out"
+)
 
 
 def check_structured_output(request: pb.GenerateRequest, violations: Violations) -> None:
@@ -35,7 +39,7 @@ def check_structured_output(request: pb.GenerateRequest, violations: Violations)
         "sampling.allowed_token_ids": bool(request.sampling.allowed_token_ids),
     }.items():
         if is_given:
-            violations.add(name, "contradicts structured_output, which decides where the output ends: leave either out")
+            violations.add(name, _DECIDES)
     if output.json_schema:
         try:
             grammar_of(output)
