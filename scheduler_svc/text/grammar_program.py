@@ -24,6 +24,9 @@ MAX_MEMORY_BYTES = 1 << 30  # of the whole process, with a tokenizer.json of 15 
 READING_CPU_S = 20.0  # of the tokenizer
 _STACK_BYTES = 1 << 20
 _MAX_REASON_CHARS = 1000
+_STATE = "<state>"  # what the library tells of itself behind a reason
+_NO_EXTENSION = "NoExtensionBias"  # the library's word where no text meets a grammar
+_NO_TEXT = "no text meets it: it contradicts itself, or its rules or references lead back to themselves"
 
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -72,9 +75,12 @@ def _fault_within_stack(tokenizer: LLTokenizer, grammar: str) -> str:
 def _fault(tokenizer: LLTokenizer, grammar: str) -> str:
     matcher = LLMatcher(tokenizer, grammar, log_level=0)
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
-    if matcher.is_error():
-        return matcher.get_error()
-    return "" if any(mask) else "no token of the model can begin it"
+    if not matcher.is_error() and not any(mask):
+        return "no token of the model can begin it"
+    if not matcher.is_error():  # workers look at the text that is certain, which may go beyond a limit of the library
+        matcher.consume_tokens(matcher.compute_ff_tokens()[:1])
+    reason = matcher.get_error().partition(_STATE)[0].strip() if matcher.is_error() else ""
+    return _NO_TEXT if reason == _NO_EXTENSION else reason
 
 
 def _encoded(reason: str) -> bytes:

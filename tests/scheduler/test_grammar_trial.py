@@ -12,6 +12,12 @@ from quire.errors import FailedPreconditionError, UnavailableError
 from scheduler_svc.text.grammar_trial import GrammarRefusedError, GrammarTrial
 from tests.services import DEMO_MODEL
 
+MANY_ITEMS = {
+    "type": "array",
+    "minItems": 30_000,
+    "items": {"type": "null"},
+    "x-guidance": {"whitespace_flexible": False},
+}
 GOOD = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
 
 
@@ -38,8 +44,11 @@ def trial() -> GrammarTrial:
         ("[", "expecting rule"),
         (lark("start: /(a{1000}){1000}/"), "takes more than 0.5 s"),
         (lark(chain(4000)), "nests too deep"),
+        (lark("start: start"), "^no text meets it: [a-z ,]*$"),
+        (json.dumps({"grammars": [{"json_schema": {"$ref": "#"}}]}), "^no text meets it: [a-z ,]*$"),
+        (json.dumps({"grammars": [{"json_schema": MANY_ITEMS}]}), "^parser error: Too many items [^<]*$"),
     ],
-    ids=["name", "expression", "keyword", "reference", "no grammar", "long", "deep"],
+    ids=["name", "expression", "keyword", "reference", "no grammar", "long", "deep", "rule", "root", "many items"],
 )
 async def test_a_grammar_that_cannot_be_used_is_refused_and_the_next_is_not(
     trial: GrammarTrial, grammar: str, reason: str
