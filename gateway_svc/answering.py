@@ -10,6 +10,7 @@ import quire
 from gateway_svc.api_error import ApiError, from_quire
 from gateway_svc.event_stream import EventStream, Steps, Wait
 from gateway_svc.generation import Generation
+from gateway_svc.grammar_faults import GrammarFaults
 from gateway_svc.resumption import EventCounts
 from gateway_svc.single_tokens import single_tokens
 
@@ -24,6 +25,7 @@ class Call(ABC):
         """Name the call's requests. names: of its fields, by the SDK's keywords."""
         self.request_id = request_id
         self.names = names
+        self.faults: GrammarFaults | None = None  # of the grammar of its calls
         self.num_prompt_tokens = 0  # of all prompts; `answer` keeps both counts
         self.num_output_tokens = 0  # of all outputs so far, in a streamed answer
 
@@ -57,7 +59,8 @@ class Call(ABC):
 
     def failure(self, error: quire.QuireError) -> ApiError:
         """The error of the call's requests, in the words of its fields."""
-        return from_quire(error, self.names, self.request_id)
+        told = error if self.faults is None else self.faults.told(error)
+        return from_quire(told, self.names, self.request_id)
 
 
 async def answer(generation: Generation, call: Call, *, streamed: bool, counts: EventCounts | None = None) -> Response:

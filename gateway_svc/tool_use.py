@@ -3,18 +3,31 @@
 All APIs share them. Tools are in the form in which chat templates get them, which is OpenAI's; knows no other field.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
 
+import quire
 from gateway_svc.api_error import invalid
 from quire.params import Tools
 from quire.parsing.answer_format import TOOL_PARSERS, AnswerFormat
 
 MAX_TOOLS = 128
 TOOL_NAME = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
+
+
+def ends_within_call(cause: quire.StopCause | None, arguments: str) -> bool:
+    """True if a stop string or stop token ended an output within the arguments of its last call."""
+    if cause is None or (cause.stop_string is None and cause.stop_token_id is None):
+        return False
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +39,7 @@ class ToolUse:
     allowed: Sequence[str] | None = None  # names of the tools that may be called; None: all of them
     parallel: bool | None = None  # False: only the first call comes back
     most: int | None = None  # calls that come back; None: any number
+    schema_path: str = "function.parameters"  # of a tool, in the request
 
     @property
     def offered(self) -> Tools:
@@ -67,9 +81,13 @@ class ToolUse:
     @property
     def names(self) -> Mapping[str, str]:
         """Fields that a refused grammar is due to, by the SDK's keywords."""
-        is_chosen = self.is_forced or self.allowed is not None
-        field = "tool_choice" if is_chosen else "tools" if self.is_strict else None
-        return {} if field is None else {"structured_output": field, "lark": field}
+        return dict.fromkeys(("structured_output", "lark"), "tools") if self.is_forced or self.is_strict else {}
+
+    def schema_field(self, number: int) -> str:
+        """Field of the schema of the usable tool of this number."""
+        names = [each["function"]["name"] for each in self.offered]
+        usable = [index for index, name in enumerate(names) if self.allowed is None or name in self.allowed]
+        return f"tools[{usable[number]}].{self.schema_path}"
 
     def check(self, *, has_structure: bool) -> None:
         """Raises ApiError for fields that contradict each other; `has_structure`: structured_outputs is given."""

@@ -9,6 +9,7 @@ from gateway_svc.anthropic.message_call import MessageCall
 from gateway_svc.api_error import TOO_LONG, ApiError, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.generation import Generation
+from gateway_svc.grammar_faults import GrammarFaults
 from gateway_svc.request_fields import new_request_id
 from gateway_svc.served_model import ServedModel
 from gateway_svc.vocabulary import Vocabulary
@@ -34,6 +35,7 @@ class Messages:
             if not format.is_plain:
                 keywords["keep_special_tokens"] = True  # markers may be such
             format = await self._call_grammars.constrain(keywords, format, chat, body.tool_use)
+            call.faults = GrammarFaults(keywords, body.tool_use)
             stream = self._client.stream_chat(
                 chat.messages,
                 continue_final_message=chat.continue_final_message,

@@ -73,6 +73,7 @@ def tool_use_of(tools: Sequence[ClientTool], choice: ToolChoice | None) -> ToolU
         choice="auto" if choice is None else _CHOICES[choice.type],
         allowed=None if choice is None or choice.name is None else [choice.name],
         parallel=None if choice is None else not (choice.disable_parallel_tool_use or choice.type == "tool"),
+        schema_path="input_schema",
     )
 
 

@@ -11,6 +11,7 @@ from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.event_stream import Wait
 from gateway_svc.generation import Generation
+from gateway_svc.grammar_faults import GrammarFaults
 from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completion_call import CompletionCall, stop_reason
 from gateway_svc.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -19,6 +20,7 @@ from gateway_svc.request_fields import new_request_id
 from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
 from gateway_svc.text_templates import TextTemplates
+from gateway_svc.tool_use import ends_within_call
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.answer_reader import AnswerReader
 from quire.parsing.answer_format import AnswerFormat
@@ -54,6 +56,7 @@ class Chats:
             if body.return_token_ids:  # before anything is submitted that a failure would leave behind
                 call.prompt_token_ids = (await self._client.tokenize(chat)).token_ids
             format = await self._call_grammars.constrain(keywords, format, chat, tool_use)
+            call.faults = GrammarFaults(keywords, tool_use)
             stream = self._client.stream_chat(
                 chat.messages,
                 add_generation_prompt=chat.add_generation_prompt,
@@ -78,7 +81,7 @@ class _Call(CompletionCall):
         self._parallel_calls = body.tool_use.may_call_several
         self._has_reasoning = body.include_reasoning is not False
         self.prompt_token_ids: Sequence[int] | None = None  # to be returned
-        self._calling: set[int] = set()  # outputs with calls
+        self._arguments: dict[int, list[str]] = {}  # of the last call so far, by output
         self._accepted: quire.Accepted | None = None
         self._answers = AnswerReader(AnswerFormat())
         self._content_events = TextTemplates(
@@ -103,11 +106,13 @@ class _Call(CompletionCall):
             message = message_object(
                 sample.message, parallel_calls=self._parallel_calls, has_reasoning=self._has_reasoning
             )
+            calls = message.get("tool_calls")
+            arguments = calls[-1]["function"]["arguments"] if calls else None
             choice: dict[str, Any] = {
                 "index": sample.index,
                 "message": message,
                 "logprobs": self._logprobs(sample.logprobs),
-                "finish_reason": _reason(sample.finish_reason, has_calls="tool_calls" in message),
+                "finish_reason": _reason(quire.Finish(sample.finish_reason, sample.stop_cause), arguments),
                 "stop_reason": stop_reason(sample.stop_cause),
             }
             if self._body.return_token_ids:
@@ -138,9 +143,14 @@ class _Call(CompletionCall):
         return self.choice_event(self._choice(output, delta, chunk)) if delta.fields or has_more else b""
 
     def _choice(self, output: int, delta: MessageDelta, chunk: quire.Chunk) -> dict[str, Any]:
-        if delta.has_calls:
-            self._calling.add(output)
-        reason = _reason(chunk.finish.reason, has_calls=output in self._calling) if chunk.finish else None
+        for call in delta.calls:
+            if "id" in call:
+                self._arguments[output] = []
+            self._arguments[output].append(call["function"]["arguments"])
+        reason = None
+        if chunk.finish:
+            pieces = self._arguments.get(output)
+            reason = _reason(chunk.finish, None if pieces is None else "".join(pieces))
         choice = _choice_of(output, delta.fields, self._logprobs(chunk.logprobs) if chunk.logprobs else None, reason)
         if chunk.finish:
             choice["stop_reason"] = stop_reason(chunk.finish.cause)
@@ -177,6 +187,8 @@ def _choice_of(
     return {"index": output, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _reason(reason: quire.FinishReason, *, has_calls: bool) -> str:
-    """Reason of an output's end, for the client."""
-    return "tool_calls" if has_calls and reason is quire.FinishReason.STOP else reason.value
+def _reason(finish: quire.Finish, arguments: str | None) -> str:
+    """Reason of an output's end, for the client; `arguments` are those of its last call, None: it has no calls."""
+    if arguments is None or finish.reason is not quire.FinishReason.STOP or ends_within_call(finish.cause, arguments):
+        return finish.reason.value
+    return "tool_calls"

@@ -1,6 +1,7 @@
 """Tools and their calls in OpenAI's form: fields of a request, and the objects of an answer."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
@@ -99,18 +100,15 @@ def template_tools(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     return [each.model_dump(exclude_unset=True, exclude=unseen) for each in tools]
 
 
-def tool_use_of(
-    tools: Iterable[Tool], choice: ToolChoice | None, *, parallel: bool | None, most: int | None = None
-) -> ToolUse:
+def tool_use_of(tools: Iterable[Tool], choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse:
     """Rules for the calls of a request; see ToolUse."""
-    offered = template_tools(tools)
+    rules = ToolUse(tools=template_tools(tools), parallel=parallel)
     match choice:
         case NamedChoice(function=function):  # one call, whatever is said of several
-            return ToolUse(tools=offered, choice="required", allowed=[function.name], parallel=False)
+            return replace(rules, choice="required", allowed=[function.name], parallel=False)
         case AllowedChoice(allowed_tools=allowed):
-            names = [each.function.name for each in allowed.tools]
-            return ToolUse(tools=offered, choice=allowed.mode, allowed=names, parallel=parallel, most=most)
-    return ToolUse(tools=offered, choice=choice or "auto", parallel=parallel, most=most)
+            return replace(rules, choice=allowed.mode, allowed=[each.function.name for each in allowed.tools])
+    return replace(rules, choice=choice or "auto")
 
 
 def call_object(call: quire.ToolCall) -> dict[str, Any]:
@@ -138,9 +136,9 @@ class MessageDelta:
                     self._call(index)["function"]["arguments"] += text
 
     @property
-    def has_calls(self) -> bool:
-        """True if calls begin or go on here."""
-        return bool(self._calls)
+    def calls(self) -> Iterable[dict[str, Any]]:
+        """Calls that begin, which have an id, or go on here, in their order."""
+        return self._calls.values()
 
     def _append(self, name: str, text: str) -> None:
         self.fields[name] = self.fields.get(name, "") + text

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from quire.parsing import deepseek, harmony, hermes, llama3, mistral
 from quire.parsing.answer_format import AnswerFormat
@@ -18,6 +18,7 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 _ANY_ARGUMENTS = {"type": "object"}
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}  # of content
 _TEXT = "/(?s:.*)/"
+_SCHEMA_RULE = re.compile(r"(?:arguments|call)_(\d+)|content")
 Schema = Mapping[str, Any]
 
 
@@ -140,6 +141,12 @@ def tool_grammar(
     reasoning = writer.reasoning(_reasoning_of(format), is_open=in_reasoning)
     rules = [f"arguments_{i}: %json {_schema(each)}" for i, each in enumerate(functions)]
     return "\n".join([f"start: {reasoning}({' | '.join(kinds)})", *writer.rules, *rules])
+
+
+def schema_of_rule(name: str) -> int | Literal["content"] | None:
+    """Whose schema a rule of a grammar has: the number of a tool, or that of the content; None: none."""
+    found = _SCHEMA_RULE.fullmatch(name)
+    return None if found is None else int(found[1]) if found[1] else "content"
 
 
 def _reasoning_of(format: AnswerFormat) -> tuple[tuple[str, ...], tuple[str, ...]] | None:

@@ -33,10 +33,16 @@ def after_call(*content: dict[str, Any]) -> list[dict[str, Any]]:
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "f", "input_schema": [], "type": "custom"}]}, "tools[0].input_schema"),
-        ({"tools": [{"name": "f", "input_schema": {"type": "fish"}, "strict": True}]}, "tools"),
+        (
+            {"tools": [*FLAT, {"name": "f", "input_schema": {"type": "fish"}, "strict": True}]},
+            "tools[1].input_schema: cannot be used: Invalid type: fish",
+        ),
         ({"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [{"name": "f", "input_schema": {}, "parameters": {}}]}, "tools[0].parameters"),
-        ({"tools": [{"name": "f", "input_schema": {"type": "fish"}}], "tool_choice": {"type": "any"}}, "tool_choice"),
+        (
+            {"tools": [{"name": "f", "input_schema": {"type": "fish"}}], "tool_choice": {"type": "any"}},
+            "tools[0].input_schema: cannot be used: Invalid type: fish",
+        ),
         ({"tools": FLAT * 129}, "tools"),
         ({"tools": None, "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "required"}}, "tool_choice.type"),

@@ -15,6 +15,7 @@ from tests.gateway.test_response_streams import events_of, resumed
 from tests.patience import patient
 
 FLAT: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
+FISHY: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "fish"}}
 CALL: dict[str, Any] = {"model": MODEL, "input": "call", "tools": FLAT, "temperature": 0}
 THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
 PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
@@ -123,6 +124,21 @@ def test_a_call_that_is_cut_off_makes_the_response_incomplete(api: openai.OpenAI
     assert response.status == "incomplete"
     assert call.type == "function_call" and call.status == "incomplete"
     assert call.arguments and call.arguments != ARGUMENTS and ARGUMENTS.startswith(call.arguments)
+
+
+def test_a_call_that_a_stop_string_cuts_off_is_incomplete(api: openai.OpenAI, http: httpx2.Client) -> None:
+    response = api.responses.create(**CALL, extra_body={"stop": '"unit"'})
+    call = response.output[-1]
+    assert (response.status, call.type == "function_call" and call.arguments) == ("completed", '{"city": "Paris", ')
+    assert call.to_dict()["status"] == "incomplete"
+    assert api.responses.retrieve(response.id).output == response.output
+    events = events_of(http.post("/v1/responses", json=CALL | {"stop": '"unit"', "stream": True}).text.splitlines())
+    assert [each["item"]["status"] for each in events if each["type"] == "response.output_item.done"][
+        -1
+    ] == "incomplete"
+    assert events[-1]["type"] == "response.completed"
+    whole = api.responses.create(**CALL, extra_body={"stop": "}\n"})
+    assert whole.output[-1].to_dict()["status"] == "completed"
 
 
 def test_a_conversation_goes_on_by_id_or_by_items(api: openai.OpenAI, sdk: quire.Client) -> None:
@@ -309,7 +325,12 @@ def test_a_request_of_codex_is_answered(http: httpx2.Client) -> None:
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0]"),
-        ({"tools": [{"type": "function", "name": "f", "strict": True, "parameters": {"type": "fish"}}]}, "tools"),
+        ({"tools": [*FLAT, {**FISHY, "strict": True}]}, "tools[1].parameters"),
+        ({"tools": [*FLAT, FISHY], "tool_choice": {"type": "function", "name": "f"}}, "tools[1].parameters"),
+        (
+            {"tools": FLAT, "text": {"format": {"type": "json_schema", "name": "f", "schema": {"type": "fish"}}}},
+            "text.format.schema",
+        ),
         ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": FLAT * 129}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -196,6 +196,21 @@ def test_a_call_that_is_cut_off_ends_by_its_length(api: openai.OpenAI) -> None:
     assert arguments and arguments != ARGUMENTS and ARGUMENTS.startswith(arguments)
 
 
+@pytest.mark.parametrize(
+    ("stop", "reason", "arguments"), [('"unit"', "stop", '{"city": "Paris", '), ("}\n", None, ARGUMENTS)]
+)
+def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_made(
+    api: openai.OpenAI, stop: str, reason: str | None, arguments: str
+) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "messages": asking("call"), "tools": TOOLS, "stop": stop}
+    [choice] = api.chat.completions.create(**fields).choices
+    assert choice.finish_reason == (reason or "tool_calls")
+    assert choice.message.tool_calls is not None
+    assert choice.message.tool_calls[0].to_dict()["function"] == {"name": "weather", "arguments": arguments}
+    *_, last = api.chat.completions.create(**fields, stream=True)
+    assert last.choices[0].finish_reason == choice.finish_reason
+
+
 def test_reasoning_that_the_prompt_opened_is_told_from_the_answer(api: openai.OpenAI, sdk: quire.Client) -> None:
     extra: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     message = api.chat.completions.create(model=MODEL, messages=asking("?"), extra_body=extra).choices[0].message
@@ -258,6 +273,7 @@ STRICT_SCHEMA = {
     "additionalProperties": False,
 }
 STRICT: Any = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": STRICT_SCHEMA}}
+FISHY = {"name": "f", "schema": {"type": "fish"}}
 
 
 @pytest.mark.parametrize("answer", ["plain", "call", "atlantis"])
@@ -385,10 +401,10 @@ def test_variables_and_documents_reach_the_template(api: openai.OpenAI, http: ht
         ({"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tool_choice"),
         (
             {
-                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "fish"}}}],
+                "tools": [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": {"type": "fish"}}}],
                 "tool_choice": "required",
             },
-            "tool_choice",
+            "tools[1].function.parameters",
         ),
         (
             {
@@ -396,7 +412,11 @@ def test_variables_and_documents_reach_the_template(api: openai.OpenAI, http: ht
                     {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "fish"}}}
                 ]
             },
-            "tools",
+            "tools[0].function.parameters",
+        ),
+        (
+            {"tools": [STRICT], "response_format": {"type": "json_schema", "json_schema": FISHY}},
+            "response_format.json_schema",
         ),
         ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),

@@ -59,10 +59,11 @@ class ResponseEvents:
     def end(self, outcome: quire.Outcome) -> bytes:
         """Events of the end."""
         events = [self._addition(each) for each in self._output.end()]
-        response = self._head.at(Snapshot.of_end(outcome, self._output))
+        snapshot = Snapshot.of_end(outcome, self._output)
+        response = self._head.at(snapshot)
         status = response["status"]
         if self._item is not None:
-            events.append(self._end_item(self._item, item_status(status)))
+            events.append(self._end_item(self._item, item_status(status, snapshot)))
         events.append(self._event(_LAST_EVENTS.get(status, "response.incomplete"), response=response))
         return b"".join(events)
 

@@ -85,7 +85,7 @@ class Output:
         self.items: list[OutputItem] = []
         self._held: list[dict[str, Any]] = []  # log-probabilities of tokens since the last addition
         self.num_tokens = 0
-        self.reason: quire.FinishReason | None = None
+        self.finish: quire.Finish | None = None
 
     def add(self, token: quire.Chunk) -> list[Addition]:
         """Add a chunk of at most one token, whose log-probabilities name known tokens. Returns what it adds.
@@ -93,7 +93,7 @@ class Output:
         Log-probabilities are those of a message's tokens. They come with its text, which may be held back until it is
         known that no call begins.
         """
-        self.reason = token.finish.reason if token.finish else None
+        self.finish = token.finish
         additions = self.add_text(token.text, token.num_tokens)
         if token.logprobs and (additions or self._message is not None):
             self._held += chat_logprobs(token.logprobs, self._annotation.top_logprobs, self._vocabulary)

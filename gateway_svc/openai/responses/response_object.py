@@ -9,6 +9,7 @@ from typing import Any
 import quire
 from gateway_svc.openai.responses.annotation import ID_PREFIX, Annotation
 from gateway_svc.openai.responses.output import ItemStatus, Output, OutputItem
+from gateway_svc.tool_use import ends_within_call
 
 _LIVE = ("queued", "in_progress")
 NOT_REPEATED = {"has_logprobs", "input", "tool_parser", "reasoning_parser", "is_forced", "may_call_several"}
@@ -24,7 +25,7 @@ class Snapshot:
     error: str
     items: list[OutputItem]
     num_tokens: int
-    reason: quire.FinishReason | None
+    finish: quire.Finish | None
 
     @classmethod
     def of_end(cls, outcome: quire.Outcome, output: Output) -> "Snapshot":
@@ -36,7 +37,7 @@ class Snapshot:
             error=outcome.error,
             items=output.items,
             num_tokens=output.num_tokens,
-            reason=output.reason,
+            finish=output.finish,
         )
 
     @classmethod
@@ -52,8 +53,19 @@ class Snapshot:
             error=record.error,
             items=output.items,
             num_tokens=output.num_tokens,
-            reason=record.finish.reason if record.finish else None,
+            finish=record.finish,
         )
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if the length of the output, or of the context, ended it."""
+        return self.finish is not None and self.finish.reason is quire.FinishReason.LENGTH
+
+    @property
+    def is_within_call(self) -> bool:
+        """True if a stop string or stop token ended the output within a call."""
+        is_call = bool(self.items) and self.items[-1].kind == "function_call"
+        return is_call and self.finish is not None and ends_within_call(self.finish.cause, self.items[-1].text)
 
 
 class ResponseHead:
@@ -74,7 +86,7 @@ class ResponseHead:
         """The object at a moment; usage comes with the end."""
         status = self.status(snapshot)
         items = [each.made("completed") for each in snapshot.items[:-1]]
-        items += [each.made(item_status(status)) for each in snapshot.items[-1:]]
+        items += [each.made(item_status(status, snapshot)) for each in snapshot.items[-1:]]
         completed_at = None
         if status == "completed":
             completed_at = int(self._created_unix_s + (snapshot.timings.finished_s or 0.0))
@@ -85,7 +97,7 @@ class ResponseHead:
         """Status of the response."""
         match snapshot.state:
             case quire.RequestState.FINISHED:
-                return "incomplete" if snapshot.reason is quire.FinishReason.LENGTH else "completed"
+                return "incomplete" if snapshot.is_cut_off else "completed"
             case quire.RequestState.CANCELLED:
                 return "cancelled"
             case quire.RequestState.FAILED | quire.RequestState.EXPIRED:
@@ -117,11 +129,11 @@ class ResponseHead:
         }
 
 
-def item_status(status: str) -> ItemStatus:
+def item_status(status: str, snapshot: Snapshot) -> ItemStatus:
     """Status of the last item of a response with this status; those before it are completed."""
     if status in _LIVE:
         return "in_progress"
-    return "completed" if status == "completed" else "incomplete"
+    return "completed" if status == "completed" and not snapshot.is_within_call else "incomplete"
 
 
 def _error(snapshot: Snapshot) -> dict[str, Any] | None:

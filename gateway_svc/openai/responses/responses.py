@@ -14,6 +14,7 @@ from gateway_svc.api_error import from_quire, invalid, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.event_stream import DONE, EventStream, Steps
 from gateway_svc.generation import Generation
+from gateway_svc.grammar_faults import GrammarFaults
 from gateway_svc.openai.errors import ID_HEADER
 from gateway_svc.openai.responses.annotation import ID_PREFIX
 from gateway_svc.openai.responses.compaction import CompactionRequest, Compactions
@@ -84,7 +85,8 @@ class Responses:
         except BaseException as error:
             await _let_go(stream, detaches=detaches)
             if isinstance(error, quire.QuireError):
-                raise from_quire(error, body.names, stream.request_id) from error
+                told = GrammarFaults(keywords, body.tool_use).told(error)
+                raise from_quire(told, body.names, stream.request_id) from error
             raise  # the reader has gone
 
     async def retrieve(self, response_id: str) -> Response:

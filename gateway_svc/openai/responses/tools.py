@@ -1,5 +1,6 @@
 """Tools of a response, whose form is flat where that of chat completions nests, and options of reasoning."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag
@@ -96,7 +97,8 @@ def rules_for_calls(
     tools: list[FunctionTool] | None, choice: Choice | None, *, parallel: bool | None, most: int | None
 ) -> ToolUse:
     """Rules for calls."""
-    return tool_use_of([each.nested for each in tools or ()], _nested(choice), parallel=parallel, most=most)
+    rules = tool_use_of([each.nested for each in tools or ()], _nested(choice), parallel=parallel)
+    return replace(rules, most=most, schema_path="parameters")
 
 
 def _nested(choice: Choice | None) -> ToolChoice | None:
