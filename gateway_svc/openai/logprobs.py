@@ -7,6 +7,8 @@ from typing import Any
 import quire
 from gateway_svc.vocabulary import Vocabulary
 
+_CONTINUATION_MASK, _CONTINUATION = 0xC0, 0x80  # of the first byte of a piece within a character
+
 
 class CompletionLogprobs:
     """Log-probabilities of one output of a completion, made piece by piece, since offsets run on."""
@@ -53,8 +55,11 @@ class CompletionLogprobs:
         return top
 
     def _advance(self, token_id: int) -> int:
+        piece = self._vocabulary.piece(token_id)
+        if piece and piece[0] & _CONTINUATION_MASK != _CONTINUATION:  # what is incomplete before it stays so
+            self._offset += len(self._decoder.decode(b"", final=True))
         offset = max(0, self._offset)
-        self._offset += len(self._decoder.decode(self._vocabulary.piece(token_id)))
+        self._offset += len(self._decoder.decode(piece))
         return offset
 
 
