@@ -158,12 +158,21 @@ def _reasoning_of(format: AnswerFormat) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def _schema(function: Mapping[str, Any]) -> str:
-    return json.dumps({**(function.get("parameters") or _ANY_ARGUMENTS), "x-guidance": _STYLE}, ensure_ascii=False)
+    return json.dumps({**_of_arguments(function), "x-guidance": _STYLE}, ensure_ascii=False)
+
+
+def _of_arguments(function: Mapping[str, Any]) -> Schema:
+    """Schema of a function's arguments, which are an object also where the function's own schema does not say so."""
+    given = function.get("parameters") or _ANY_ARGUMENTS
+    kinds = given.get("type", "object")
+    if kinds == "object" or (isinstance(kinds, list) and "object" in kinds):
+        return {**given, "type": "object"}
+    return {"allOf": [given, _ANY_ARGUMENTS]}  # which cannot be met, or read, and is refused for that
 
 
 def _call_schema(function: Mapping[str, Any]) -> str:
     """Schema of a call of LLaMA 3 as a whole, within which that of the arguments means the same as alone."""
-    head, arguments = nested(function.get("parameters") or _ANY_ARGUMENTS, "/properties/parameters")
+    head, arguments = nested(_of_arguments(function), "/properties/parameters")
     named = {"name": {"const": function["name"]}, "parameters": arguments}
     whole = {"type": "object", "properties": named, "required": [*named], "additionalProperties": False}
     return json.dumps({**head, **whole, "x-guidance": _STYLE}, ensure_ascii=False)

@@ -81,6 +81,41 @@ def test_calls_of_the_tools_are_taken_and_parsed(name: str) -> None:
         assert answer.tool_calls[0].arguments == PARIS and not answer.content
 
 
+_A = {"properties": {"a": {"const": 1}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _A,
+        {"anyOf": [_A, {"properties": {"a": {"type": "string"}}}]},
+        {"type": ["object", "null"], **_A},
+        {"$ref": "#/$defs/a", "$defs": {"a": _A}},
+        {"enum": [{"a": 1}, 3]},
+        {"description": "Anything."},
+    ],
+)
+@pytest.mark.parametrize("content", [None, {"type": "object"}])
+def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(
+    schema: dict[str, Any], content: dict[str, Any] | None
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
+    grammar = tool_grammar(LLAMA3, tools, max_calls=1, token_ids={}, is_forced=content is None, content=content)
+    space = " " if content is None else ""
+    assert takes(grammar, f'{{"name":{space}"f",{space}"parameters":{space}{{"a":{space}1}}}}')
+    if content is None:
+        for other in ("1", "true", "null", '"x"', "[]", "3"):
+            assert not takes(grammar, f'{{"name": "f", "parameters": {other}}}')
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"type": ["array", "null"]}, {"const": 5}, {"type": "fish"}])
+def test_a_schema_of_no_object_cannot_be_used(schema: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    grammar = tool_grammar(HERMES, tools, max_calls=1, token_ids={})
+    matcher = LLMatcher(BYTES, json.dumps({"grammars": [{"lark_grammar": grammar}]}), log_level=0)
+    assert "failed to compile JSON schema: " in matcher.get_error()
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_anything_else_is_not_taken(name: str) -> None:
     grammar = grammar_for(FORMATS[name])
