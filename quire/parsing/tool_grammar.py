@@ -144,7 +144,7 @@ def tool_grammar(
 
 
 def schema_of_rule(name: str) -> int | Literal["content"] | None:
-    """Whose schema a rule of a grammar has: the number of a tool, or that of the content; None: none."""
+    """Owner of the schema that a rule of a grammar has: a tool, by its number, or the content; None: it has none."""
     found = _SCHEMA_RULE.fullmatch(name)
     return None if found is None else int(found[1]) if found[1] else "content"
 
