@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 import quire
 from gateway_svc.api_error import ApiError, from_quire
-from gateway_svc.event_stream import EventStream, Steps, Wait
+from gateway_svc.event_stream import EventStream, Steps, Wait, single_events
 from gateway_svc.generation import Generation
 from gateway_svc.grammar_faults import GrammarFaults
 from gateway_svc.resumption import EventCounts
@@ -110,13 +110,12 @@ def _steps(generation: Generation, call: Call, counts: EventCounts | None) -> St
 
 
 def _of_chunk(call: Call, output: int, chunk: quire.Chunk, counts: EventCounts | None) -> bytes:
-    """Events of a chunk: one, or one for each token if they have ids."""
+    """Events of a chunk: as few as there can be, or those of each token if they have ids."""
     if counts is None:
         call.num_output_tokens += chunk.num_tokens
         return call.event(output, chunk)
     events = []
     for token in single_tokens(chunk):
         call.num_output_tokens += token.num_tokens
-        if event := call.event(output, token):
-            events.append(counts.numbered(output, event))
+        events += [counts.numbered(output, each) for each in single_events(call.event(output, token))]
     return b"".join(events)

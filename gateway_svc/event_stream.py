@@ -14,6 +14,7 @@ from gateway_svc.departure import unless_departed
 from gateway_svc.generation import Generation
 
 SILENCE_S = 15.0  # after which proxies and clients are told that the answer goes on
+_EVENT_END = b"\n\n"
 _COMMENT = b": waiting\n\n"  # no event
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events
@@ -29,12 +30,17 @@ async def _end() -> None:
 
 def data_event(data: bytes) -> bytes:
     """One event with JSON data, which has no line breaks."""
-    return b"data: " + data + b"\n\n"
+    return b"data: " + data + _EVENT_END
 
 
 def named_event(name: str, data: bytes) -> bytes:
     """One event of a type."""
     return b"event: " + name.encode() + b"\n" + data_event(data)
+
+
+def single_events(events: bytes) -> list[bytes]:
+    """Events that were joined, one by one."""
+    return [each + _EVENT_END for each in events.split(_EVENT_END)[:-1]]
 
 
 def with_id(event_id: str, event: bytes) -> bytes:

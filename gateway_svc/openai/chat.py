@@ -1,6 +1,7 @@
 """`/v1/chat/completions`: conversations, answered whole or as events."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -24,6 +25,7 @@ from gateway_svc.tool_use import ends_within_call
 from gateway_svc.vocabulary import Vocabulary, ids_of
 from quire.answer_reader import AnswerReader
 from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.deltas import Delta
 
 
 class Chats:
@@ -139,8 +141,23 @@ class _Call(CompletionCall):
         match deltas:
             case (quire.ContentDelta(text),) if not (has_more or self.has_continuous_usage):  # nearly all
                 return self._content_events.fill(output, text)
-        delta = MessageDelta(deltas, parallel_calls=self._parallel_calls, has_reasoning=self._has_reasoning)
-        return self.choice_event(self._choice(output, delta, chunk)) if delta.fields or has_more else b""
+        delta = self._delta(deltas)
+        choices = self._choices(output, delta, chunk) if delta.fields or has_more else ()
+        return b"".join(map(self.choice_event, choices))
+
+    def _choices(self, output: int, delta: MessageDelta, chunk: quire.Chunk) -> Iterator[dict[str, Any]]:
+        """Pieces of an answer, each for an event.
+
+        Calls do not come with the end: the stream helpers of OpenAI's clients tell that a call is whole when an event
+        behind its last one comes.
+        """
+        if chunk.finish and delta.calls:
+            yield self._choice(output, delta, replace(chunk, finish=None))
+            delta, chunk = self._delta(()), replace(chunk, token_ids=(), logprobs=())
+        yield self._choice(output, delta, chunk)
+
+    def _delta(self, deltas: Sequence[Delta]) -> MessageDelta:
+        return MessageDelta(deltas, parallel_calls=self._parallel_calls, has_reasoning=self._has_reasoning)
 
     def _choice(self, output: int, delta: MessageDelta, chunk: quire.Chunk) -> dict[str, Any]:
         for call in delta.calls:

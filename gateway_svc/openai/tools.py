@@ -1,6 +1,6 @@
 """Tools and their calls in OpenAI's form: fields of a request, and the objects of an answer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -136,7 +136,7 @@ class MessageDelta:
                     self._call(index)["function"]["arguments"] += text
 
     @property
-    def calls(self) -> Iterable[dict[str, Any]]:
+    def calls(self) -> Collection[dict[str, Any]]:
         """Calls that begin, which have an id, or go on here, in their order."""
         return self._calls.values()
 

@@ -100,6 +100,9 @@ _TWO_ENDS = _of(
 _PROBABLE = _of(chunks_of(PIECES, sizes=_SIZES, num_top=2, has_ends=True))
 _CALLING = _of(chunks_of(CALLS), model=HERMES)
 _CALLING_ENDS = _of(chunks_of(CALLS, sizes=(3, 4, 1, 5), has_ends=True), model=HERMES)
+_CALL = SPOKEN["hermes: reasoning, content, two calls"].text
+_CALLING_AT_ONCE = _of(chunks_of([_CALL, ""], sizes=(2,), has_ends=True), model=HERMES)
+_CALL_CUT = _of(chunks_of([_CALL[:60], _CALL[60:82]], finish=_LENGTH, has_ends=True), model=HERMES)  # before arguments
 _THINKING = _of(chunks_of(["Hm", ".\n</th", "ink>\n\n", "Yes", "."]), model=HERMES, in_reasoning=True)
 _LOST = Scripted(chunks=chunks_of(PIECES, finish=None)[:4], error=quire.UnavailableError("the server stayed away"))
 _EXPIRED = Scripted(chunks=chunks_of(PIECES, finish=None)[:4], state=quire.RequestState.EXPIRED)
@@ -130,6 +133,8 @@ RECORDED: Mapping[str, Recorded] = {
     "chat-two": _chat(_TWO, n=2),
     "chat-ids": _chat(_of(chunks_of(PIECES, has_ids=True)), return_token_ids=True),
     "chat-calls": _chat(_CALLING, tools=[_TOOL]),
+    "chat-calls-at-once": _chat(_CALLING_AT_ONCE, tools=[_TOOL]),
+    "chat-keyed-call-cut": _chat(_CALL_CUT, _KEY, tools=[_TOOL]),
     "chat-thinking": _chat(_THINKING),
     "chat-keyed": _chat(_SEVERAL, _KEY),
     "chat-keyed-calls": _chat(_CALLING_ENDS, _KEY, tools=[_TOOL], parallel_tool_calls=False),
