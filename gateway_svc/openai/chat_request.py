@@ -20,6 +20,7 @@ _NAMES = {
     "max_tokens": "max_completion_tokens",
     "template_kwargs": "chat_template_kwargs",
 }
+_EARLIER_NAMES = {"max_tokens": "max_tokens"}
 
 
 class ChatRequest(GenerationFields, VllmChatFields):
@@ -59,7 +60,8 @@ class ChatRequest(GenerationFields, VllmChatFields):
     @property
     def names(self) -> Mapping[str, str]:
         """See GenerationFields."""
-        return {**super().names, **_NAMES, **self.tool_use.names}
+        earlier = {} if self.max_tokens is None or self.max_completion_tokens is not None else _EARLIER_NAMES
+        return {**super().names, **_NAMES, **earlier, **self.tool_use.names}
 
     @property
     def tool_use(self) -> ToolUse:

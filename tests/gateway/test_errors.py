@@ -78,6 +78,8 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]", "invalid_value"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "invalid_value"),
         ({"max_completion_tokens": 10**7}, "max_completion_tokens", "context_length_exceeded"),
+        ({"max_tokens": 10**7}, "max_tokens", "context_length_exceeded"),
+        ({"max_tokens": 5, "max_completion_tokens": 10**7}, "max_completion_tokens", "context_length_exceeded"),
     ],
 )
 def test_a_wrong_field_of_a_chat_is_named(http: httpx2.Client, extra: dict[str, Any], param: str, code: str) -> None:
