@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from quire.redaction import has_password, without_passwords
 from quire.store_url import is_cluster
 from scheduler_svc.journal.cluster_link import ClusterLink
-from scheduler_svc.journal.redis_link import Packed, RedisLink
+from scheduler_svc.journal.redis_link import Packed, RedisLink, StoreOptionError
 from scheduler_svc.journal.store import StoreConfigurationError, StoreUnavailableError
 
 
@@ -49,6 +49,7 @@ def open_link(
             return ClusterLink(url, keys, timeout_s=timeout_s, repeatable=repeatable, reports_moves=reports_moves)
         return RedisLink(url, timeout_s=timeout_s, repeatable=repeatable)
     except ValueError as error:
-        may_show = has_password(url) and not is_cluster(url)  # a part of it
+        is_option = isinstance(error, StoreOptionError) and "@" not in url.partition("?")[2]  # which a password may have
+        may_show = has_password(url) and not is_cluster(url) and not is_option  # a part of it
         why = "it has no valid port or database number" if may_show else str(error)
         raise StoreConfigurationError(f"store {without_passwords(url)!r} cannot be used: {why}") from None

@@ -34,10 +34,15 @@ _BYTES_PER_S = 8 << 20  # that even a slow way takes
 # The library's own time limits start a task per command; ours, in call_many, does not.
 _OPTIONS = {"protocol": 3, "socket_timeout": None, "socket_connect_timeout": None}
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # that a URL may name
+_UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
 _UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'\"]?([^`'\", ]+)")
 _SCRIPT = re.compile(r" script: \S+, on @user_script:\d+\.$| script: on @user_script:\d+\.$")
 _NEEDED = "Quire needs Redis 7.0 or Valkey 8, or later, with every command under its own name"
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
+
+
+class StoreOptionError(ValueError):
+    """An option of a store's URL cannot be used; the message shows nothing that stands before the options."""
 
 
 class _Address:
@@ -176,9 +181,17 @@ def _connection_to(url: str) -> AbstractConnection:
     options: dict[str, Any] = dict(parse_url(url))
     for name in _FILES:
         if (file := options.get(name)) is not None and not Path(file).is_file():
-            raise ValueError(f"{name} is {file}: there is no such file")
+            raise StoreOptionError(f"{name} is {file}: there is no such file")
     kind = options.pop("connection_class", Connection)
-    connection: AbstractConnection = kind(**{**options, **_OPTIONS})
+    try:
+        connection: AbstractConnection = kind(**{**options, **_OPTIONS})
+    except TypeError as error:
+        unknown = _UNKNOWN_OPTION.search(str(error))
+        if unknown is None:
+            raise
+        raise StoreOptionError(f"{url.partition(':')[0]}:// has no option {unknown[1]!r}") from error
+    except RedisError as error:  # the value of an option
+        raise StoreOptionError(str(error)) from error
     return connection
 
 

@@ -294,6 +294,25 @@ async def test_a_malformed_url_of_one_server_is_refused_without_its_password() -
             assert "xyz" not in str(each.value) and "uvw" not in str(each.value)
 
 
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster"])
+async def test_an_option_that_a_url_cannot_have_is_named_without_the_password(scheme: str) -> None:
+    for options, why in (("ssl_ca_cert=/ca.pem", "has no option 'ssl_ca_cert'"), ("max_conns=9", "has no option 'max")):
+        with pytest.raises(StoreConfigurationError, match=why) as refused:
+            await open_store(f"{scheme}://u:s3cret@127.0.0.1:1?{options}")
+        assert "s3cret" not in str(refused.value)
+
+
+async def test_a_value_that_an_option_cannot_have_is_named() -> None:
+    with pytest.raises(StoreConfigurationError, match="cannot be used: .*: bogus"):
+        await open_store("rediss://u:s3cret@h?ssl_cert_reqs=bogus")
+
+
+async def test_an_option_that_may_be_the_end_of_a_password_is_not_shown() -> None:
+    with pytest.raises(StoreConfigurationError, match="it has no valid port or database number") as refused:
+        await open_store("redis://u:12?xyz=uvw@h:1")
+    assert "xyz" not in str(refused.value)
+
+
 async def test_one_server_is_no_cluster_and_says_what_to_write() -> None:
     with ValkeyProcess(port=int(free_address().rpartition(":")[2])) as server:
         port = server.command("CONFIG", "GET", "port").split(b"\r\n")[-2].decode()
