@@ -97,11 +97,9 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
         await unless_failed(asyncio.sleep(_LEAVE_S), (leader.fatal, *leader.running))
         successors = await lease.standbys()
     leader.successors = successors or []
-    if not leader.successors:
+    if not leader.successors:  # one may come meanwhile
         draining = _drain(engine, leader.admission, door.settings.drain_timeout_s)
-        may_have_one = door.is_several or successors is None  # the store did not answer
-        others = (_until_succeeded(leader),) if may_have_one else ()
-        await unless_failed(before(draining, *others), (leader.fatal, *leader.running))
+        await unless_failed(before(draining, _until_succeeded(leader)), (leader.fatal, *leader.running))
         leader.is_drained = not leader.successors
     if leader.successors:
         log.info("handing over", live=len(engine.live), to=leader.successors)

@@ -49,6 +49,7 @@ class LeaseKeeper:
         self._is_released = False
         self._is_due = asyncio.Event()
         self.is_late = False  # the store did not take the last renewal
+        self._knows_standbys = True  # the store said last time
         self._other: Lease | None = None  # of another holder, as last seen
 
     async def keep_lease(self) -> None:
@@ -81,10 +82,14 @@ class LeaseKeeper:
     async def standbys(self) -> list[str] | None:
         """Addresses of the standbys that are present; None if the store does not answer."""
         try:
-            return list(await self._leases.standbys(_LONGEST_PRESENT_LEASES * self._lease_ms))
+            addresses = list(await self._leases.standbys(_LONGEST_PRESENT_LEASES * self._lease_ms))
         except StoreUnavailableError as error:
-            log.warning("standbys not known", reason=error.message)
+            if self._knows_standbys:  # who drains asks again and again
+                log.warning("standbys not known", reason=error.message)
+            self._knows_standbys = False
             return None
+        self._knows_standbys = True
+        return addresses
 
     async def release(self) -> None:
         """Release the lease, so that no standby has to wait for its end."""

@@ -46,23 +46,33 @@ class Pair(ModelSite):
 
     @asynccontextmanager
     async def led(self, lease_s: float = LEASE_S) -> AsyncIterator[tuple[Service, Service]]:
-        """The leader, and a standby that has seen it. The standby is asked first: it stands first in the list.
-
-        With a long lease the leader does not wait whether an earlier one comes back, as a standby does.
-        """
-        flags = ("--store", self.store.url, "--lease-ms", str(round(lease_s * 1000)))
-        begins, leads = (("--standby",), "leading") if lease_s == LEASE_S else ((), "listening")
-        with ExitStack() as stack:
-            leader, _ = await asyncio.to_thread(start_scheduler, *flags, *begins, listen=self.places[1])
-            stack.enter_context(leader)
-            await asyncio.to_thread(leader.wait_for, leads)
-            standby, _ = await asyncio.to_thread(start_scheduler, *flags, "--standby", listen=self.places[0])
-            stack.enter_context(standby)
+        """The leader, and a standby that has seen it. The standby is asked first: it stands first in the list."""
+        async with self.led_alone(lease_s) as leader, self.stood_by(lease_s) as standby:
             await asyncio.to_thread(standby.wait_for, "leader seen")
             yield leader, standby
             for each in (leader, standby):
                 if each.process.poll() is None:
                     assert await asyncio.to_thread(each.stop) == 0  # the next leader finds no lease
+
+    @asynccontextmanager
+    async def led_alone(self, lease_s: float = LEASE_S) -> AsyncIterator[Service]:
+        """The leader. With a long lease it does not wait whether an earlier one comes back, as a standby does."""
+        begins, leads = (("--standby",), "leading") if lease_s == LEASE_S else ((), "listening")
+        leader, _ = await asyncio.to_thread(start_scheduler, *self._flags(lease_s), *begins, listen=self.places[1])
+        with leader:
+            await asyncio.to_thread(leader.wait_for, leads)
+            yield leader
+
+    @asynccontextmanager
+    async def stood_by(self, lease_s: float = LEASE_S) -> AsyncIterator[Service]:
+        """A standby, which may not have seen the leader yet."""
+        flags = self._flags(lease_s)
+        standby, _ = await asyncio.to_thread(start_scheduler, *flags, "--standby", listen=self.places[0])
+        with standby:
+            yield standby
+
+    def _flags(self, lease_s: float) -> tuple[str, ...]:
+        return ("--store", self.store.url, "--lease-ms", str(round(lease_s * 1000)))
 
 
 class Load:
@@ -190,6 +200,27 @@ async def test_a_leader_whose_store_does_not_answer_as_it_is_told_to_end_hands_o
         assert (await asyncio.to_thread(standby.wait_for, "lease taken"))["handed_over"]
         await load.equals_an_undisturbed_run()
         await all_free(client)
+
+
+async def test_a_leader_that_was_told_to_end_hands_over_to_a_standby_that_comes_later(pair: Pair) -> None:
+    async with pair.led_alone(LONG_LEASE_S) as leader, quire.AsyncClient(pair.address) as client:
+        await client.wait_ready(60)
+        load = Load(pair, client)
+        await load.is_under_way()
+        pair.worker.signal(signal.SIGSTOP)  # no request ends meanwhile
+        try:
+            leader.signal(signal.SIGTERM)
+            await asyncio.to_thread(leader.wait_for, "draining")
+            async with pair.stood_by(LONG_LEASE_S) as standby:
+                assert await asyncio.to_thread(leader.wait) == 0
+                pair.worker.signal(signal.SIGCONT)
+                assert leader.wait_for("handed over")
+                assert (await asyncio.to_thread(standby.wait_for, "lease taken"))["handed_over"]
+                await load.equals_an_undisturbed_run()
+                await all_free(client)
+                assert await asyncio.to_thread(standby.stop) == 0
+        finally:
+            pair.worker.signal(signal.SIGCONT)
 
 
 async def test_leader_and_standby_that_end_together_lose_nothing(pair: Pair) -> None:
