@@ -20,10 +20,10 @@ class RareWarning:
         self._written_s = float("-inf")
         self._num_times = 0  # since the last line
 
-    def record(self) -> None:
-        """Record that it happened once more."""
+    def record(self, **values: Any) -> None:
+        """Record that it happened once more; `values`: of this time, with a line that tells it."""
         self._num_times += 1
         now_s = time.monotonic()
         if now_s - self._written_s >= EVERY_S:
-            log.warning(self._event, **self._values, times=self._num_times)
+            log.warning(self._event, **self._values, **values, times=self._num_times)
             self._written_s, self._num_times = now_s, 0

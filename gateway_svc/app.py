@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import quire
+from common.rare_warning import RareWarning
 from gateway_svc.anthropic import models as anthropic_models
 from gateway_svc.anthropic.fields import Conversation, MessageRequest
 from gateway_svc.anthropic.messages import Messages
@@ -159,6 +160,8 @@ def _add_tokens(app: FastAPI, tokens: Tokens) -> None:
 
 
 def _add_health(app: FastAPI, client: quire.AsyncClient) -> None:
+    unready = RareWarning("not ready")
+
     @app.get("/health", response_model=None)
     @app.get("/ping", response_model=None, name="ping")  # as SageMaker's probes ask
     @app.post("/ping", response_model=None, name="post_ping")
@@ -177,9 +180,14 @@ def _add_health(app: FastAPI, client: quire.AsyncClient) -> None:
         try:
             async with asyncio.timeout(_READY_S):
                 health_now, is_accepting = await asyncio.gather(client.health(), _store_answers(client))
-        except (quire.QuireError, TimeoutError):
-            return Response(status_code=503)
-        return Response(status_code=200 if health_now is quire.Health.SERVING and is_accepting else 503)
+        except (quire.QuireError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {_READY_S:g} s"
+        else:
+            if health_now is quire.Health.SERVING and is_accepting:
+                return Response()
+            reason = "the store does not answer" if not is_accepting else "no worker takes requests"
+        unready.record(reason=reason)
+        return Response(status_code=503)
 
 
 async def _store_answers(client: quire.AsyncClient) -> bool:

@@ -1,6 +1,7 @@
 """Handlers of errors that routes raise: each is answered in the shape of the API that was called.
 
 Knows no route; a fault of the gateway itself is logged, and its answer says no more than that.
+So is, now and then, why calls cannot be served: a wrong address shows in the log.
 """
 
 import structlog
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 import quire
+from common.rare_warning import RareWarning
 from gateway_svc.api_error import ApiError, from_quire, from_validation
 from gateway_svc.error_answer import error_answer
 
@@ -22,6 +24,7 @@ log = structlog.get_logger()
 
 def add_error_handlers(app: FastAPI) -> None:
     """Answer the errors of all routes."""
+    unserved = RareWarning("calls answered with 503")
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> Response:
@@ -29,6 +32,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(quire.QuireError)
     async def failed(request: Request, error: quire.QuireError) -> Response:
+        if isinstance(error, quire.UnavailableError):
+            unserved.record(reason=error.message)
         return error_answer(request.scope, from_quire(error, {}))
 
     @app.exception_handler(RequestValidationError)

@@ -23,3 +23,11 @@ def test_a_later_line_tells_how_often_it_happened_since(monkeypatch: pytest.Monk
         monkeypatch.setattr(rare_warning, "EVERY_S", 0.0)
         warning.record()
     assert [line["times"] for line in logs] == [1, 5]
+
+
+def test_a_line_has_the_values_of_the_time_that_it_tells() -> None:
+    warning = RareWarning("too many", most=3)
+    with capture_logs() as logs:
+        warning.record(reason="first")
+        warning.record(reason="second")
+    assert [line["reason"] for line in logs] == ["first"]

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 import quire
 from gateway_svc.app import create_app
@@ -44,4 +45,23 @@ async def status_of(health: dict[str, quire.Health]) -> bytes:
 def test_a_gateway_is_ready_while_a_worker_serves_and_the_store_takes_requests(
     health: dict[str, quire.Health], status: bytes
 ) -> None:
-    assert asyncio.run(status_of(health)) == status
+    with capture_logs() as logs:
+        assert asyncio.run(status_of(health)) == status
+    assert [line["event"] for line in logs] == (["not ready"] if status == b"503" else [])
+
+
+def test_a_gateway_without_a_scheduler_logs_why_it_does_not_serve() -> None:
+    """A wrong address shows in the log, not in the answers to its clients alone."""
+    with capture_logs() as logs:
+        asyncio.run(calls_without_a_scheduler())
+    assert [line["event"] for line in logs] == ["not ready", "calls answered with 503"]
+    assert all("no Quire server answers at 127.0.0.1:1 " in line["reason"] for line in logs)
+
+
+async def calls_without_a_scheduler() -> None:
+    client = quire.AsyncClient("127.0.0.1:1", connect_timeout_s=0.5)
+    async with client, served(create_app(client, max_body_bytes=1 << 20)) as port:
+        for path in ("/ready", "/v1/models", "/ready", "/v1/models"):
+            call = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            answer = await talk(port, call.encode())
+            assert answer.split(b" ", 2)[1] == b"503", answer

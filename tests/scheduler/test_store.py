@@ -303,7 +303,7 @@ async def test_an_option_that_a_url_cannot_have_is_named_without_the_password(sc
 
 
 async def test_a_value_that_an_option_cannot_have_is_named() -> None:
-    with pytest.raises(StoreConfigurationError, match="cannot be used: .*: bogus"):
+    with pytest.raises(StoreConfigurationError, match=r"cannot be used: .*: bogus"):
         await open_store("rediss://u:s3cret@h?ssl_cert_reqs=bogus")
 
 

@@ -50,10 +50,10 @@ async def test_a_certificate_for_another_name_is_refused_at_once(url: str, files
 @pytest.mark.parametrize("user", ["", "u:s3cret@"])
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
-async def test_a_file_that_is_not_there_is_named(
-    url: str, tmp_path: Path, option: str, scheme: str, user: str
-) -> None:
+async def test_a_file_that_is_not_there_is_named(url: str, tmp_path: Path, option: str, scheme: str, user: str) -> None:
     url = url.replace("rediss://", f"{scheme}://{user}")
-    with pytest.raises(StoreConfigurationError, match=rf"{option} is {tmp_path}/none: there is no such file") as refused:
+    with pytest.raises(
+        StoreConfigurationError, match=rf"{option} is {tmp_path}/none: there is no such file"
+    ) as refused:
         await open_store(f"{url}?{option}={tmp_path}/none", patience_s=3600)
     assert "s3cret" not in str(refused.value)
