@@ -131,6 +131,25 @@ async def test_what_had_been_ready_is_started_again_at_once_and_what_dies_at_its
     assert [message.partition("again in ")[2].partition(" s")[0] for message in restarts.said[:3]] == waits
 
 
+async def test_what_had_been_ready_and_cannot_be_started_any_more_is_started_ever_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cli.supervisor.child.READY_S", 0.0)
+    program = tmp_path / "program"
+    program.symlink_to(sys.executable)
+    code = f"{SAYS_READY} os.unlink({str(program)!r})"
+    restarts = Restarts()
+    service = Child("service", [str(program), "-c", code], tmp_path / "s.log", (), restarts, ready_event="ready")
+    supervising = asyncio.create_task(service.supervise(lambda: True))
+    await restarts.until(4)
+    await service.end(10)
+    supervising.cancel()
+    await asyncio.wait({supervising})
+    assert "cannot be started" in restarts.said[1]
+    waits = [message.partition("again in ")[2].partition(" s")[0] for message in restarts.said[:4]]
+    assert waits == ["0.1", "0.2", "0.4", "0.8"]
+
+
 async def test_a_child_tells_how_far_it_is_as_long_as_it_lives(tmp_path: Path) -> None:
     told: list[dict[str, object]] = []
     code = """

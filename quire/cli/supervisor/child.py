@@ -128,6 +128,7 @@ class Child:
 
     async def _run_once(self) -> int | OSError:
         """Start the service and wait for its end: its exit code, or the error that kept it from starting."""
+        self._events.clear()
         try:
             status = StatusPipe()
         except OSError as error:
@@ -146,7 +147,6 @@ class Child:
         except OSError as error:
             status.close()
             return error
-        self._events.clear()
         self._tell({"started": True})
         reading = asyncio.create_task(status.read(self._tell))
         try:
