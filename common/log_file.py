@@ -1,6 +1,7 @@
 """The output of a service's log: standard error, or a file of bounded size that replaces it.
 
-Lines that cannot be written, because a disk is full or a terminal is gone, are lost; the service goes on.
+Lines that cannot be written, because a disk is full or a terminal is gone, are lost; the service goes on. What comes
+behind a line that was cut, because the disk had room for a part of it, begins a new one.
 """
 
 import os
@@ -15,13 +16,15 @@ class LogStream:
 
     def __init__(self) -> None:
         self._fd = sys.stderr.fileno()
+        self._is_cut = False  # the last line was written in part
 
     def write(self, text: str) -> int:
         """Writes the text, or drops it where it cannot be written."""
-        data = memoryview(text.encode(errors="backslashreplace"))
+        data = memoryview(("\n" * self._is_cut + text).encode(errors="backslashreplace"))
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
+                self._is_cut = bool(data)
         except OSError:
             pass
         return len(text)
@@ -62,3 +65,12 @@ class RotatingLog(LogStream):
         for fd in {self._fd, 1, 2}:
             os.dup2(opened, fd)
         os.close(opened)
+        self._is_cut = _ends_within_line(self._path)
+
+
+def _ends_within_line(path: Path) -> bool:
+    """True for a file whose last line was cut, such as by an earlier process, when the disk was full."""
+    with suppress(OSError), path.open("rb") as log:
+        if size := os.fstat(log.fileno()).st_size:
+            return os.pread(log.fileno(), 1, size - 1) != b"\n"
+    return False

@@ -148,3 +148,27 @@ write("last")
     run_code(code)
     assert file.read_text().startswith("last")
     assert [line[:3] for line in (tmp_path / "service.log.1").read_text().splitlines()] == ["fir", "no ", "nor"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_line_behind_one_that_was_cut_by_a_full_disk_begins_anew(tmp_path: Path, restarted: bool) -> None:
+    file = tmp_path / "service.log"
+    code = f"""
+import resource, signal
+from common.log_file import RotatingLog
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+log = RotatingLog(pathlib.Path({str(file)!r}), 1000)
+log.write("first\\n")
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))  # stands for the end of the disk: a write takes what fits
+log.write("second\\n")
+log.write("third\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+if {restarted}:
+    log = RotatingLog(pathlib.Path({str(file)!r}), 1000)
+log.write("fourth\\n")
+log.write("fifth\\n")
+"""
+    run_code(code)
+    assert file.read_text() == "first\nse\nfourth\nfifth\n"
