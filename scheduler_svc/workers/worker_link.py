@@ -82,9 +82,8 @@ class WorkerLink:
         """Send a step. If that fails the link is broken, and `broken` says why."""
         try:
             await self._call.write(step_to_pb(step))
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the call has ended
-            self.is_damaged |= await self._call.code() is grpc.StatusCode.DATA_LOSS
-            self._break(str(error))
+        except (grpc.RpcError, asyncio.InvalidStateError):  # the call has ended; the error shows gRPC's own objects
+            self._break(f"a step could not be sent: {await self._why_ended()}")
 
     async def close(self) -> None:
         """Close the link; idempotent."""
@@ -98,9 +97,7 @@ class WorkerLink:
             while isinstance(data := await self._call.read(), bytes):
                 self.results.append(_result(data))
                 self.news.set()
-            code = await self._call.code()
-            self.is_damaged |= code is grpc.StatusCode.DATA_LOSS
-            self._break(f"{code.name}: {await self._call.details()}")
+            self._break(await self._why_ended())
         except DataLossError as error:
             self.is_damaged = True
             self._break(f"unreadable answer: {error}")
@@ -111,6 +108,12 @@ class WorkerLink:
             cause = error_of(rpc_error)
             self.is_damaged |= isinstance(cause, DataLossError)
             self._break(cause.message)
+
+    async def _why_ended(self) -> str:
+        """The status of the call, which has ended."""
+        code = await self._call.code()
+        self.is_damaged |= code is grpc.StatusCode.DATA_LOSS
+        return f"{code.name}: {await self._call.details()}"
 
     def _break(self, reason: str) -> None:
         if self.broken is None:
