@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -178,6 +179,23 @@ async def test_a_store_that_ends_is_started_again_as_soon_as_it_can_be(folder: D
     await store.stop()
     assert said.said[0].startswith("the embedded store ended; starting it again in ")
     assert "exit code 3" in said.said[1] and said.said[2].endswith("starting it again in 0.4 s")
+
+
+async def test_a_store_whose_folder_was_removed_begins_anew_in_a_private_one(
+    folder: DataFolder, store: EmbeddedStore
+) -> None:
+    restarts = Restarts()
+    keeping = asyncio.create_task(store.keep_running(restarts))
+    await say(folder, "SET", "key", "lost")
+    pid = await server_pid(folder)
+    shutil.rmtree(folder.path)
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(patient(20)):
+        while not await answers(folder, b":0\r\n", "DBSIZE"):  # noqa: ASYNC110 - a start of its own has no event
+            await asyncio.sleep(0.01)
+    keeping.cancel()
+    assert len(restarts.said) == 1
+    assert not [each for each in (folder.path, *folder.path.rglob("*")) if each.stat().st_mode & 0o077]
 
 
 @pytest.mark.parametrize("is_full", [False, True])

@@ -201,7 +201,13 @@ class EmbeddedStore:
             writer.close()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        """Start the server; without asyncio's subprocess, which would kill it when our loop closes."""
+        """Start the server; without asyncio's subprocess, which would kill it when our loop closes.
+
+        Folders that were removed while it ran are made again: it begins empty, and a living scheduler writes into it
+        what has not ended.
+        """
+        for folder in (self._folder.parent, self._folder, self._log.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
             process = subprocess.Popen(
                 self._command,

@@ -20,7 +20,8 @@ class ServiceLog:
 
     def begin(self) -> BinaryIO:
         """Open the file for a new start; the caller closes it. Raises OSError."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.path.parent.parent, self.path.parent):  # if they were removed
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")  # noqa: SIM115
         self._start = log.seek(0, os.SEEK_END)
         self._file = _identity(log)
