@@ -246,17 +246,21 @@ class Session:
         return error
 
     def _reattach_silent_requests(self, limit: asyncio.Timeout) -> None:
-        """Attaches again to silent requests; ends the stream by `limit` if that is not answered either."""
+        """Attaches again to silent requests; ends the stream by `limit` if that is not answered either.
+
+        All of them have their patience doubled by one new connection: a server with more requests to answer than it
+        can in that time would be left again and again, and would not know that its requests still have a reader.
+        """
         now_s = self._loop.time()
-        for entry in list(self._by_handle.values()):
-            if entry.request.is_behind:
-                continue  # its reader decides when to continue
-            match entry.silence.next_action(now_s):
-                case "ask":
-                    self.catch_up(entry.request)
-                case "renew":
-                    limit.reschedule(now_s)
-                    return
+        # The reader of a request that is behind decides when to continue.
+        entries = [entry for entry in self._by_handle.values() if not entry.request.is_behind]
+        actions = [entry.silence.next_action(now_s) for entry in entries]
+        if "renew" in actions:
+            limit.reschedule(now_s)
+            return
+        for entry, action in zip(entries, actions, strict=True):
+            if action == "ask":
+                self.catch_up(entry.request)
         self._silence_timer = self._loop.call_later(LISTEN_S, self._reattach_silent_requests, limit)
 
     def _take_response(self, response: pb.SessionResponse) -> None:

@@ -85,6 +85,21 @@ async def test_a_submission_without_an_answer_is_made_again_and_runs_once(
     assert (await stream.accepted()).attached
 
 
+async def test_many_submissions_without_an_answer_wear_out_the_patience_with_a_connection_once(
+    server: ScriptedServer, client: quire.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that has much to answer would else be left as often as there are requests."""
+    monkeypatch.setattr("quire.silence.ANSWER_S", 0.2)
+    monkeypatch.setattr("quire.session.LISTEN_S", 0.02)
+    server.default = Script(silent=True)
+    began_s = asyncio.get_running_loop().time()
+    streams = [client.stream(f"request {number}") for number in range(6)]
+    await server.until(lambda: server.num_sessions == 4)
+    assert asyncio.get_running_loop().time() - began_s >= 0.2 + 0.4 + 0.8
+    for stream in streams:
+        await stream.aclose()
+
+
 async def test_a_request_that_waits_for_long_is_attached_to_again_on_the_stream_that_there_is(
     server: ScriptedServer, client: quire.AsyncClient
 ) -> None:

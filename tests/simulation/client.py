@@ -108,15 +108,16 @@ class Client:
         """Act like the SDK: attach again to requests without messages, and leave a silent connection."""
         if connection is not self._connection or self.is_done:
             return
-        for handle, order in list(self._order_of.items()):
-            action = self._silences[order].next_action(self._loop.now_s)
+        orders = list(self._order_of.items())
+        actions = [self._silences[order].next_action(self._loop.now_s) for _, order in orders]
+        if "renew" in actions:
+            if connection.half_open_s is not None:
+                self._history.count("client leaves a path that died on one side")
+            connection.lose()
+            return
+        for (handle, order), action in zip(orders, actions, strict=True):
             if action == "ask":
                 self._attach_again(handle, order)
-            elif action == "renew":
-                if connection.half_open_s is not None:
-                    self._history.count("client leaves a path that died on one side")
-                connection.lose()
-                return
         self._loop.outside(LISTEN_S, self._look_for_silent, connection)
 
     def _attach_again(self, handle: int, order: Order) -> None:
