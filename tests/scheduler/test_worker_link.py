@@ -20,7 +20,7 @@ class EndedCall:
     async def write(self, message: object) -> None:
         raise self._error
 
-    async def read(self) -> object:
+    async def read(self) -> None:
         await asyncio.Event().wait()
 
     async def code(self) -> grpc.StatusCode:
