@@ -51,7 +51,11 @@ def main() -> None:
             connect_timeout_s=settings.scheduler_timeout_s,
             reconnect_timeout_s=settings.scheduler_timeout_s,
         )
-        sock = listening_socket(settings.listen, shares_port=settings.shares_port)
+        sock = listening_socket(
+            settings.listen,
+            shares_port=settings.shares_port,
+            slow_reader_timeout_s=settings.slow_reader_timeout_s,
+        )
     except (AccessError, ListenError, ValueError) as error:
         refuse_to_start(SERVICE, str(error), names)
     app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys)

@@ -40,6 +40,12 @@ class GatewaySettings(AccessSettings):
         16, ge=1, le=1024, description="MiB of a request's body; larger ones are refused with 413"
     )
     max_http_connections: int = Field(4096, ge=1, description="connections open at once; further ones get 503")
+    slow_reader_timeout_s: float = Field(
+        60.0,
+        ge=0.1,
+        le=86_400,
+        description="how long a client may take nothing of an answer that is ready for it; then the connection is cut",
+    )
     cors_origins: str | None = Field(
         None,
         description="web pages whose scripts may call (CORS), as scheme://host[:port] with commas between; "

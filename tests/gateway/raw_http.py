@@ -50,10 +50,11 @@ async def served(
     busy: ASGIApp = answer_busy,
     max_connections: int = 100,
     silence_s: float = PATIENT_S,
+    slow_reader_timeout_s: float = PATIENT_S,
 ) -> AsyncIterator[int]:
     """The port of a server of an application."""
     server = HttpServer(app, max_connections=max_connections, drain_timeout_s=0, busy=busy, silence_s=silence_s)
-    sock = listening_socket("127.0.0.1:0", shares_port=False)
+    sock = listening_socket("127.0.0.1:0", shares_port=False, slow_reader_timeout_s=slow_reader_timeout_s)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         yield sock.getsockname()[1]

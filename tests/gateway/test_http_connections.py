@@ -1,9 +1,11 @@
 """HTTP below the routes: old and new versions, unfinished requests, heads without end, and too many connections."""
 
 import asyncio
+import socket
 
 import orjson
 import pytest
+from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -235,3 +237,20 @@ def test_scripts_of_web_pages_may_read_that_the_gateway_is_broken_or_busy(max_co
     answer = asyncio.run(send())
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"access-control-allow-origin: https://page.example\r\n" in answer
+
+
+async def test_a_client_that_takes_nothing_of_an_answer_is_cut_off() -> None:
+    departed = asyncio.Event()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # the request
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(32 << 20), "more_body": True})
+        assert (await receive())["type"] == "http.disconnect"
+        departed.set()
+
+    async with served(application, slow_reader_timeout_s=0.5) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(patient(30)):
+                await departed.wait()
