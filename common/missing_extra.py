@@ -1,4 +1,4 @@
-"""One line instead of a traceback where a service's process lacks a package of its extra.
+"""One line instead of a traceback where a service's process lacks a package of its extra, and none for Ctrl-C.
 
 Import it in a service's `__main__`, before anything that an extra brings. It loads nothing but the standard library.
 """
@@ -14,7 +14,12 @@ _OTHER_EXTRAS = {"triton": "gpu", "flashinfer": "flashinfer"}
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints the exception that ends this process, as the interpreter does but for a missing package."""
+    """Prints the exception that ends this process, as the interpreter does but for a missing package and Ctrl-C.
+
+    Ctrl-C arrives as an exception only until the service serves.
+    """
+    if issubclass(kind, KeyboardInterrupt):
+        return
     service = _EXTRAS.get(_package())
     missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
     if service is None or missing is None or missing in _OURS:

@@ -29,7 +29,7 @@ def why_not(field: Any, value: Any, error: Exception) -> str:
     if isinstance(error, UnicodeError):
         return "has characters that UTF-8 cannot encode, as text read with a wrong encoding has: give valid text"
     bounds = None if field.is_repeated else _INTEGERS.get(field.cpp_type)
-    if bounds is not None and isinstance(value, int):
+    if bounds is not None and isinstance(value, int) and not isinstance(value, bool):
         low, high = bounds
         return f"is {value}: give " + (f"at most {high:,}" if value > high else f"at least {low:,}")
     return f"cannot be {repr(value)[:_MOST_SHOWN]}: give {kind_of(field)}"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
@@ -34,6 +35,7 @@ _BYTES_PER_S = 8 << 20  # that even a slow way takes
 # The library's own time limits start a task per command; ours, in call_many, does not.
 _OPTIONS = {"protocol": 3, "socket_timeout": None, "socket_connect_timeout": None}
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # that a URL may name
+_DATABASE = re.compile(r"/?|/[0-9]{1,9}", re.ASCII)  # path of a URL
 _UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
 _UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'\"]?([^`'\", ]+)")
 _SCRIPT = re.compile(r" script: \S+, on @user_script:\d+\.$| script: on @user_script:\d+\.$")
@@ -179,6 +181,9 @@ def pack(*words: bytes | str | int) -> Packed:
 
 def _connection_to(url: str) -> AbstractConnection:
     options: dict[str, Any] = dict(parse_url(url))
+    parts = urlsplit(url)
+    if parts.scheme != "unix" and not _DATABASE.fullmatch(parts.path):  # the library would take database 0, or another
+        raise ValueError("its database is no number: write redis://host:port/0")
     for name in _FILES:
         if (file := options.get(name)) is not None and not Path(file).is_file():
             raise StoreOptionError(f"{name} is {file}: there is no such file")

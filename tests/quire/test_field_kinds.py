@@ -51,6 +51,7 @@ BEAM_KEYWORDS = [field.name for field in fields(BeamParams)]
         ({"choice": "yes"}, "choice: cannot be 'yes': give a list of texts"),
         ({"choice": 5}, "choice: cannot be 5: give a list of texts"),
         ({"timeout_s": "1"}, "timeout_s: cannot be '1': give a number of seconds"),
+        ({"n": True}, "n: cannot be True: give a whole number"),
         ({"seed": -1}, "seed: is -1: give at least 0"),
         ({"seed": 2**70}, f"seed: is {2**70}: give at most"),
         ({"stop": "\udcff"}, "stop: has characters that UTF-8 cannot encode"),

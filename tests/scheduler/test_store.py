@@ -307,6 +307,16 @@ async def test_a_value_that_an_option_cannot_have_is_named() -> None:
         await open_store("rediss://u:s3cret@h?ssl_cert_reqs=bogus")
 
 
+@pytest.mark.parametrize(
+    ("path", "why"), [("abc", "no number"), ("1/2", "no number"), ("-1", "no number"), ("x", "no ")]
+)
+async def test_a_database_that_is_no_number_is_refused(path: str, why: str) -> None:
+    user = "u:s3cret@" if path == "x" else ""
+    with pytest.raises(StoreConfigurationError, match=why) as refused:
+        await open_store(f"redis://{user}127.0.0.1:1/{path}")
+    assert "s3cret" not in str(refused.value)
+
+
 async def test_an_option_that_may_be_the_end_of_a_password_is_not_shown() -> None:
     with pytest.raises(StoreConfigurationError, match="it has no valid port or database number") as refused:
         await open_store("redis://u:12?xyz=uvw@h:1")
