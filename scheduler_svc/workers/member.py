@@ -27,6 +27,7 @@ class Member:
     task: "asyncio.Task[None] | None" = None  # none while it is out of service
     loop: WorkerLoop | None = None  # while it is being driven
     block_size: int = 0
+    kv_dtype: str = ""
     max_model_len: int = 0
     seen_s: float
     is_leaving: bool = False  # it was told to end: its hanging up is no loss

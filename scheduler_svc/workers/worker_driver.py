@@ -14,7 +14,7 @@ from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.result_check import ImpossibleAnswerError
-from scheduler_svc.requests.params.served_model import served_model, with_shortest_context
+from scheduler_svc.requests.params.served_model import differences, served_model, with_shortest_context
 from scheduler_svc.requests.prefixes.prefix_keeper import PrefixKeeper
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from scheduler_svc.workers.block_carrier import BlockCarrier, Peer
@@ -78,6 +78,7 @@ class WorkerDriver:
             model = served_model(description, self._admission.model, tokenizer)
             member.link.open(member.step_key)
             member.max_model_len = description.model.max_model_len
+            self._warn_of_differences(member, description)
             self._add_to_scheduler(member, description)
         except ValueError as error:
             raise FailedPreconditionError(str(error)) from error
@@ -132,13 +133,24 @@ class WorkerDriver:
         """End the fetches of blocks that are under way."""
         await self._carrier.close()
 
+    def _warn_of_differences(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
+        """Warn of a worker by which outputs, or the model's name after a change of the leader, depend on the worker."""
+        known, info, kv_dtype = self._admission.model, description.model, description.pool.dtype
+        if known is None or known.fingerprint != info.fingerprint:
+            return
+        found = differences(description, known)
+        if others := sorted({each.kv_dtype for each in self.driven} - {kv_dtype}):
+            found.append(f"dtype of keys and values is {kv_dtype}, and {', '.join(others)} of others")
+        if found:
+            log.warning("worker differs from the others", worker_id=member.worker_id, differences="; ".join(found))
+
     def _max_model_lens(self) -> list[int]:
         """Context lengths of the workers in service."""
         return [member.max_model_len for member in self.driven]
 
     def _add_to_scheduler(self, member: Member, description: worker_pb2.DescribeResponse) -> None:
         pool, role = description.pool, _ROLES.get(description.role, "mixed")
-        member.block_size = pool.block_size
+        member.block_size, member.kv_dtype = pool.block_size, pool.dtype
         self._engine.scheduler.workers.add_worker(
             member.worker_id,
             num_blocks=pool.num_blocks,

@@ -186,3 +186,24 @@ async def test_a_vocabulary_with_an_id_of_4_billion_is_refused_and_not_made_a_ta
         b'"unk_token":"a"}}'
     )
     assert "4,000,000,000" in await why_not(site, worker)
+
+
+async def test_a_worker_that_serves_the_same_model_otherwise_is_named_with_the_differences(site: Site) -> None:
+    first, equal, other = (ScriptedWorker(f"w{number}") for number in range(3))
+    for worker in (first, equal):
+        worker.description.pool.dtype = "float32"
+    other.description.model.name = "renamed"
+    other.description.model.dtype = "bfloat16"
+    other.description.model.sampling_defaults.top_k = 7
+    other.description.pool.dtype = "int8"
+    with structlog.testing.capture_logs() as logs:
+        for worker in (first, equal, other):
+            await site.start_worker(worker)
+    found = [line for line in logs if line["event"] == "worker differs from the others"]
+    assert [line["worker_id"] for line in found] == ["w2"]
+    name, dtype = first.description.model.name, first.description.model.dtype
+    assert found[0]["differences"] == (
+        f"model name is renamed, and {name} is served; dtype is bfloat16, and {dtype} is served; "
+        "sampling defaults is top_k: 7, and none is served; dtype of keys and values is int8, and float32 of others"
+    )
+    assert (await model(site)).name == name

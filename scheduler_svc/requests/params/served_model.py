@@ -3,7 +3,7 @@
 One scheduler serves one model at a time; workers of another fingerprint are refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from quire.parsing.answer_format import AnswerFormat
@@ -84,6 +84,17 @@ def served_model(
     )
 
 
+def differences(description: worker_pb2.DescribeResponse, known: ServedModel) -> list[str]:
+    """Differences of a worker from the served model of which each alone keeps no worker from serving it."""
+    info = description.model
+    pairs: dict[str, tuple[object, object]] = {
+        "model name": (info.name, known.name),
+        "dtype": (info.dtype, known.dtype),
+        "sampling defaults": (info.sampling_defaults, known.sampling_defaults),
+    }
+    return _unequal(pairs)
+
+
 def with_shortest_context(model: ServedModel, max_model_lens: Iterable[int]) -> ServedModel:
     """Same model with the longest context that every worker in service can hold; unchanged without workers."""
     shortest = min(max_model_lens, default=model.limits.max_model_len)
@@ -102,9 +113,21 @@ def _check_same(description: worker_pb2.DescribeResponse, known: ServedModel) ->
     }
     if known.tokenizer is not None and description.HasField("tokenizer"):
         pairs["tokenizer"] = (description.tokenizer.fingerprint[:12], known.tokenizer_fingerprint[:12])
-    wrong = [f"{name} is {said}, and {served} is served" for name, (said, served) in pairs.items() if said != served]
-    if wrong:
+    if wrong := _unequal(pairs):
         raise ValueError(
             f"worker {description.worker_id!r} describes the model {known.name!r} otherwise: {'; '.join(wrong)}; "
             "start it with the same model folder"
         )
+
+
+def _unequal(pairs: Mapping[str, tuple[object, object]]) -> list[str]:
+    """Pairs of what a worker says and what is served, of which both differ, each as a sentence."""
+    return [
+        f"{name} is {_shown(said)}, and {_shown(served)} is served"
+        for name, (said, served) in pairs.items()
+        if said != served
+    ]
+
+
+def _shown(value: object) -> str:
+    return " ".join(str(value).split()) or "none"  # a message has a line for each field
