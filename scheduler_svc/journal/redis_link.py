@@ -237,7 +237,7 @@ def _distrust(error: ssl.SSLCertVerificationError) -> str:
 
 def _reason(error: Exception) -> str:
     if "HELLO must be called with the client already authenticated" in str(error):
-        return "it asks for a password; write redis://:PASSWORD@host:port"
+        return "it asks for a password; write :PASSWORD@ before the host in its URL"
     return _said(error)
 
 

@@ -82,7 +82,7 @@ async def test_a_password_or_database_that_a_store_does_not_take_is_told_at_once
         said = str(refused.value).replace(str(socket_path), "")  # whose name is drawn, and may hold any two letters
         assert "wr0ng" not in said and "s3" not in said
     valkey.command("ACL", "SETUSER", "default", "resetpass", ">other")
-    with pytest.raises(AddressError, match=r"asks for a password\); write redis://:PASSWORD@host:port"):
+    with pytest.raises(AddressError, match=r"asks for a password\); write :PASSWORD@ before the host"):
         await probe_store(f"unix://{socket_path}")
 
 

@@ -98,7 +98,7 @@ async def _greeted(parts: SplitResult, reader: asyncio.StreamReader, writer: asy
             why = "what listens there is neither Redis nor Valkey, unless it wants TLS, which rediss:// stands for"
             return _Fault("cannot be used", why)
         if reply.startswith(b"-NOAUTH"):
-            return _Fault("refuses us", "it asks for a password", "write redis://:PASSWORD@host:port")
+            return _Fault("refuses us", "it asks for a password", "write :PASSWORD@ before the host in its URL")
         if name != "PING" and reply.startswith(b"-") and not reply.startswith(_PASSING):
             why = reply[1:].decode(errors="replace").strip()
             return _Fault("refuses us", why, f"check the {'password' if name == 'AUTH' else 'number of the database'}")
