@@ -86,6 +86,20 @@ def max_tokens_of_each(
     return min(num_shared + num_own, num_blocks) * worker.block_size  # all blocks if the prompt alone needs more
 
 
+def longest_prompt(worker: WorkerState, limits: WorkerLimits, num_sequences: int) -> int:
+    """Return the longest prompt behind which each of `num_sequences` could have a token; 0 for none."""
+    if num_sequences > min(worker.num_seats, limits.max_num_seqs):
+        return 0
+    num_shared = worker.capacity_blocks - num_sequences  # and each has a block of its own, which ends with its token
+    return max(0, (num_shared + 1) * worker.block_size - 1)
+
+
+def most_sequences(worker: WorkerState, limits: WorkerLimits) -> int:
+    """Return the most sequences that a prompt of one token could have there."""
+    num_blocks = worker.capacity_blocks if worker.block_size > 1 else worker.capacity_blocks - 1  # it fills one
+    return max(0, min(limits.max_num_seqs, worker.num_seats, num_blocks))
+
+
 def num_free_seats(worker: WorkerState, limits: WorkerLimits) -> int:
     """Count the seats that groups may still take there."""
     return min(len(worker.free_seats), limits.max_num_seqs - worker.num_members)

@@ -195,11 +195,15 @@ class PresentWorkers:
 
     def max_sequences_that_fit(self) -> int:
         """Return the most sequences of a group that the workers of `max_tokens_that_fit` could each hold alone."""
-        most = self._limits.max_num_seqs
-        return min(
-            (min(most, worker.num_seats, worker.capacity_blocks) for worker in self._measured_workers()),
-            default=0,
-        )
+        return min((placement.most_sequences(each, self._limits) for each in self._measured_workers()), default=0)
+
+    def longest_prompt_that_fits(self, num_sequences: int) -> int:
+        """Return the longest prompt of a group that those workers could each hold alone, with a token of each sequence.
+
+        0 if they could not hold so many sequences.
+        """
+        workers = self._measured_workers()
+        return min((placement.longest_prompt(each, self._limits, num_sequences) for each in workers), default=0)
 
     def seat_use(self) -> list[SeatUse]:
         """Return the use of seats on each worker that new groups are given to."""

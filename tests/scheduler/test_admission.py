@@ -91,6 +91,20 @@ async def test_while_no_worker_is_connected_a_request_that_would_fit_the_last_on
     assert tokens_in(await waiting) == [11, 12, 13, 14]
 
 
+async def test_a_prompt_too_long_for_its_samples_is_refused_with_the_longest_that_is_taken(site: Site) -> None:
+    await site.add_worker(num_blocks=8)
+
+    def four_samples(num_prompt_tokens: int) -> pb.GenerateRequest:
+        request = counting(10, 1, sampling=pb.SamplingParams(n=4))
+        request.token_ids.ids[:] = [10] * num_prompt_tokens
+        return request
+
+    for num_prompt_tokens in (200, 80):
+        error = await refused(site, four_samples(num_prompt_tokens))
+        assert "shorten it to at most 79, lower n" in str(error.details())
+    assert await site.run(four_samples(79))
+
+
 async def test_the_same_request_twice_at_once_runs_once(site: Site) -> None:
     await site.add_worker()
     messages = await asyncio.gather(*(site.run(counting(10, 8, "same")) for _ in range(5)))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, OverloadedError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.requests.params.request_params import settle, settle_length, validate
@@ -223,6 +223,22 @@ def test_what_does_not_fit_as_often_as_asked_is_refused_with_what_to_lower(
         settle_length(settled(request_), 100, LIMITS, 120)
     request_.stopping.max_tokens = 20
     assert settle_length(settled(request_), 100, LIMITS, 120) == 20
+
+
+def test_the_longest_prompt_is_named_that_leaves_each_sample_a_block_of_its_own() -> None:
+    """With 10 blocks of 4 tokens and 38 of prompt, 3 samples have 36 tokens each; with 35 they would have 32."""
+    params = settled(request_of(sampling=pb.SamplingParams(n=3)))
+    expected = "prompt: the prompt is too long: 38 tokens; .*3 sequences of 32 tokens each.*at most 31, lower n, or"
+    with pytest.raises(InvalidRequestError, match=expected):
+        settle_length(params, 38, LIMITS, 36, longest_prompt_that_fits=31)
+    with pytest.raises(InvalidRequestError, match=r"sampling\.n: is 3, more than run at once.*give at most 2$"):
+        settle_length(params, 9, LIMITS, 8, longest_prompt_that_fits=0, max_sequences_that_fit=2)
+    with pytest.raises(InvalidRequestError, match=r"maximum context length is 256 tokens.*at most 255$"):
+        settle_length(params, 5000, LIMITS, 5000, longest_prompt_that_fits=4000)
+    with pytest.raises(OverloadedError, match=r"holds 32 tokens of this request beside 7 blocks .* needs 39: unpin"):
+        settle_length(
+            params, 38, LIMITS, 36, longest_prompt_that_fits=31, num_pinned_blocks=7, max_tokens_without_pins=39
+        )
 
 
 def test_the_number_of_samples_is_to_be_lowered_only_where_there_are_several() -> None:

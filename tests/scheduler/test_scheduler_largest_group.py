@@ -89,6 +89,21 @@ def test_a_group_one_token_larger_than_fits_is_never_started(shape: dict[str, in
     alone.cluster.assert_idle_and_unleaked()
 
 
+@settings(max_examples=250)
+@given(shapes)
+def test_the_longest_prompt_and_the_most_sequences_are_the_last_that_fit(shape: dict[str, int]) -> None:
+    alone = Alone(**shape)  # type: ignore[arg-type]
+    workers, num_sequences = alone.cluster.scheduler.workers, alone.num_sequences
+
+    def fits(num_prompt_tokens: int, num_sequences: int) -> bool:
+        return workers.max_tokens_that_fit(num_prompt_tokens, num_sequences) > num_prompt_tokens
+
+    most_tokens = alone.capacity_blocks * alone.block_size
+    fitting = [length for length in range(1, most_tokens + 2) if fits(length, num_sequences)]
+    assert fitting == [*range(1, workers.longest_prompt_that_fits(num_sequences) + 1)]
+    assert [each for each in range(1, 30) if fits(1, each)] == [*range(1, workers.max_sequences_that_fit() + 1)]
+
+
 @pytest.mark.parametrize("num_prompt_tokens", [1, 4, 6, 8, 11])
 @pytest.mark.parametrize("num_sequences", [1, 2, 3, 5])
 @pytest.mark.parametrize("num_blocks", [15, 16, 17, 24])

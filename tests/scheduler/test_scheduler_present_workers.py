@@ -70,6 +70,16 @@ def test_samples_share_the_full_blocks_of_their_prompt_and_divide_the_others(
     assert cluster.scheduler.workers.max_tokens_that_fit(num_prompt_tokens, num_sequences) == num_tokens
 
 
+@pytest.mark.parametrize("num_sequences", [1, 2, 3, 7, 8])
+def test_behind_the_longest_prompt_each_sample_has_room_for_a_token_and_behind_a_longer_one_not(
+    num_sequences: int,
+) -> None:
+    workers = make_cluster(w={"num_blocks": 10}).scheduler.workers
+    longest = workers.longest_prompt_that_fits(num_sequences)
+    has_room = [workers.max_tokens_that_fit(length, num_sequences) > length for length in range(1, 60)]
+    assert has_room == [length <= longest for length in range(1, 60)]
+
+
 def test_a_pinned_block_counts_once_and_nothing_that_needs_it_is_admitted() -> None:
     cluster = make_cluster(w={"num_blocks": 10})
     workers = cluster.scheduler.workers
