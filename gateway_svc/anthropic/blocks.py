@@ -43,7 +43,7 @@ class ThinkingBlock(ApiModel):
 
     type: Literal["thinking"]
     thinking: str
-    signature: str
+    signature: str | None = None
 
 
 class RedactedThinkingBlock(ApiModel):

@@ -110,7 +110,7 @@ class _Turns:
             case TextBlock():
                 self._turn(role).texts.append(block.text)
             case ThinkingBlock():
-                if reasoning := block.thinking or omitted_reasoning(block.signature):
+                if reasoning := block.thinking or omitted_reasoning(block.signature or ""):
                     self._turn(role).reasoning.append(reasoning)
             case RedactedThinkingBlock():
                 pass  # not readable here

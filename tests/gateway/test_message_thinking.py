@@ -46,7 +46,16 @@ def test_the_template_sees_thinking_that_comes_back_also_if_it_was_omitted(
     fields: dict[str, Any] = {"messages": asking("?"), "thinking": ENABLED | {"display": "omitted"}, **GREEDY}
     omitted = claude.messages.create(**fields)
     foreign: list[Any] = [thinking("", "of another server"), {"type": "redacted_thinking", "data": "x"}, text("Four.")]
-    for content, reasoning in ((omitted.to_param()["content"], "Hm: 2 + 2 it is."), (foreign, "")):
+    unsigned: list[Any] = [
+        {"type": "thinking", "thinking": "Hm.", "signature": None},
+        text("Four."),
+    ]  # as LiteLLM's are
+    for content, reasoning in (
+        (omitted.to_param()["content"], "Hm: 2 + 2 it is."),
+        (foreign, ""),
+        (unsigned, "Hm."),
+        ([{"type": "thinking", "thinking": "Hm."}, text("Four.")], "Hm."),
+    ):
         messages: list[Any] = [*asking("?"), {"role": "assistant", "content": content}, *asking("hello")]
         turns = [
             quire.ChatMessage("user", "?"),

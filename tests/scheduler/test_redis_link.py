@@ -79,7 +79,11 @@ async def test_a_refusal_is_raised_once_every_reply_was_read(refusal: str, kind:
     ("last_word", "refusal", "says"),
     [
         ("HELLO", "WRONGPASS invalid username-password pair", "invalid username-password pair"),
-        ("HELLO", "NOAUTH HELLO must be called with the client already authenticated", "write :PASSWORD@ before the host"),
+        (
+            "HELLO",
+            "NOAUTH HELLO must be called with the client already authenticated",
+            "write :PASSWORD@ before the host",
+        ),
         ("7", "ERR DB index is out of range", "DB index is out of range"),
     ],
 )
