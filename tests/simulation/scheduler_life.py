@@ -19,8 +19,10 @@ from scheduler_svc.journal.leases import Lease
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import FencedError, RecordLimits
 from scheduler_svc.leadership.hot_journal import HotJournal
+from scheduler_svc.leadership.lease_keeper import LeaseKeeper
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
+from scheduler_svc.life import before
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.fault_verdicts import FaultVerdicts
@@ -45,6 +47,7 @@ from tests.simulation.virtual_loop import Process, VirtualLoop
 RECORD_TTL_S = 3600
 DRAIN_S = 0.3
 LEAVE_S = 0.2  # for a standby that is told to end, too, to say so
+LOOK_S = 0.125  # between looks for a standby while it drains
 LEASE_MS = 1500
 STORE_TIMEOUT_S = 30.0
 
@@ -77,6 +80,7 @@ class SchedulerLife:
         self._on_lead = on_lead
         self._on_turn = on_turn
         self._cut = (0, 0.0)
+        self._successors: list[str] = []  # addresses of standbys, of a leader that was told to end
         self._hot: HotJournal | None = None
         self._toy_workers = workers
         self._options = options
@@ -227,25 +231,25 @@ class SchedulerLife:
         )
         running = [asyncio.create_task(each) for each in (self.journal.run(), self.records.run(), self.workers.watch())]
         running.append(keeping_lease)
-        successors: list[str] | None = None
+        self._successors = []
         self.serves = True
         self._history.note(f"{self.process.name} serves in epoch {epoch}, {self.recovery.num_waiting} wait")
         try:
             await unless_failed(self._told_to_end.wait(), (fatal, *running))
             self.keeper.close()
-            successors = await lease.standbys()
-            if successors:
+            self._successors = await lease.standbys() or []
+            if self._successors:
                 await unless_failed(asyncio.sleep(LEAVE_S), (fatal, *running))
-                successors = await lease.standbys()
-            if not successors:
-                await unless_failed(self._drain(), (fatal, *running))
+                self._successors = await lease.standbys() or []
+            if not self._successors:
+                await unless_failed(before(self._drain(), self._until_succeeded(lease)), (fatal, *running))
         finally:
             self.serves = False
             self.admission.closed = self.readers.closed = True
             self.keeper.close()
             await self.recovery.close()
             await self.workers.close()
-            if successors and await self.journal.hand_over():
+            if self._successors and await self.journal.hand_over():
                 self._history.count("scheduler hands over")
             await self.journal.close()
             await lease.release()
@@ -292,6 +296,11 @@ class SchedulerLife:
             self.way.cut_at(*self._cut)
             self._cut = (0, 0.0)
         return self._new_attempt()
+
+    async def _until_succeeded(self, lease: LeaseKeeper) -> None:
+        while not self._successors:
+            await asyncio.sleep(LOOK_S)
+            self._successors = await lease.standbys() or []
 
     async def _drain(self) -> None:
         self.readers.closed = True
