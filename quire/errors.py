@@ -67,9 +67,14 @@ class InvalidRequestError(QuireError):
         """One error for all violations."""
         return cls(_listed(violations), violations)
 
-    def renamed(self, name_of: Callable[[str], str]) -> "InvalidRequestError":
-        """The same error with other names for its fields."""
-        violations = [replace(each, field=name_of(each.field)) for each in self.violations]
+    def renamed(
+        self, name_of: Callable[[str], str], in_descriptions: Callable[[str], str] = lambda description: description
+    ) -> "InvalidRequestError":
+        """The same error with other names for its fields, and for those that its descriptions name."""
+        violations = [
+            replace(each, field=name_of(each.field), description=in_descriptions(each.description))
+            for each in self.violations
+        ]
         listed = _listed(self.violations)
         if not listed or not self.message.startswith(listed):
             return InvalidRequestError(self.message, violations)

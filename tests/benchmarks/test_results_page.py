@@ -23,7 +23,7 @@ from benchmarks.peers.__main__ import _loads_in_words, _peer_in_words
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runs_file import Run
 from benchmarks.peers.systems import SYSTEMS
-from benchmarks.report import RESULTS, ROOT, write_result
+from benchmarks.report import RESULTS, ROOT, circumstances, write_result
 from benchmarks.result_history import write_with_history
 from benchmarks.results_page.__main__ import PAGE
 from benchmarks.results_page.catalogue import SECTIONS, section_of_kind
@@ -113,6 +113,7 @@ def peers_document(runs: list[Run], loads: list[str], not_set_up: dict[str, str]
     """Figures of a campaign as it writes them."""
     loaded = {"versions": {"torch": "2.13.0"}, "computes_in": "float32"}
     return {
+        "machine": {**circumstances()["machine"], "instructions": ["avx2"]},  # names of sections depend on them
         "model": "125m",
         "dtype": "float32",
         "top_p": None,

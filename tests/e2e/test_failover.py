@@ -72,7 +72,8 @@ class Pair(ModelSite):
             yield standby
 
     def _flags(self, lease_s: float) -> tuple[str, ...]:
-        return ("--store", self.store.url, "--lease-ms", str(round(lease_s * 1000)))
+        lease_ms, drain_s = str(round(lease_s * 1000)), str(patient(60))  # a standby may start slowly
+        return ("--store", self.store.url, "--lease-ms", lease_ms, "--drain-timeout-s", drain_s)
 
 
 class Load:

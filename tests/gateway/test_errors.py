@@ -119,20 +119,22 @@ def test_the_sdk_is_told_the_reason_of_a_prompt_that_is_too_long(sdk: quire.Clie
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    ("path", "prompt", "bound"),
     [
-        ("/v1/completions", {"prompt": "x", "max_tokens": 4}),
-        ("/v1/chat/completions", {"messages": CHAT, "max_completion_tokens": 4}),
-        ("/v1/responses", {"input": "x", "max_output_tokens": 4}),
+        ("/v1/completions", {"prompt": "x"}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": CHAT}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"messages": CHAT}, "max_tokens"),
+        ("/v1/responses", {"input": "x"}, "max_output_tokens"),
     ],
 )
 @pytest.mark.parametrize("constraint", [{}, {"structured_outputs": {"regex": "a+"}}])
-def test_a_refused_minimum_names_no_field_of_another_api(
-    http: httpx2.Client, path: str, fields: dict[str, Any], constraint: dict[str, Any]
+def test_a_refused_minimum_names_the_fields_of_the_api(
+    http: httpx2.Client, path: str, prompt: dict[str, Any], bound: str, constraint: dict[str, Any]
 ) -> None:
-    error = http.post(path, json={**fields, **constraint, "min_tokens": 5}).json()["error"]
+    error = http.post(path, json={**prompt, **constraint, bound: 4, "min_tokens": 5}).json()["error"]
     assert error["param"] == "min_tokens"
-    assert "max_tokens" not in error["message"] and "structured_output," not in error["message"]
+    assert error["message"].startswith(f"min_tokens: is 5, more than {bound} (4): lower it or raise that")
+    assert "structured_output," not in error["message"]
 
 
 def test_a_field_that_is_null_counts_as_left_out(http: httpx2.Client) -> None:

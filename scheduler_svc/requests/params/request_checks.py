@@ -136,8 +136,10 @@ def _check_stopping(stopping: pb.StoppingParams, limits: ModelLimits, violations
         if stopping.max_tokens < 1:
             violations.add("stopping.max_tokens", "is 0: give at least 1, or leave it out")
         elif stopping.min_tokens > stopping.max_tokens:
-            bound = f"more than an output may have ({stopping.max_tokens:,}): lower it or allow more"
-            violations.add("stopping.min_tokens", f"is {stopping.min_tokens:,}, {bound}")
+            violations.add(
+                "stopping.min_tokens",
+                f"is {stopping.min_tokens:,}, more than max_tokens ({stopping.max_tokens:,}): lower it or raise that",
+            )
     violations.add_each(
         (f"stopping.stop[{i}]", "is empty, which would end every output at once: leave it out")
         for i, each in enumerate(stopping.stop)
