@@ -41,7 +41,7 @@ _STATUSES: tuple[tuple[type[QuireError], int, str, str], ...] = (  # the first m
 
 TOO_LONG = "context_length_exceeded"  # code of a prompt, or of its output, that the context does not hold
 _NAME = re.compile(r"^\w+")  # with which the path of a value begins
-_KEYWORD = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")  # of several words, which no sentence has otherwise
+_BOUND = re.compile(r"\bmax_tokens\b")  # keyword that descriptions of other fields name
 _TYPES = frozenset({"bool", "float", "int", "str"})  # alternatives of a union, as pydantic names them in a place
 
 
@@ -96,7 +96,7 @@ def from_quire(error: QuireError, names: Mapping[str, str], request_id: str | No
     if isinstance(error, InvalidRequestError):
         error = error.renamed(
             lambda path: _renamed(path.removeprefix("chat."), names),  # tokenizing nests a chat
-            lambda description: _KEYWORD.sub(lambda found: names.get(found[0], found[0]), description),
+            lambda description: _BOUND.sub(lambda found: names.get(found[0], found[0]), description),
         )
         param = error.violations[0].field if error.violations else None
     _, status, kind, code = next(each for each in _STATUSES if isinstance(error, each[0]))
