@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from quire.cli.supervisor.child import FIRST_BACKOFF_S, LAST_BACKOFF_S, READY_S
+from quire.cli.supervisor.service_log import open_private_log
 from quire.time_slice import shorten_slice
 
 POLL_S = 0.02
@@ -206,9 +207,8 @@ class EmbeddedStore:
         Folders that were removed while it ran are made again: it begins empty, and a living scheduler writes into it
         what has not ended.
         """
-        for folder in (self._folder.parent, self._folder, self._log.parent):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
+        with open_private_log(self._log) as log:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,

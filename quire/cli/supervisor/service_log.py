@@ -20,9 +20,7 @@ class ServiceLog:
 
     def begin(self) -> BinaryIO:
         """Open the file for a new start; the caller closes it. Raises OSError."""
-        for folder in (self.path.parent.parent, self.path.parent):  # if they were removed
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log = open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")  # noqa: SIM115
+        log = open_private_log(self.path)
         self._start = log.seek(0, os.SEEK_END)
         self._file = _identity(log)
         return log
@@ -48,3 +46,13 @@ def last_line(output: bytes) -> str:
 def _identity(log: BinaryIO) -> tuple[int, int]:
     stat = os.fstat(log.fileno())
     return stat.st_dev, stat.st_ino
+
+
+def open_private_log(path: Path) -> BinaryIO:
+    """Open a log in the data folder for this user alone; the caller closes it. Raises OSError.
+
+    Folders that were removed are made again.
+    """
+    for folder in (path.parent.parent, path.parent):  # one by one: the mode is not that of parents
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
