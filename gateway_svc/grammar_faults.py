@@ -18,7 +18,7 @@ class GrammarFaults:
 
     def __init__(self, keywords: GenerateParams, tool_use: ToolUse) -> None:
         """`keywords` of the request: they have the grammar, if there is one."""
-        self._lines = (keywords.get("lark") or "").split("\n")
+        self._grammar = keywords.get("lark") or ""
         self._tool_use = tool_use
 
     def told(self, error: quire.QuireError) -> quire.QuireError:
@@ -33,7 +33,8 @@ class GrammarFaults:
 
     def _field_of(self, line: int) -> str | None:
         """Field of the schema in a line, numbered from 1."""
-        rule = self._lines[line - 1].partition(":")[0] if line <= len(self._lines) else ""
+        lines = self._grammar.split("\n")
+        rule = lines[line - 1].partition(":")[0] if line <= len(lines) else ""
         owner = schema_of_rule(rule)
         if owner == "content":
             return "json_schema"

@@ -246,7 +246,7 @@ class Admission:
             len(token_ids),
             model.limits,
             fit,
-            longest_prompt_that_fits=scheduler.workers.longest_prompt_that_fits(params.num_sequences),
+            longest_prompt_that_fits=partial(scheduler.workers.longest_prompt_that_fits, params.num_sequences),
             max_sequences_that_fit=scheduler.workers.max_sequences_that_fit(),
             num_pinned_blocks=scheduler.workers.num_pinned_blocks(),
             max_tokens_without_pins=scheduler.workers.max_tokens_that_fit(

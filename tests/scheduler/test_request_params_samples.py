@@ -230,14 +230,14 @@ def test_the_longest_prompt_is_named_that_leaves_each_sample_a_block_of_its_own(
     params = settled(request_of(sampling=pb.SamplingParams(n=3)))
     expected = "prompt: the prompt is too long: 38 tokens; .*3 sequences of 32 tokens each.*at most 31, lower n, or"
     with pytest.raises(InvalidRequestError, match=expected):
-        settle_length(params, 38, LIMITS, 36, longest_prompt_that_fits=31)
+        settle_length(params, 38, LIMITS, 36, longest_prompt_that_fits=lambda: 31)
     with pytest.raises(InvalidRequestError, match=r"sampling\.n: is 3, more than run at once.*give at most 2$"):
-        settle_length(params, 9, LIMITS, 8, longest_prompt_that_fits=0, max_sequences_that_fit=2)
+        settle_length(params, 9, LIMITS, 8, longest_prompt_that_fits=lambda: 0, max_sequences_that_fit=2)
     with pytest.raises(InvalidRequestError, match=r"maximum context length is 256 tokens.*at most 255$"):
-        settle_length(params, 5000, LIMITS, 5000, longest_prompt_that_fits=4000)
+        settle_length(params, 5000, LIMITS, 5000, longest_prompt_that_fits=lambda: 4000)
     with pytest.raises(OverloadedError, match=r"holds 32 tokens of this request beside 7 blocks .* needs 39: unpin"):
         settle_length(
-            params, 38, LIMITS, 36, longest_prompt_that_fits=31, num_pinned_blocks=7, max_tokens_without_pins=39
+            params, 38, LIMITS, 36, longest_prompt_that_fits=lambda: 31, num_pinned_blocks=7, max_tokens_without_pins=39
         )
 
 

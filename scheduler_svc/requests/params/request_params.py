@@ -184,17 +184,18 @@ def settle_length(
     limits: ModelLimits,
     max_tokens_that_fit: int,
     *,
-    longest_prompt_that_fits: int | None = None,
+    longest_prompt_that_fits: Callable[[], int] | None = None,
     max_sequences_that_fit: int = 1,
     num_pinned_blocks: int = 0,
     max_tokens_without_pins: int = 0,
 ) -> int:
     """Bound of the output in force, in tokens.
 
-    `max_tokens_that_fit` is the longest prompt and output that the KV memory can hold for each of the sequences of
-    the request, which share the prompt; 0 if it cannot hold so many, but `max_sequences_that_fit`. With a prompt of
-    `longest_prompt_that_fits` each would have room for one token (None: with one token less than the first). All three
-    are what is left beside `num_pinned_blocks`; `max_tokens_without_pins` is the first without them.
+    `max_tokens_that_fit` is the longest prompt and output that the KV memory can hold for each of the sequences of the
+    request, which share the prompt; 0 if it cannot hold so many, but `max_sequences_that_fit`. With a prompt of
+    `longest_prompt_that_fits` each would have room for one token (None: with one token less than the first); it is
+    called if the prompt is too long. All three are what is left beside `num_pinned_blocks`; `max_tokens_without_pins`
+    is the first without them.
 
     Raises:
         InvalidRequestError: The lengths can never work, with the numbers that would.
@@ -205,7 +206,7 @@ def settle_length(
     longest = min(limits.max_model_len, max_tokens_that_fit)
     room = longest - num_prompt_tokens
     if room < 1 and longest_prompt_that_fits is not None:  # a shorter prompt leaves more blocks to share out
-        longest = min(limits.max_model_len, longest_prompt_that_fits + 1)
+        longest = min(limits.max_model_len, longest_prompt_that_fits() + 1)
     num_needed = num_prompt_tokens + max(params.max_tokens or 1, params.min_tokens)
     if longest < num_needed <= min(limits.max_model_len, max_tokens_without_pins):
         raise OverloadedError(
