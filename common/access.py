@@ -28,7 +28,7 @@ class AccessError(Exception):
 def accepted_keys(settings: AccessSettings) -> Callable[[], AcceptedKeys] | None:
     """The keys that callers must have, as the file says when asked; None if every caller is served. Raises AccessError.
 
-    A file that can be used no longer leaves the keys as they were.
+    The keys stay as they were while the file cannot be used.
     """
     file = settings.api_key_file
     for secret in (file, settings.tls_key):

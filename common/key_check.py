@@ -54,7 +54,10 @@ class _Pass:
 
 
 class _GuardedRequests:
-    """The requests of a stream, as long as the caller's pass is valid; then UnauthenticatedError."""
+    """The requests of a stream, as long as the caller's pass is valid; then UnauthenticatedError.
+
+    No generator, which a refused request would end: see `CheckedRequests`.
+    """
 
     def __init__(self, requests: AsyncIterator[Any], pass_: _Pass) -> None:
         self._requests = requests

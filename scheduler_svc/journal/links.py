@@ -49,9 +49,8 @@ def open_link(
             return ClusterLink(url, keys, timeout_s=timeout_s, repeatable=repeatable, reports_moves=reports_moves)
         return RedisLink(url, timeout_s=timeout_s, repeatable=repeatable)
     except ValueError as error:
-        is_option = (
-            isinstance(error, StoreOptionError) and "@" not in url.partition("?")[2]
-        )  # which a password may have
+        is_of_password = "@" in url.partition("?")[2]  # where it has a question mark, "options" are a part of it
+        is_option = isinstance(error, StoreOptionError) and not is_of_password
         may_show = has_password(url) and not is_cluster(url) and not is_option  # a part of it
         why = "it has no valid port or database number" if may_show else str(error)
         raise StoreConfigurationError(f"store {without_passwords(url)!r} cannot be used: {why}") from None
