@@ -48,6 +48,7 @@ def merged_stats(parts: Sequence[Stats]) -> Stats:
             pending=sum(part.journal.pending for part in parts),
             write_s=max(part.journal.write_s for part in parts),
             degraded=any(part.journal.degraded for part in parts),
+            delivery=_weakest_delivery([part.journal.delivery for part in parts]),
         ),
         latency=_slowest([part.latency for part in parts]),
         model_name=next((part.model_name for part in parts if part.model_name), ""),
@@ -94,6 +95,10 @@ def page_of_shard(page: RequestPage, shard: int, shards: Sequence[int]) -> Reque
 
 def _sum(kind: type[Counts], parts: Sequence[Counts]) -> Counts:
     return kind(**{each.name: sum(getattr(part, each.name) for part in parts) for each in fields(kind)})
+
+
+def _weakest_delivery(parts: Sequence[str]) -> str:
+    return "relaxed" if "relaxed" in parts else parts[0]
 
 
 def _slowest(parts: Sequence[LatencyStats]) -> LatencyStats:

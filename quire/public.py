@@ -22,15 +22,20 @@ from quire.params import (
     Chat,
     ChatMessage,
     ClientOptions,
+    EarlyStopping,
+    JsonWhitespace,
+    Messages,
     OnDisconnect,
     OutputParams,
+    PauseKeep,
     SamplingParams,
     StopParams,
     StructuredOutput,
+    Tools,
 )
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.answer_parser import AnswerParser
-from quire.parsing.deltas import ArgumentsDelta, ContentDelta, ReasoningDelta, ToolCall, ToolCallBegun
+from quire.parsing.deltas import ArgumentsDelta, ContentDelta, Delta, ReasoningDelta, ToolCall, ToolCallBegun
 from quire.request_list import LiveState, RequestPage, RequestSummary
 from quire.results import (
     Accepted,
@@ -85,7 +90,9 @@ __all__ = [
     "Completion",
     "CompletionStream",
     "ContentDelta",
+    "Delta",
     "Distributions",
+    "EarlyStopping",
     "EndCounts",
     "FailedPreconditionError",
     "FieldViolation",
@@ -95,14 +102,17 @@ __all__ = [
     "Histogram",
     "InvalidRequestError",
     "JournalStats",
+    "JsonWhitespace",
     "LatencyStats",
     "LiveState",
+    "Messages",
     "Model",
     "NotFoundError",
     "OnDisconnect",
     "Outcome",
     "OutputParams",
     "OverloadedError",
+    "PauseKeep",
     "PinnedPrefix",
     "QuireError",
     "ReasoningDelta",
@@ -130,6 +140,7 @@ __all__ = [
     "Tokens",
     "ToolCall",
     "ToolCallBegun",
+    "Tools",
     "UnauthenticatedError",
     "UnavailableError",
     "Usage",
@@ -138,4 +149,5 @@ __all__ = [
 ]
 
 for _name in __all__:  # in tracebacks and help, by the name that a user imports
-    globals()[_name].__module__ = "quire"
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = "quire"

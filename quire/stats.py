@@ -113,6 +113,7 @@ class JournalStats:
     pending: int
     write_s: float
     degraded: bool
+    delivery: str = ""  # "durable": output waits for its entry; "relaxed": it does not; empty: an older scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,4 +181,6 @@ def _journal(now: Stats) -> Text:
         return Text(text + " – the store does not answer", style="bold red")
     if journal.store == "memory":
         return Text(text + " – NOT DURABLE", style="yellow")
+    if journal.delivery == "relaxed":
+        return Text(text + " – relaxed delivery", style="yellow")
     return Text(text, style="dim")

@@ -2,6 +2,7 @@
 loads.
 """
 
+import ast
 import importlib
 import json
 import pydoc
@@ -40,7 +41,7 @@ def test_importing_the_sdk_loads_nothing_until_it_is_used() -> None:
 def test_the_sdk_has_its_public_names_and_no_others() -> None:
     for name in public.__all__:
         assert getattr(quire, name) is getattr(public, name)
-        assert getattr(quire, name).__module__ == "quire"
+        assert not isinstance(getattr(quire, name), type) or getattr(quire, name).__module__ == "quire"
     assert set(public.__all__) <= set(dir(quire))
     taken: dict[str, object] = {}
     exec("from quire import *", taken)
@@ -49,6 +50,38 @@ def test_the_sdk_has_its_public_names_and_no_others() -> None:
     for name in ("Clinet", "no.module", "_private", "__wrapped__"):
         with pytest.raises(AttributeError, match=re.escape(name)):
             getattr(quire, name)
+
+
+def trees_of_public_modules() -> dict[str, ast.Module]:
+    """Syntax trees of the modules that define public names, by the name of the module."""
+    imports = ast.parse(Path(public.__file__).read_text()).body
+    modules = [each.module for each in imports if isinstance(each, ast.ImportFrom) and each.module]
+    return {each: ast.parse(Path(f"{each.replace('.', '/')}.py").read_text()) for each in modules}
+
+
+def names_in_signatures(public_class: ast.ClassDef) -> set[str]:
+    """Names in the annotations of what users call and read: fields, `__init__` and public methods."""
+    annotations: list[ast.expr | None] = []
+    for each in public_class.body:
+        if isinstance(each, ast.AnnAssign):
+            annotations.append(each.annotation)
+        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not re.match("_(?!_init__)", each.name):
+            arguments = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
+            annotations += [each.returns, *(argument.annotation for argument in arguments)]
+    nodes = (node for each in annotations if each is not None for node in ast.walk(each))
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def test_every_type_of_ours_in_a_public_signature_has_a_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(public.__file__).parents[1])
+    nodes = [node for tree in trees_of_public_modules().values() for node in tree.body]
+    aliases = {each.targets[0] for each in nodes if isinstance(each, ast.Assign)}
+    types = {each.id for each in aliases if isinstance(each, ast.Name) and each.id[0].isupper()}
+    classes = {each.name: each for each in nodes if isinstance(each, ast.ClassDef)}
+    used = {name for each in public.__all__ if each in classes for name in names_in_signatures(classes[each])}
+    assert "Messages" in used and "PinnedPrefix" in used
+    not_for_users = {"T", "Ts", "Answer", "LoopThread"}  # type variables, and what a client makes its streams of
+    assert used & (types | set(classes)) - not_for_users <= set(public.__all__)
 
 
 def test_the_version_is_that_of_the_package_and_loads_nothing_else() -> None:

@@ -211,7 +211,14 @@ def stats(number: int) -> Stats:
         output_tokens=number,
         uptime_s=float(number),
         epoch=number,
-        journal=JournalStats(store="redis", entries=number, pending=number, write_s=number / 1e3, degraded=number == 2),
+        journal=JournalStats(
+            store="redis",
+            entries=number,
+            pending=number,
+            write_s=number / 1e3,
+            degraded=number == 2,
+            delivery="relaxed" if number == 2 else "durable",
+        ),
         latency=LatencyStats(num_requests=number, first_token_p50_s=number / 10 if number != 2 else None),
         model_name="m" if number == 3 else "",
         num_swapped=number,
@@ -235,7 +242,9 @@ def test_figures_of_shards_are_added_and_the_slowest_one_says_how_long() -> None
         assert getattr(merged, name) == 6
     assert merged.prompt_tokens == merged.output_tokens == merged.latency.num_requests == 6
     assert (merged.uptime_s, merged.epoch, merged.model_name) == (3.0, 3, "m")
-    assert merged.journal == JournalStats(store="redis", entries=6, pending=6, write_s=0.003, degraded=True)
+    assert merged.journal == JournalStats(
+        store="redis", entries=6, pending=6, write_s=0.003, degraded=True, delivery="relaxed"
+    )
     assert merged.latency.first_token_p50_s == 0.3 and merged.latency.token_p50_s is None
     assert set(vars_of(merged.work).values()) == {6}
     assert merged.ends == EndCounts(stop=6, length=3)
