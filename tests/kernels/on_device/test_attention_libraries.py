@@ -3,6 +3,7 @@
 Those that are not installed are left out, and say so: they are no dependency.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,7 +122,8 @@ def run(
     runner = DeviceRunner(
         decoder, poisoned_pool(decoder), limits_for(decoder), operations, sizes, graphs=recorded, libraries=libraries
     )
-    runner.capture_graphs(None if HAS_GPU else 64)
+    with nullcontext() if recorded is None else recorded.standing_in(torch_operations.OPERATIONS):
+        runner.capture_graphs(None if HAS_GPU else 64)
     results = run_ahead(runner, steps, depth)
     assert not any(runner.kernel_passes.values())
     return results

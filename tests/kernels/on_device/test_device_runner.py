@@ -4,6 +4,7 @@ Steps are replayed from graphs: a GPU's, and recorded ones elsewhere.
 """
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def run_kernels(
     if recorded is not None:  # in the interpreter, which is slow
         operations, sizes = recorded.operations(operations), (NUM_SEATS,)
     runner = DeviceRunner(decoder, pool, limits, operations, sizes, cost=cost, graphs=recorded)
-    runner.capture_graphs(None if HAS_GPU else 64)
+    with nullcontext() if recorded is None else recorded.standing_in(torch_operations.OPERATIONS):
+        runner.capture_graphs(None if HAS_GPU else 64)
     results = run_ahead(runner, steps, depth)
     assert not any(runner.kernel_passes.values())
     return results, pool

@@ -57,6 +57,7 @@ class RecordedGraphs(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[_Call] | None = None  # of the capture in progress, outside of operations
+        self._stand_ins: Operations | None = None
         self.num_captured = 0
 
     def capture(self, run: Callable[[], None]) -> RecordedGraph:
@@ -73,10 +74,23 @@ class RecordedGraphs(TorchDispatchMode):
 
     def operations(self, bundle: Operations) -> Operations:
         """The same operations, each recorded as one call whatever it does inside, as a kernel is."""
-        kept: dict[str, Any] = {field.name: self.recorded(getattr(bundle, field.name)) for field in fields(bundle)}
+        kept: dict[str, Any] = {
+            each.name: self.recorded(getattr(bundle, each.name), each.name) for each in fields(bundle)
+        }
         kept["sampling"] = bundle.sampling
         assert isinstance(bundle.sampling, SamplingOperations)
         return Operations(**kept)
+
+    @contextmanager
+    def standing_in(self, bundle: Operations) -> Iterator[None]:
+        """Operations of another bundle compute, and those that are stood for are recorded: a capture's results are of
+        padding, and a GPU computes none.
+        """
+        self._stand_ins = bundle
+        try:
+            yield
+        finally:
+            self._stand_ins = None
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
@@ -94,12 +108,13 @@ class RecordedGraphs(TorchDispatchMode):
     def is_capturing(self) -> bool:
         return self._calls is not None
 
-    def recorded(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        """The same operation, recorded as one call whatever it does inside."""
+    def recorded(self, operation: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+        """The same operation, recorded as one call whatever it does inside. `name`: its field in `Operations`."""
 
         def recorded(*arguments: object, **named: object) -> object:
+            computing = operation if name is None else getattr(self._stand_ins, name, operation)
             with self._paused() as calls:
-                results = operation(*arguments, **named)
+                results = computing(*arguments, **named)
             if calls is not None:
                 calls.append(_Call(operation, arguments, named, results))
             return results
