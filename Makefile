@@ -48,6 +48,9 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
+# Compile each module once, not at every start of a service, whatever a container's environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo serve test test-device-runner test-newest test-stalled coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
 .DEFAULT_GOAL := demo
 
