@@ -18,7 +18,9 @@ from scheduler_svc.text.limited_process import IdleProcesses, LimitedProcess, Pr
 
 MAX_EXCESSES = 3  # in a row; then the template is not tried with chats as long as one of those
 REST_S = 30.0  # for so long
-MAX_WALL_S = 5.0  # for one conversation, on a machine however busy; its CPU time has a limit of its own
+# For one conversation, the start of its process included. Only a process that hangs meets it, since CPU time has a
+# limit of its own: with ten busy processes for each core a usual chat takes more than 5 s.
+MAX_WALL_S = 15.0 * template_program.MAX_CPU_S
 
 _MAX_ANSWER_BYTES = 4 * template_program.MAX_OUTPUT_CHARS + 4096
 _PROGRAM = Path(template_program.__file__)
