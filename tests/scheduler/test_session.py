@@ -82,6 +82,23 @@ async def test_refusals_are_events_of_their_request_alone(site: Site, session: R
     assert (chunk.position, list(chunk.token_ids)) == (2, [13])
 
 
+async def test_an_impossible_position_in_a_sample_that_comes_at_the_end_is_refused_at_once(
+    site: Site, session: RawSession
+) -> None:
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    request = counting(10, 3, "ranked")
+    request.sampling.best_of = 2
+    await session.say(1, submit=request)
+    await session.read_until("accepted", 1)
+    await session.say(2, attach=pb.Attach(request_id="ranked", from_positions=[99]))
+    error = (await session.read_until("error", 2)).error
+    assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert "from_positions[0]: is 99, but the request has at most 3 tokens" in error.message
+    worker.may_answer.set()
+    await session.read_until("finished", 1)
+
+
 async def test_cancelling_and_detaching_in_one_breath_cancels(site: Site, session: RawSession) -> None:
     worker = await site.add_worker()
     worker.may_answer.clear()

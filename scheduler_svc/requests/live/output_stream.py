@@ -102,8 +102,7 @@ class _Place:
     __slots__ = ("index", "is_done", "position", "sample", "text_position")
 
     def __init__(self, index: int, sample: SampleStream, position: int, max_tokens: int) -> None:
-        if position > max(max_tokens, sample.num_released):
-            raise _invalid_position(index, f"is {position}, but the request has at most {max_tokens} tokens")
+        _check_position(index, position, max(max_tokens, sample.num_released))
         self.index = index
         self.is_done = False  # its end was taken
         self.sample = sample
@@ -111,6 +110,12 @@ class _Place:
         ends = sample.text_log.released_ends
         # None while the reader is ahead of all that there is.
         self.text_position = None if position > len(ends) else (ends[position - 1] if position else 0)
+
+
+def _check_position(index: int, position: int, max_tokens: int) -> None:
+    """Raise InvalidRequestError for a position that no output of so many tokens has."""
+    if position > max_tokens:
+        raise _invalid_position(index, f"is {position}, but the request has at most {max_tokens} tokens")
 
 
 def _invalid_position(index: int, description: str) -> InvalidRequestError:
@@ -153,6 +158,8 @@ class Subscription:
         beyond = next((i for i, each in enumerate(from_positions) if each and i >= num_samples), None)
         if beyond is not None:
             raise _invalid_position(beyond, f"is of a sample that the request does not have: it returns {num_samples}")
+        for index in range(self._num_known, len(from_positions)):  # of samples that come later
+            _check_position(index, from_positions[index], stream.accepted.max_tokens)
         stream.subscriptions.add(self)
 
     def notify(self) -> None:
