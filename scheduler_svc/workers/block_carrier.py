@@ -78,11 +78,12 @@ class BlockCarrier:
         began_ns = time.monotonic_ns()
         num_come = num_placed = 0
         call: FetchCall | None = None
+        reading: asyncio.Task[object] | None = None  # of the next answer
         try:
             call = self._open(fetch)
             while call is not None and num_come < len(fetch.blocks):
-                async with asyncio.timeout(STALLED_AFTER_S):
-                    response = await call.read()
+                reading = asyncio.create_task(_read(call))
+                response = await _in_time(reading)
                 if not isinstance(response, worker_pb2.FetchBlocksResponse):
                     num_come = 0
                     break
@@ -93,16 +94,18 @@ class BlockCarrier:
         except TimeoutError as error:
             self._log_trouble(fetch, num_come, error)
         except CONTROL_FLOW:
+            num_come = 0
             raise
         except BaseException:  # a fault of our own: its group must not wait for ever
             log.exception("fetch failed", fetch_id=fetch.fetch_id)
         finally:
             num_placed = self._fetches.end(fetch, num_come)
             self._on_end(fetch.destination.worker_id, num_come, time.monotonic_ns() - began_ns)
-            if call is not None and not num_placed:
-                call.cancel()
-        if call is not None and num_placed:
-            await self._keep_until_placed(fetch, call)
+            for each in (call, reading):
+                if each is not None and not num_placed:
+                    each.cancel()
+        if call is not None and reading is not None and num_placed:
+            await self._keep_until_placed(fetch, call, reading)
 
     def _open(self, fetch: Fetch) -> FetchCall | None:
         source = self._find_peer(fetch.source.worker_id)
@@ -123,12 +126,13 @@ class BlockCarrier:
         )
         return destination.link.fetch_blocks(request, destination.step_key)
 
-    async def _keep_until_placed(self, fetch: Fetch, call: FetchCall) -> None:
+    async def _keep_until_placed(self, fetch: Fetch, call: FetchCall, last: "asyncio.Task[object]") -> None:
         """Keep the call open until the worker ends it, with the last block, or no step is to place any.
 
-        It is not ended while a step in flight places blocks of it, which the worker would refuse.
+        It is not ended while a step in flight places blocks of it, which the worker would refuse. `last`: the last
+        reading of an answer, done or not.
         """
-        reading = asyncio.create_task(_read_to_end(call))
+        reading = asyncio.create_task(_read_to_end(call, last))
         try:
             clock = asyncio.get_running_loop().time
             num_placed, until_s = fetch.num_placed, clock() + KEPT_FOR_S
@@ -159,7 +163,24 @@ class BlockCarrier:
         )
 
 
-async def _read_to_end(call: FetchCall) -> None:
-    """Read what a call of a fetch says until it has ended. Raises RpcError if it ended badly."""
-    while isinstance(await call.read(), worker_pb2.FetchBlocksResponse):
-        pass
+async def _read(call: FetchCall) -> object:
+    """Read the next answer of a call. Raises RpcError if it ended badly."""
+    return await call.read()
+
+
+async def _in_time(reading: "asyncio.Task[object]") -> object:
+    """Result of a reading. Raises TimeoutError if it stalls.
+
+    It goes on then: gRPC would end the call with its reading, and the worker keeps nothing of an ended call.
+    """
+    await asyncio.wait({reading}, timeout=STALLED_AFTER_S)
+    if not reading.done():
+        raise TimeoutError
+    return reading.result()
+
+
+async def _read_to_end(call: FetchCall, last: "asyncio.Task[object]") -> None:
+    """Read what a call of a fetch says behind `last`, until it has ended. Raises RpcError if it ended badly."""
+    response = await last
+    while isinstance(response, worker_pb2.FetchBlocksResponse):
+        response = await call.read()
