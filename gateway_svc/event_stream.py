@@ -20,7 +20,8 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events
 
 Wait = Callable[[], Awaitable[None]]
-Step = bytes | Wait | None  # events to send; what to wait for before the next step; None: for output to arrive
+# Events to send; what to wait for before the next step, and whose failure is raised there; None: for output to arrive.
+Step = bytes | Wait | None
 Steps = Generator[Step, None, None]
 
 
@@ -81,6 +82,7 @@ class EventStream(Response):
         self._steps = steps
         self._silence_s = silence_s
         self._num_sent = 0
+        self._failure: Exception | None = None  # of what was waited for, which the steps are told
         self._is_idle = False  # while the task waits for output
         self._met: asyncio.Future[Wait]  # what else is to be waited for then
 
@@ -107,7 +109,10 @@ class EventStream(Response):
             if wait is None:
                 wait = await self._wait_for_output()
             else:
-                await wait()
+                try:
+                    await wait()
+                except Exception as error:
+                    self._failure = error
                 wait = self._write()
 
     async def _wait_for_output(self) -> Wait:
@@ -137,9 +142,17 @@ class EventStream(Response):
     def _write(self) -> Wait | None:
         """Write events as long as there are any. Returns what to wait for; None: for output to arrive."""
         while not self._body.is_paused:
-            step = next(self._steps, _end)
+            step = next(self._steps, _end) if self._failure is None else self._told_failure(self._failure)
             if not isinstance(step, bytes):
                 return step
             self._num_sent += 1
             self._body.write(step)
         return self._body.drained
+
+    def _told_failure(self, failure: Exception) -> Step:
+        """The step that follows a failure: most often an event that tells it. Raises a failure that no step tells."""
+        self._failure = None
+        try:
+            return self._steps.throw(failure)
+        except StopIteration:
+            return _end

@@ -194,6 +194,32 @@ async def test_events_wait_for_what_their_making_needs() -> None:
     assert answering.wire.body == frames(b"1", b"2", b"3") + b"0\r\n\r\n"
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+async def test_what_was_waited_for_fails_in_the_step_that_needs_it(is_told: bool) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("a fault")
+
+    def steps(generation: Generation) -> Steps:
+        yield b"1"
+        try:
+            yield fail
+        except RuntimeError:
+            if is_told:
+                yield b"failed"
+                return
+            raise
+
+    answering = Answering(steps)
+    if is_told:
+        await answering.ended()
+        assert answering.wire.body == frames(b"1", b"failed") + b"0\r\n\r\n"
+    else:
+        with pytest.raises(RuntimeError, match="a fault"):
+            await answering.ended()
+        assert not answering.cycle.response_complete
+
+
 @pytest.mark.parametrize("is_paused", [False, True])
 async def test_a_reader_that_leaves_ends_the_stream_and_cancels_its_request(is_paused: bool) -> None:
     has_ended = []

@@ -1,8 +1,10 @@
 """Faults of the gateway itself: the answer has the shape of the API, and the figures and the log have the fault."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2
+import orjson
 import pytest
 from structlog.testing import capture_logs
 
@@ -10,6 +12,8 @@ import quire
 from common.violations import refusal_of
 from gateway_svc.app import create_app
 from tests.gateway.hostile_bodies import BODIES
+from tests.gateway.scripted_client import Scripted, ScriptedClient, chunks_of
+from tests.gateway.wire import WiredCall, unframed
 
 
 class BrokenClient(quire.AsyncClient):
@@ -52,3 +56,28 @@ async def test_a_refused_prefix_is_named_as_it_was_given(name: str, value: Any) 
         answer = await http.put("/prefixes/rules", json={name: value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
     assert answer.json()["error"]["message"].startswith(f"{name}: ")
+
+
+class SpeechlessClient(ScriptedClient):
+    """A client whose scheduler is gone when the texts of likely tokens are asked for."""
+
+    async def token_pieces(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+        raise quire.UnavailableError("no server answers")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "logprobs": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}),
+        ("/v1/responses", {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    ],
+)
+async def test_events_whose_tokens_cannot_be_looked_up_end_with_an_error(path: str, body: dict[str, Any]) -> None:
+    client = SpeechlessClient(Scripted(chunks=chunks_of(["a", "b"], num_top=2, has_ends=True)))
+    call = WiredCall(path=path, body=orjson.dumps({**body, "stream": True}))
+    await call.answer(create_app(client, max_body_bytes=1 << 20))
+    *_, last, done, rest = unframed(call.wire.body).split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    told = orjson.loads(last[last.index(b"data: ") :].removeprefix(b"data: "))["error"]
+    assert "no server answers" in told["message"]
