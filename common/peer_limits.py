@@ -221,8 +221,8 @@ class PeerLimits:
         name = method.rpartition("/")[2]
         for num_open, most, what in (
             (self._num_open, limits.max_calls, "the server has {} calls open"),
-            (self._num_open_of_host[host], limits.max_calls_per_host, "this host has {} calls open"),
-            (self._num_open_of[host, method], most_of_method, f"this host has {{}} calls of {name} open"),
+            (self._num_open_of_host.get(host, 0), limits.max_calls_per_host, "this host has {} calls open"),
+            (self._num_open_of.get((host, method), 0), most_of_method, f"this host has {{}} calls of {name} open"),
         ):
             if most and num_open >= most:
                 raise OverloadedError(

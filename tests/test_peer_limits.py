@@ -49,6 +49,18 @@ def test_what_is_open_in_all_is_bounded() -> None:
         gate.begin_call("ipv4:10.0.0.3:1")
 
 
+def test_nothing_is_kept_of_hosts_that_were_refused() -> None:
+    gate = Gate(max_calls=1)
+    held = gate.begin_call("ipv4:10.0.0.1:1")
+    for number in range(100):
+        with pytest.raises(OverloadedError):
+            gate.begin_call(f"ipv4:10.0.1.{number}:1")
+    gate.peers.end_call(held, METHOD, is_cancelled=False)
+    gate.peers.forget_closed_connections([])
+    assert not gate.peers.connections
+    assert not gate.peers._num_open_of_host and not gate.peers._num_open_of
+
+
 def test_a_method_can_have_a_limit_of_its_own() -> None:
     gate = Gate(max_calls_of={SESSION: 1})
     gate.begin_call(method=SESSION)
