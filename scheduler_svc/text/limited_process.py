@@ -58,6 +58,11 @@ class LimitedProcess:
         answer = self._read(length, until_s)
         return answer[:1], answer[1:]
 
+    @property
+    def is_running(self) -> bool:
+        """False once it has ended."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """Ends it; again is harmless."""
         self._process.kill()
@@ -105,8 +110,14 @@ class IdleProcesses:
         weakref.finalize(self, _kill_all, self._idle)
 
     def take(self) -> LimitedProcess | None:
+        """A process that waits; None if there is none. One that was ended from outside meanwhile is left out."""
         with self._lock:
-            return self._idle.pop() if self._idle else None
+            while self._idle:
+                process = self._idle.pop()
+                if process.is_running:
+                    return process
+                process.kill()
+        return None
 
     def put_back(self, process: LimitedProcess) -> None:
         """Keep a process for the next question; kill it if enough are kept."""

@@ -1,5 +1,7 @@
 """ChatTemplate against transformers, on templates in the style of well-known models."""
 
+import os
+import signal
 from datetime import datetime
 from typing import Any
 
@@ -291,6 +293,17 @@ def test_long_chats_beyond_the_limits_of_a_template_stop_no_shorter_ones() -> No
         with pytest.raises(FailedPreconditionError, match="takes more than"):
             template.render([USER] * 10_000, add_generation_prompt=True)
     assert template.render([USER], add_generation_prompt=True) == "fine"
+
+
+def test_a_process_that_was_ended_while_it_waited_is_replaced() -> None:
+    """By the system, when memory was short: the next chat was refused as if the template had taken too long for it."""
+    template = ChatTemplate("fine", {})
+    template.render([USER], add_generation_prompt=True)
+    (waiting,) = template._idle._idle
+    os.kill(waiting._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, waiting._process.pid, os.WEXITED | os.WNOWAIT)
+    assert template.render([USER], add_generation_prompt=True) == "fine"
+    assert len(template._idle._idle) == 1
 
 
 def test_a_template_sees_nothing_of_its_process() -> None:
