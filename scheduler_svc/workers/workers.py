@@ -105,15 +105,16 @@ class Workers:
                 f"worker_id {request.worker_id!r} is held by a live worker at {member.address}; choose another"
             )
         if request.draining:
-            self.members.pop(request.worker_id, None)
+            if member is not None:
+                self._forget(member)
             return ""
         if member is None and len(self.members) >= MAX_WORKERS:
             self._make_room()
         self._checks.check_registration(request)
         if self._drained.get(request.worker_id) != request.incarnation:
             self._drained.discard(request.worker_id)
-        if member is not None and member.task is not None:
-            member.task.cancel()
+        if member is not None:
+            self._forget(member)
         member = Member(
             worker_id=request.worker_id,
             address=request.address,
@@ -136,9 +137,13 @@ class Workers:
         idle = next((member for member in self.members.values() if member.loop is None), None)
         if idle is None:
             raise OverloadedError(f"{len(self.members)} workers are connected, the most that one scheduler takes", 10.0)
-        del self.members[idle.worker_id]
-        if idle.task is not None:
-            idle.task.cancel()
+        self._forget(idle)
+
+    def _forget(self, member: Member) -> None:
+        """Forget a worker that takes no steps: it is not taken in any more."""
+        del self.members[member.worker_id]
+        if member.task is not None:
+            member.task.cancel()
 
     def drain(self, worker_id: str, *, undo: bool) -> int:
         """Drain a worker, or undo that. Returns the number of sequences still on it.

@@ -76,6 +76,20 @@ async def test_a_draining_worker_that_nobody_knows_is_not_dialled(site: Site) ->
     assert not site.workers.members
 
 
+async def test_a_worker_that_ends_before_it_served_leaves_nobody_of_its_name_behind_unlisted(site: Site) -> None:
+    first = await started(ScriptedWorker("w1"), site)
+    first.may_describe.clear()
+    await site.cluster.Register(first.registration())
+    second = await started(ScriptedWorker("w1"), site)
+    second.description.incarnation = "w1-2"
+    await site.cluster.Register(second.registration(draining=True))
+    first.may_describe.set()
+    await site.register(first)
+    assert [each.incarnation for each in site.workers.driven] == [first.description.incarnation]
+    assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
+    assert first.num_streams == 1
+
+
 async def test_an_address_at_which_another_worker_answers_is_not_used(site: Site) -> None:
     """Two workers that advertise one address would take each other's stream for ever."""
     right = await site.add_worker("right")
