@@ -31,7 +31,8 @@ def shut_down_connections(keys: Collection[str]) -> int:
     for key, each in _connections():
         if key in keys:
             num_found += 1
-            each.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # its peer has reset it since it was found
+                each.shutdown(socket.SHUT_RDWR)
     return num_found
 
 

@@ -1,9 +1,12 @@
 """Sockets of this process, found by their peers."""
 
 import socket
+import struct
+from collections.abc import Iterator
 
 import pytest
 
+from common import own_sockets
 from common.own_sockets import bytes_received, resident_bytes, shut_down_connections
 
 
@@ -48,6 +51,25 @@ def test_a_connection_that_has_gone_is_not_found(pair: tuple[socket.socket, sock
     client, server = pair
     server.close()
     assert _key(client) not in bytes_received()
+
+
+def test_a_connection_that_its_peer_resets_meanwhile_keeps_no_other_open(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, server = pair
+    key, find = _key(client), own_sockets._connections
+
+    def reset_when_found() -> Iterator[tuple[str, socket.socket]]:
+        for found, each in find():
+            if found == key:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+            yield found, each
+
+    monkeypatch.setattr(own_sockets, "_connections", reset_when_found)
+    assert shut_down_connections([key]) == 1
+    with pytest.raises(ConnectionResetError):
+        server.recv(1)
 
 
 def test_the_memory_of_this_process_is_known() -> None:
