@@ -1,7 +1,7 @@
 """A worker of a deployment with several shards: it serves the one that it is told, and moves when it is told to."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -87,6 +87,46 @@ async def test_a_worker_that_shall_move_drains_first_and_comes_as_another_incarn
         assert (last.incarnation, last.step_key, last.draining) == ("life-1", "key-1", False)
         assert second.registered[0].epoch == 0  # it has forgotten the epoch of the other shard
         assert lives.epochs == [7, 0, 3] and lives.num_begun == 1
+
+
+class FrozenLeader(ShardLeader):
+    """A leader that is frozen once it is asked to drain a worker."""
+
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        if self.drained:
+            raise NotLeaderError("it is frozen")
+        return await super().Register(request, context)
+
+    async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> pb.DrainWorkerResponse:
+        self.drained.append(request)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_worker_moves_though_the_leader_that_it_drains_at_is_named_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registration_module, "_RESOLVE_S", 0.1)
+    first, second = FrozenLeader(0, 0, epoch=7), ShardLeader(1, 0, epoch=3)
+    await first.start(frozen := free_address())
+    await second.start(other := free_address())
+
+    async def resolve(addresses: Sequence[str]) -> list[str]:
+        return [other] if first.drained else [frozen, other]
+
+    lives = Lives()
+    registration = Registration("scheduler.invalid:1", IDENTITY, resolve=resolve, begin_life=lives.begin)
+    keeping = asyncio.create_task(registration.keep_lease())
+    try:
+        async with asyncio.timeout(patient(20)):
+            await answered(first)
+            first.wanted = second.wanted = 1
+            await answered(second)
+        assert second.registered[-1].incarnation == "life-1" and not second.registered[-1].draining
+    finally:
+        keeping.cancel()
+        await registration.close()
+        await asyncio.gather(first.server.stop(0), second.server.stop(0))
 
 
 async def test_a_worker_whose_shard_has_no_leader_for_long_asks_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ import structlog
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from quire.address import resolve, split_addresses
 from quire.credentials import Credentials, Metadata
-from quire.errors import NotLeaderError, QuireError
-from quire.rpc import SHARD_KEY, channel_options, error_of
+from quire.errors import NotLeaderError, QuireError, UnavailableError
+from quire.rpc import SHARD_KEY, channel_options, error_of, is_cancelled
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from worker_svc.service.followed_epoch import FORGET_AFTER_S, FollowedEpoch
@@ -160,6 +160,8 @@ class Registration:
             if reason.code is not grpc.StatusCode.NOT_FOUND:
                 is_gone = reason.code is grpc.StatusCode.UNAVAILABLE  # it ended before this worker, as expected
                 log.log(_log_level(was_led and not is_gone), "scheduler not told of draining", reason=reason.message)
+        except UnavailableError as error:
+            log.info("scheduler not told of draining", reason=error.message)
         except TimeoutError:
             log.log(_log_level(was_led), "not drained in time: running requests are computed again elsewhere")
 
@@ -271,7 +273,7 @@ class Registration:
         try:
             async with asyncio.timeout(_MOVE_S):
                 await self._drain_fully(endpoint)
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
+        except (grpc.aio.AioRpcError, TimeoutError, UnavailableError) as error:
             log.info("moves before it is drained: what runs is computed again elsewhere", reason=str(error))
         self._moving = None
         if not self._is_leaving:
@@ -292,13 +294,21 @@ class Registration:
         return (*self._credentials.metadata, *named)
 
     async def _drain_fully(self, endpoint: _Endpoint) -> None:
-        """Announces that this worker drains, and returns when no sequence runs here."""
-        await self._register(endpoint)
-        while num_running := await self._drain(endpoint):
-            if self._logged_state != "draining":
-                log.info("draining", num_running=num_running)
-                self._logged_state = "draining"
-            await asyncio.sleep(_DRAIN_POLL_S)
+        """Announces that this worker drains, and returns when no sequence runs here.
+
+        Raises UnavailableError if nobody names the address any more, whose channel is closed then.
+        """
+        try:
+            await self._register(endpoint)
+            while num_running := await self._drain(endpoint):
+                if self._logged_state != "draining":
+                    log.info("draining", num_running=num_running)
+                    self._logged_state = "draining"
+                await asyncio.sleep(_DRAIN_POLL_S)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise UnavailableError(f"no scheduler is named at {endpoint.address} any more") from None
 
     async def _drain(self, endpoint: _Endpoint) -> int:
         """Asks for a drain; returns how many sequences still run here."""
