@@ -20,13 +20,21 @@ _MISFITS = {
     "QUIRE_TLS_ROOT names",
     "Hostname Verification Check failed": "its certificate has another name: give that as tls_server_name, or set "
     "QUIRE_TLS_SERVER_NAME",
+    "http2 header with status: 413": "a proxy on the way takes no request, or no stream, of that size: raise its bound "
+    "(`client_max_body_size 0` of nginx)",
     "WRONG_VERSION_NUMBER": "it has no TLS: leave out tls_root and QUIRE_TLS_ROOT",
 }
+_SILENT = "it takes requests and is silent; a proxy on the way must pass on both directions of a stream as they come"
 _CLOSED = "Socket closed"  # a server with TLS says no more to a client without, nor does a full one
 
 
-def unreachable_error(address: str, error: grpc.aio.AioRpcError | None) -> UnavailableError:
-    """The error for addresses at which no server answers, or one that refuses the client."""
+def unreachable_error(address: str, error: grpc.aio.AioRpcError | None, *, is_silent: bool = False) -> UnavailableError:
+    """The error for addresses at which no server answers, or one that refuses the client.
+
+    `is_silent`: without an error the call had no answer.
+    """
+    if error is None and is_silent:
+        return UnavailableError(f"the server at {address} does not answer: {_SILENT}")
     said = server_error_of(error) if error is not None else None
     if said is not None:
         return UnavailableError(f"the server at {address} refuses at the moment: {said.message}")

@@ -94,6 +94,7 @@ class Session:
         self._outgoing: asyncio.Queue[pb.SessionRequest | None] | None = None  # None: no stream
         self._task: asyncio.Task[None] | None = None
         self._was_reached = False
+        self._was_answered = False  # on the stream that is open, or was last
         self._backoff = ReconnectBackoff(self._loop.time())
         self._is_closing = False
         self._num_unreadable = 0  # unreadable messages in a row
@@ -195,7 +196,7 @@ class Session:
             is_fatal = error is not None and error.code() in FATAL_CODES
             self._num_fatal = self._num_fatal + 1 if is_fatal else 0
             now_s = self._loop.time()
-            lived_s = now_s - started_s
+            lived_s = now_s - started_s if self._was_answered else 0.0  # something else may have taken the call
             for entry in list(self._entries.values()):
                 self._handle_broken_stream(entry, error, lived_s)
             leader_is_known = error is not None and self._servers.record_failure(
@@ -207,6 +208,7 @@ class Session:
         """Carries all requests over one stream until it ends. Returns the cause; None: the server closed it."""
         await self._servers.find_reachable()
         channel = self._servers.current_channel
+        self._was_answered = False
         outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._outgoing = outgoing
         for entry in list(self._entries.values()):
@@ -264,7 +266,7 @@ class Session:
         self._silence_timer = self._loop.call_later(LISTEN_S, self._reattach_silent_requests, limit)
 
     def _take_response(self, response: pb.SessionResponse) -> None:
-        self._was_reached = True
+        self._was_reached = self._was_answered = True
         now_s = self._loop.time()
         self._backoff.record_server_reached(now_s)
         for event in response.events:
@@ -386,7 +388,7 @@ class Session:
         entry.unreachable = (
             no_leader_error(self._address, reason)
             if isinstance(reason, NotLeaderError)
-            else unreachable_error(self._address, error)
+            else unreachable_error(self._address, error, is_silent=not self._was_answered)
         )
         if now_s - entry.unreachable_since_s >= limit_s:
             self._give_up(entry, entry.unreachable)

@@ -8,6 +8,7 @@ import pytest
 import quire
 from quire.v1 import inference_pb2 as pb
 from tests.chaos.proxy import Proxy
+from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 from tests.scheduler.journal_setup import until
@@ -147,6 +148,23 @@ async def test_a_server_that_stays_away_is_given_up(server: ScriptedServer) -> N
         await server.stop()
         with pytest.raises(quire.UnavailableError, match=r"quire serve"):
             await anext(stream)
+
+
+@pytest.mark.parametrize("was_reached", [False, True])
+async def test_a_server_that_takes_requests_and_never_answers_is_given_up(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, *, was_reached: bool
+) -> None:
+    """As a proxy that waits for the end of a stream before it passes any of it on."""
+    monkeypatch.setattr("quire.silence.ANSWER_S", 0.1)
+    monkeypatch.setattr("quire.session.LISTEN_S", 0.01)
+    monkeypatch.setattr("quire.session.SETTLED_S", 0.05)
+    async with quire.AsyncClient(server.address, connect_timeout_s=0.15, reconnect_timeout_s=0.3) as client:
+        if was_reached:
+            await client.generate("hello")
+            server.break_sessions()
+        server.default = Script(silent=True)
+        with pytest.raises(quire.UnavailableError, match="does not answer: it takes requests and is silent"):
+            await asyncio.wait_for(client.generate("hello"), patient(10))
 
 
 async def test_a_server_that_was_never_there_is_given_up_soon() -> None:

@@ -33,6 +33,13 @@ def test_the_reason_alone_is_said(details: str, why: str) -> None:
     )
 
 
+def test_a_proxy_that_takes_no_request_of_that_size_is_named() -> None:
+    nothing = grpc.aio.Metadata()
+    details = "Received http2 header with status: 413"
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNKNOWN, nothing, nothing, details)
+    assert "host:1 does not answer: a proxy on the way" in unreachable_error("host:1", error).message
+
+
 def test_a_server_that_refuses_does_answer() -> None:
     full = to_status(quire.OverloadedError("the server has 1 calls open, which is the limit", 1.0))
     trailing = grpc.aio.Metadata(("grpc-status-details-bin", full.SerializeToString()))
