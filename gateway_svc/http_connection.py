@@ -188,6 +188,7 @@ class HttpConnection(HttpToolsProtocol):
             self._rules.refused.record()
             app = self._rules.busy
         if cycle.scope["http_version"] == "1.0":
+            cycle.waiting_for_100_continue = False  # such a client would take it for the answer
             app = _until_close(cycle, app)
         if cycle.waiting_for_100_continue:
             app = _close_unless_continued(cycle, app)

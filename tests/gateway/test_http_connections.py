@@ -96,6 +96,14 @@ def test_an_answer_in_place_of_the_order_to_send_the_body_is_the_last_of_its_con
     assert b'"method":"GET"' in ordered
 
 
+def test_http_1_0_gets_no_order_to_send_the_body() -> None:
+    """It knows none, and would take it for the answer."""
+    head = b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+    answer = asyncio.run(told(head, BODY))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert said(answer)["method"] == "POST"
+
+
 def test_http_1_1_gets_chunks() -> None:
     answer = asyncio.run(told(b"GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
     assert answer.endswith(b"4\r\none \r\n4\r\ntwo \r\n5\r\nthree\r\n0\r\n\r\n")
