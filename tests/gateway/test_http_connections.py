@@ -97,7 +97,7 @@ def test_an_answer_in_place_of_the_order_to_send_the_body_is_the_last_of_its_con
 
 
 def test_http_1_0_gets_no_order_to_send_the_body() -> None:
-    """It knows none, and would take it for the answer."""
+    """A client of HTTP/1.0 would take it for the answer."""
     head = b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY)
     answer = asyncio.run(told(head, BODY))
     assert answer.startswith(b"HTTP/1.1 200")

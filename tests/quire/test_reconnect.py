@@ -154,7 +154,7 @@ async def test_a_server_that_stays_away_is_given_up(server: ScriptedServer) -> N
 async def test_a_server_that_takes_requests_and_never_answers_is_given_up(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, *, was_reached: bool
 ) -> None:
-    """As a proxy that waits for the end of a stream before it passes any of it on."""
+    """A proxy that waits for the end of a stream before it passes any of it on looks so."""
     monkeypatch.setattr("quire.silence.ANSWER_S", 0.1)
     monkeypatch.setattr("quire.session.LISTEN_S", 0.01)
     monkeypatch.setattr("quire.session.SETTLED_S", 0.05)
