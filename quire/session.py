@@ -383,12 +383,14 @@ class Session:
         if entry.unreachable_since_s is None or lived_s > SETTLED_S:
             entry.unreachable_since_s = now_s
         options = self._options
-        limit_s = options.reconnect_timeout_s if self._was_reached else options.connect_timeout_s
+        is_silent = error is None and not self._was_answered  # a proxy, or a server that is very busy
+        is_there = self._was_reached or is_silent
+        limit_s = options.reconnect_timeout_s if is_there else options.connect_timeout_s
         reason = error_of(error) if error is not None else None
         entry.unreachable = (
             no_leader_error(self._address, reason)
             if isinstance(reason, NotLeaderError)
-            else unreachable_error(self._address, error, is_silent=not self._was_answered)
+            else unreachable_error(self._address, error, is_silent=is_silent)
         )
         if now_s - entry.unreachable_since_s >= limit_s:
             self._give_up(entry, entry.unreachable)
