@@ -83,6 +83,16 @@ def shard_of_page(page_token: str | None, shards: Sequence[int]) -> tuple[int, s
     return shard, token or None
 
 
+def token_of_shard(shard: int, shards: Sequence[int]) -> str | None:
+    """The token for the first page of a shard; None: the first page of all."""
+    return None if shard == shards[0] else f"{shard}:"
+
+
+def begins_shard(page_token: str) -> bool:
+    """True if a page of several shards that has this token is the first one of its shard."""
+    return page_token.endswith(":")
+
+
 def page_of_shard(page: RequestPage, shard: int, shards: Sequence[int]) -> RequestPage:
     """The page with the token for the next one, of the same shard or of the next."""
     if len(shards) == 1:
@@ -90,7 +100,7 @@ def page_of_shard(page: RequestPage, shard: int, shards: Sequence[int]) -> Reque
     if page.next_page_token is not None:
         return replace(page, next_page_token=f"{shard}:{page.next_page_token}")
     later = next((each for each in shards if each > shard), None)
-    return replace(page, next_page_token=None if later is None else f"{later}:")
+    return replace(page, next_page_token=None if later is None else token_of_shard(later, shards))
 
 
 def _sum(kind: type[Counts], parts: Sequence[Counts]) -> Counts:

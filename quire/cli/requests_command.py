@@ -9,10 +9,10 @@ import typer
 
 import quire
 from quire.cli import options
+from quire.cli.oldest_requests import oldest_requests
 from quire.cli.output import EXIT_FAILED, EXIT_USAGE, err, errors_explained, fail, out, print_listing
 from quire.params import DEFAULT_ADDRESS
 
-PAGE_SIZE = 1000
 COLUMNS = ("request", "tenant", "state", "prompt", "output", "n", "priority", "age", "worker", "waiting for")
 
 RequestId = Annotated[str, typer.Argument(help="Id of the request.")]
@@ -36,7 +36,7 @@ def requests(
         choices = ", ".join(each.value for each in quire.LiveState)
         fail(f"--state cannot be {unknown[0]!r}: give one of {choices}", EXIT_USAGE)
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
-        found, has_more = _listed(client, tenant, state, limit)
+        found, has_more = oldest_requests(client, limit, tenant, state)
     if as_json:
         for each in found:
             sys.stdout.write(json.dumps({**dataclasses.asdict(each), "state": each.state.value}) + "\n")
@@ -116,18 +116,3 @@ def _cells(request: quire.RequestSummary) -> tuple[str, ...]:
         request.worker_id or "",
         request.waiting_for or "",
     )
-
-
-def _listed(
-    client: quire.Client, tenant: str | None, state: list[str] | None, limit: int
-) -> tuple[list[quire.RequestSummary], bool]:
-    """List up to `limit` requests, page by page; the flag is True if there are more."""
-    found: list[quire.RequestSummary] = []
-    token: str | None = None
-    while True:
-        size = min(PAGE_SIZE, limit - len(found))
-        page = client.list_requests(tenant=tenant, state=state, page_size=size, page_token=token)
-        found += page.requests
-        token = page.next_page_token
-        if token is None or len(found) >= limit:
-            return found, token is not None

@@ -11,6 +11,7 @@ from rich.live import Live
 
 import quire
 from quire.cli import options
+from quire.cli.oldest_requests import oldest_requests
 from quire.cli.output import errors_explained, out
 from quire.cli.top_view import MAX_SHOWN, view
 from quire.params import DEFAULT_ADDRESS
@@ -24,7 +25,7 @@ def top(
     """Watch workers, requests, KV memory, speed and latency."""
     with errors_explained(), quire.Client(address, connect_timeout_s=options.CONNECT_TIMEOUT_S) as client:
         if once:
-            out.print(view(address, client.stats(), None, interval_s, client.list_requests(page_size=MAX_SHOWN)))
+            out.print(view(address, client.stats(), None, interval_s, *oldest_requests(client, MAX_SHOWN)))
             return
         _watch(client, interval_s)
 
@@ -33,18 +34,18 @@ def _watch(client: quire.Client, interval_s: float) -> None:
     """Shows a frame every interval until interrupted; shows an outage until the server is back."""
     before = client.stats()
     taken_s = time.monotonic()
-    first = view(client.address, before, None, interval_s, client.list_requests(page_size=MAX_SHOWN))
+    first = view(client.address, before, None, interval_s, *oldest_requests(client, MAX_SHOWN))
     with _screen() as show:
         show(first)
         while True:
             time.sleep(interval_s)
             try:
-                now, requests = client.stats(), client.list_requests(page_size=MAX_SHOWN)
+                now, requests = client.stats(), oldest_requests(client, MAX_SHOWN)
             except quire.UnavailableError as error:
                 show(error.message)
                 continue
             now_s = time.monotonic()
-            show(view(client.address, now, before, now_s - taken_s, requests))
+            show(view(client.address, now, before, now_s - taken_s, *requests))
             before, taken_s = now, now_s
 
 

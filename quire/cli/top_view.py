@@ -1,5 +1,7 @@
 """One frame of `quire top`. A function of two snapshots and the time between them."""
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
@@ -7,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from quire.cli.requests_command import age
-from quire.request_list import RequestPage
+from quire.request_list import RequestSummary
 from quire.stats import BlockStats, LatencyStats, Stats, WorkerStats
 
 BAR_CELLS = 32
@@ -15,14 +17,25 @@ MAX_SHOWN = 10  # requests
 
 
 def view(
-    address: str, now: Stats, before: Stats | None, elapsed_s: float, requests: RequestPage | None = None
+    address: str,
+    now: Stats,
+    before: Stats | None,
+    elapsed_s: float,
+    requests: Sequence[RequestSummary] = (),
+    has_more: bool = False,
 ) -> RenderableType:
     """The frame. Rates need an earlier snapshot of the same leaders; without one they are averages since the start.
 
-    `requests`: the oldest requests that have not ended; None: they are not shown.
+    Args:
+        address: of the server.
+        now: what it says.
+        before: what it said earlier; None: nothing.
+        elapsed_s: seconds between the two.
+        requests: the oldest requests that have not ended.
+        has_more: True if there are more.
     """
     before = None if before is not None and _counts_anew(now, before) else before
-    shown = ["", _requests(requests)] if requests is not None and requests.requests else []
+    shown = ["", _requests(requests, has_more)] if requests else []
     return Panel(
         Group(_totals(now, before, elapsed_s), _latency(now.latency), "", _workers(now), *shown, "", _journal(now)),
         title=escape(f"quire at {address}") + ("" if before is not None else ", rates since its start"),
@@ -93,7 +106,7 @@ def _ms(seconds: float | None) -> str:
     return f"{seconds * 1e3:.1f}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
 
 
-def _requests(page: RequestPage) -> RenderableType:
+def _requests(requests: Sequence[RequestSummary], has_more: bool) -> RenderableType:
     """The oldest requests, one line each, cut on a narrow terminal."""
     table = Table(
         Column("request", no_wrap=True, max_width=16),
@@ -105,10 +118,10 @@ def _requests(page: RequestPage) -> RenderableType:
         padding=(0, 2, 0, 0),
         header_style="dim",
     )
-    for each in page.requests:
+    for each in requests:
         tokens = f"{each.prompt_tokens}+{each.output_tokens}"
         table.add_row(Text(each.request_id), each.state.value, tokens, age(each.age_s), Text(each.waiting_for or ""))
-    if page.next_page_token is None:
+    if not has_more:
         return table
     return Group(table, Text("… more: quire requests", style="dim"))
 

@@ -19,6 +19,7 @@ from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 from tests.quire.test_cli import start
+from tests.quire.test_deployment import TwoShards, shard_of_call, started
 
 WAITING = Script(num_tokens=4, released=0, waiting_for="a worker: all are draining")
 
@@ -185,6 +186,51 @@ async def test_quire_requests_lists_no_more_than_its_limit_and_says_so(
     assert "there are more requests; raise --limit, which is 2" in result.stderr
     assert (await run("requests", "-a", server.address, "--limit", "3")).stderr == ""
     del streams
+
+
+class Ages(TwoShards):
+    """Leader of two shards with so many requests each, the oldest first; a page token is the number already listed."""
+
+    def __init__(self, *ages: list[int]) -> None:
+        super().__init__()
+        self.ages = ages
+
+    async def ListRequests(self, request: pb.ListRequestsRequest, context: Any) -> pb.ListRequestsResponse:
+        shard = shard_of_call(context)
+        first = int(request.page_token or 0)
+        end = first + request.page_size
+        ages = self.ages[shard]
+        return pb.ListRequestsResponse(
+            requests=[
+                pb.RequestSummary(request_id=f"s{shard}-{each}", age_ms=each * 1000, state=pb.LIVE_STATE_RUNNING)
+                for each in ages[first:end]
+            ],
+            next_page_token=str(end) if end < len(ages) else "",
+        )
+
+
+@pytest.mark.parametrize(
+    ("limit", "ages", "listed", "has_more"),
+    [
+        (3, ([9, 7, 5, 3], [8, 6]), ["s0-9", "s1-8", "s0-7"], True),
+        (6, ([9, 7, 5, 3], [8, 6]), ["s0-9", "s1-8", "s0-7", "s1-6", "s0-5", "s0-3"], False),
+        (2, ([9, 7], []), ["s0-9", "s0-7"], False),
+        (2, ([], [9, 7, 5]), ["s1-9", "s1-7"], True),
+    ],
+)
+async def test_quire_requests_lists_the_oldest_of_all_shards(
+    limit: int, ages: tuple[list[int], ...], listed: list[str], has_more: bool
+) -> None:
+    async with started(Ages(*ages)) as server:
+        result = await run("requests", "-a", server.address, "--limit", str(limit), "--json")
+    assert [json.loads(line)["request_id"] for line in result.stdout.splitlines()] == listed
+    assert ("there are more requests" in result.stderr) is has_more
+
+
+async def test_top_shows_the_oldest_requests_of_all_shards() -> None:
+    async with started(Ages([], [9, 7])) as server:
+        result = await run("top", "--once", "-a", server.address)
+    assert re.findall(r"s\d-\d", result.stdout) == ["s1-9", "s1-7"] and "more" not in result.stdout
 
 
 def test_quire_requests_names_the_flag_of_a_state_that_is_none() -> None:
