@@ -39,7 +39,7 @@ _DATABASE = re.compile(r"/?|/[0-9]{1,9}", re.ASCII)  # path of a URL
 _UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
 _UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'\"]?([^`'\", ]+)")
 _SCRIPT = re.compile(r" script: \S+, on @user_script:\d+\.$| script: on @user_script:\d+\.$")
-_NEEDED = "Quire needs Redis 7.0 or Valkey 8, or later, with every command under its own name"
+NEEDED = "Quire needs Redis 7.0 or Valkey 8, or later, with every command under its own name"
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
@@ -255,9 +255,10 @@ def _said(error: Exception) -> str:
     """Tell what the server said and what to do; never the words of a command, such as a password or a prompt."""
     said = _SCRIPT.sub("", str(error))
     if unknown := _UNKNOWN.match(said):
-        return f"it does not know the command {unknown[1].upper()}; {_NEEDED}"
+        name = unknown[1].upper()
+        return f"it does not know the command {name}; {NEEDED}, or it is a Sentinel: give the address of the primary"
     if "NOPROTO" in said:
-        return f"it does not speak RESP3 ({said}); {_NEEDED}"
+        return f"it does not speak RESP3 ({said}); {NEEDED}"
     if isinstance(error, ReadOnlyError):
         return "it is a read-only replica; give the address of the primary"
     if isinstance(error, OutOfMemoryError):

@@ -135,11 +135,34 @@ async def test_a_store_says_how_many_replicas_it_waits_for() -> None:
         )
         assert sent(server) == [
             f"EXISTS {KEYS.epoch}",
+            "INFO server",
             "INFO persistence",
             "INFO memory",
             "CONFIG GET appendfsync",
             LOOK,
         ]
+
+
+@pytest.mark.parametrize("version", ["6.2.14", "5.0.3"])
+async def test_a_server_that_is_too_old_is_refused_at_once(version: str) -> None:
+    async with store_and_server() as (store, server):
+        server.answers["INFO server"] = f"# Server\r\nredis_version:{version}\r\n".encode()
+        with pytest.raises(StoreConfigurationError, match=rf"version {version}; Quire needs Redis 7\.0 or Valkey 8"):
+            await store.connect(LIMIT_S)
+
+
+@pytest.mark.parametrize("told", ["redis_version:7.0.0", "redis_version:10.1", "redis_version:", "valkey_version:8"])
+async def test_a_server_of_a_later_version_or_of_one_that_is_not_told_is_taken(told: str) -> None:
+    async with store_and_server() as (store, server):
+        server.answers |= {"CONFIG": {"appendfsync": b"always"}, "INFO server": f"{told}\r\n".encode()}
+        await store.connect(LIMIT_S)
+
+
+async def test_a_sentinel_is_told_from_a_server() -> None:
+    async with store_and_server() as (store, server):
+        server.refusals[KEYS.epoch] = [f"ERR unknown command 'EXISTS', with args beginning with: '{KEYS.epoch}' "]
+        with pytest.raises(StoreConfigurationError, match=r"or it is a Sentinel: give the address of the primary"):
+            await store.connect(LIMIT_S)
 
 
 async def test_that_there_are_fewer_replicas_is_logged_of_the_journal_alone() -> None:
