@@ -111,6 +111,8 @@ class Connection:
                 if refused and isinstance(error, RetryableError):
                     num_refusals += 1
                     delay_s = error.retry_after_s
+                    if isinstance(error, UnavailableError):
+                        self.session.look_for_later_leader()
                 late = loop.time() + delay_s - started_s > self._options.connect_timeout_s
                 is_hopeless = num_refusals > self._options.retries or loop.time() + delay_s > started_s + timeout_s
                 give_up = is_hopeless if refused else late

@@ -61,12 +61,22 @@ class Servers:
     @property
     def current_channel(self) -> grpc.aio.Channel:
         """Channel to the server that is current now."""
-        return self._channel_to(self._current)
+        return self.channel_to(self._current)
 
     @property
     def all_channels(self) -> list[grpc.aio.Channel]:
         """Channels to every server."""
-        return [self._channel_to(address) for address in dict.fromkeys([*self._known, self._current])]
+        return [self.channel_to(address) for address in dict.fromkeys([*self._known, self._current])]
+
+    async def resolve_again(self) -> Sequence[str]:
+        """Addresses of all servers, as their names are resolved by now."""
+        self._is_resolved = False
+        await self._resolve()
+        return self._known
+
+    def follow(self, address: str) -> None:
+        """Make a server current, which may be at another address than the given ones."""
+        self._current = address
 
     async def find_reachable(self) -> None:
         """Make a reachable server current, if there are several. Does not wait for silent ones."""
@@ -161,9 +171,10 @@ class Servers:
         """True if a server was not reached lately; its channel goes on trying."""
         if asyncio.get_running_loop().time() >= self._down_until_s.get(address, 0.0):
             return False
-        return self._channel_to(address).get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY
+        return self.channel_to(address).get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY
 
-    def _channel_to(self, address: str) -> grpc.aio.Channel:
+    def channel_to(self, address: str) -> grpc.aio.Channel:
+        """Channel to one server. Raises RuntimeError after `close`."""
         if self._is_closed:
             raise RuntimeError(CLOSED)
         if address not in self._channels:

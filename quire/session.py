@@ -26,8 +26,10 @@ from quire.errors import (
     RequestExpiredError,
     RetryableError,
     ShardsChangedError,
+    UnavailableError,
 )
 from quire.keywords import in_keywords
+from quire.leader_search import LeaderSearch
 from quire.open_request import OpenRequest
 from quire.params import ClientOptions
 from quire.reconnect_backoff import SETTLED_S, ReconnectBackoff
@@ -36,6 +38,7 @@ from quire.server_errors import lost_request_error, no_leader_error, unreachable
 from quire.servers import Servers
 from quire.session_entry import Entry
 from quire.session_wire import ResponseReader, open_session
+from quire.silence import ASK_AFTER_S
 from quire.v1 import inference_pb2 as pb
 from quire.wire_results import accepted_from_pb, chunk_from_pb, error_from_pb, outcome_from_pb
 
@@ -100,6 +103,9 @@ class Session:
         self._num_unreadable = 0  # unreadable messages in a row
         self._num_fatal = 0  # streams in a row that ended with a fatal status
         self._silence_timer: asyncio.TimerHandle | None = None  # the next check for silent requests
+        self._output_s = self._loop.time()  # when any request had output last
+        self._limit: asyncio.Timeout | None = None  # of the stream that is open
+        self._search = LeaderSearch(servers, self._leave_stream)
 
     def open(self, entry: Entry) -> None:
         """Submits a request, or attaches to it."""
@@ -114,6 +120,10 @@ class Session:
             self._submit_or_attach(entry)
         elif self._task is None or self._task.done():
             self._task = self._loop.create_task(self._run(), name="quire-session")
+
+    def look_for_later_leader(self) -> None:
+        """Look whether another server leads by now, since the current one gets nothing done."""
+        self._search.begin()
 
     def expect_leader(self) -> None:
         """Wait for the leader as long as after a broken stream: the deployment has answered, so one will come."""
@@ -170,6 +180,7 @@ class Session:
                 self.detach(entry.request)
         if self._outgoing is not None:
             self._outgoing.put_nowait(None)
+        await self._search.close()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=CLOSE_S if self._outgoing is not None else 0)
             self._task.cancel()
@@ -219,8 +230,8 @@ class Session:
         error: grpc.aio.AioRpcError | None = None
         data: Any
         try:
-            async with asyncio.timeout(None) as limit:
-                self._reattach_silent_requests(limit)
+            async with asyncio.timeout(None) as self._limit:
+                self._reattach_silent_requests(self._limit)
                 while (data := await call.read()) is not grpc.aio.EOF:
                     self._take_response(reader.read(data))
         except asyncio.CancelledError:
@@ -239,7 +250,7 @@ class Session:
         finally:
             if self._silence_timer is not None:
                 self._silence_timer.cancel()
-            self._outgoing = None
+            self._outgoing = self._limit = None
             self._by_handle.clear()
             call.cancel()
             outgoing.put_nowait(None)  # a call that ended by itself leaves its task waiting for our next message
@@ -260,10 +271,17 @@ class Session:
         if "renew" in actions:
             limit.reschedule(now_s)
             return
+        if "ask" in actions and now_s - self._output_s >= ASK_AFTER_S:
+            self._search.begin()
         for entry, action in zip(entries, actions, strict=True):
             if action == "ask":
                 self.catch_up(entry.request)
         self._silence_timer = self._loop.call_later(LISTEN_S, self._reattach_silent_requests, limit)
+
+    def _leave_stream(self) -> None:
+        """End the stream; the next one goes to the server that is current by now."""
+        if self._limit is not None:
+            self._limit.reschedule(self._loop.time())
 
     def _take_response(self, response: pb.SessionResponse) -> None:
         self._was_reached = self._was_answered = True
@@ -301,6 +319,7 @@ class Session:
         if kind != "error":
             entry.unreachable_since_s = None
         if kind == "chunk":
+            self._output_s = now_s
             entry.silence.record_output(now_s)
         else:
             entry.silence.record_answer(now_s)
@@ -344,6 +363,8 @@ class Session:
             self._forget(entry)
             self._moved[request] = self._move(entry, error)
             return
+        if isinstance(error, UnavailableError):
+            self._search.begin()
         delay_s = self._retry_delay_s(entry, error)
         if delay_s is None:
             self._give_up(entry, error)

@@ -55,6 +55,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         self.prefixes = ScriptedPrefixes()
         self.is_draining = False  # its one worker, w0
         self.num_shards_wanted = 1
+        self.epoch = 1
         self.address = ""
         self._sessions: set[ScriptedSession] = set()
         self._changed = asyncio.Condition()
@@ -311,6 +312,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
             num_paused=3,
             output_tokens=1000,
             uptime_ms=5000,
+            epoch=self.epoch,
             journal=journal,
             latency=pb.LatencyStats(
                 num_requests=7,

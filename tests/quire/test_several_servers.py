@@ -131,6 +131,71 @@ async def test_a_stream_goes_on_at_the_server_that_follows(server: ScriptedServe
     assert "".join(chunk.text for chunk in chunks) == "".join(f" {i}" for i in range(6))
 
 
+@pytest.fixture
+async def follower(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedServer]:
+    """Another server, which leads with a later epoch and knows what was accepted; silence is noticed soon."""
+    monkeypatch.setattr("quire.silence.ASK_AFTER_S", 0.1)
+    monkeypatch.setattr("quire.session.ASK_AFTER_S", 0.1)
+    monkeypatch.setattr("quire.session.LISTEN_S", 0.05)
+    monkeypatch.setattr("quire.leader_search.SEARCH_EVERY_S", 0.1)
+    follower = ScriptedServer()
+    await follower.start()
+    follower.runs, follower.epoch = server.runs, 2
+    yield follower
+    await follower.stop()
+
+
+async def test_a_stream_leaves_a_leader_that_gets_nothing_done_for_one_with_a_later_epoch(
+    server: ScriptedServer, follower: ScriptedServer
+) -> None:
+    """As of a leader that alone is cut off from the store: it answers, but no output of it becomes durable."""
+    server.default = Script(num_tokens=6, released=3)
+    async with quire.AsyncClient(f"{server.address},{follower.address}") as client:
+        stream = client.stream("hello", request_id="lasting")
+        assert (await anext(stream)).position == 0
+        await asyncio.wait_for(follower.until(lambda: follower.count("attach", "lasting") == 1), patient(20))
+        follower.release("lasting")
+        assert [chunk.position async for chunk in stream] == [3]
+
+
+async def test_what_a_leader_without_its_store_refuses_is_taken_by_the_one_that_follows(
+    server: ScriptedServer, follower: ScriptedServer
+) -> None:
+    refusal = quire.UnavailableError("the journal's store does not answer", 0.2)
+    server.default = Script(refusals=[refusal] * 100)
+    server.refuse_calls = [refusal] * 100
+    async with quire.AsyncClient(f"{server.address},{follower.address}", retries=20) as client:
+        assert (await client.generate("hello")).text
+    async with quire.AsyncClient(f"{server.address},{follower.address}", retries=20) as client:
+        await client.tokenize("hello")
+
+
+async def test_a_leader_that_a_standby_names_is_asked_too(
+    server: ScriptedServer, follower: ScriptedServer, standby: Standby
+) -> None:
+    standby.gate.set_leader(follower.address)
+    server.default = Script(num_tokens=6, released=3)
+    async with quire.AsyncClient(f"{server.address},{standby.address}") as client:
+        stream = client.stream("hello", request_id="lasting")
+        await anext(stream)
+        await asyncio.wait_for(follower.until(lambda: follower.count("attach", "lasting") == 1), patient(20))
+
+
+@pytest.mark.parametrize("epoch", [1, 0])
+async def test_a_leader_is_left_for_no_one_with_the_same_or_an_earlier_epoch(
+    epoch: int, server: ScriptedServer, follower: ScriptedServer
+) -> None:
+    follower.epoch = epoch
+    server.default = Script(num_tokens=6, released=3)
+    async with quire.AsyncClient(f"{server.address},{follower.address}") as client:
+        stream = client.stream("hello", request_id="lasting")
+        await anext(stream)
+        await asyncio.wait_for(follower.until(lambda: follower.num_looks >= 2), patient(20))
+        server.release("lasting")
+        assert [chunk.position async for chunk in stream] == [3]
+        assert follower.count("attach", "lasting") == 0
+
+
 async def test_while_nobody_leads_submissions_wait_and_are_no_refusals(
     server: ScriptedServer, standby: Standby
 ) -> None:
