@@ -66,6 +66,29 @@ async def the_leader_is_frozen(stage: Stage) -> Figures:
     return figures
 
 
+async def the_leader_alone_is_cut_off_from_the_store(stage: Stage) -> Figures:
+    """Clients and workers still reach it. What it had sent arrives at the store after another has led for long."""
+    pair = await begin_pair(stage, has_store_path=True, is_leaders_path=True)
+    deployment, path = pair.deployment, pair.store_path
+    assert path is not None
+    async with JournalTail(deployment.store.url) as tail:
+        load = stage.load(deployment.client_address)
+        await load.until_flowing()
+        old = deployment.schedulers[0]
+        struck_s = time.monotonic()
+        path.hold("up", "down")
+        recovered_s = await load.first_token_after(struck_s + ON_ITS_WAY_S)
+        await load.until_flowing()
+        path.heal()
+        await load.until(lambda: old.is_over, "the old leader ends", OLD_LEADER_END_S)
+        await load.until_flowing()
+        figures = await stage.figures(load, deployment, struck_s=struck_s, recovered_s=recovered_s)
+        await tail.catch_up()
+        drawn = [told for told in load.history.requests.values() if load.asks[told.ask].streams]
+        figures.more = {"stale_entries": tail.num_stale, "delivered_not_in_journal": tail.num_unknown(drawn)}
+    return figures
+
+
 async def the_leader_hands_over(stage: Stage) -> Figures:
     deployment = await with_standby(stage)
     load = stage.load(deployment.client_address)
@@ -156,6 +179,19 @@ SCENARIOS = (
             *NOTHING_LOST,
             Target(figure="stale_entries", at_most=0),
             Target(figure="delivered_not_in_journal", at_most=0),
+        ),
+    ),
+    Scenario(
+        fault="F09",
+        title="split brain: leader alone cut off from the store, and reached again once another leads",
+        injected="a proxy between the leader and the store that holds both directions",
+        promise="P1 P2 P4 P7",
+        play=the_leader_alone_is_cut_off_from_the_store,
+        targets=(
+            *NOTHING_LOST,
+            Target(figure="stale_entries", at_most=0),
+            Target(figure="delivered_not_in_journal", at_most=0),
+            speed("recover_s", 12.0),
         ),
     ),
     Scenario(

@@ -29,12 +29,14 @@ class StandbyPair:
         self.schedulers: list[Life] = []
         deployment.worker_scheduler = deployment.client_address = ",".join(self.addresses)
 
-    async def begin(self) -> None:
-        """Start all processes; the first scheduler leads."""
+    async def begin(self, *, is_leaders_path: bool = False) -> None:
+        """Start all processes; the first scheduler leads, alone behind the proxy if it is the leader's path."""
         for name in STANDARD_WORKERS:
             self.begin_worker(name)
-        for number in range(len(self.addresses)):
-            await self.begin_scheduler(number)
+        await self.begin_scheduler(0)
+        if is_leaders_path:
+            self.deployment.store_url = self.deployment.store.url
+        await self.begin_scheduler(1)
         await self.deployment.until_driven(*STANDARD_WORKERS)
 
     async def begin_scheduler(self, number: int) -> Life:
@@ -72,8 +74,10 @@ class StandbyPair:
         return sum(life.is_over for life in self.schedulers)
 
 
-async def begin_pair(stage: Stage, *, own_clocks: bool = False, has_store_path: bool = False) -> StandbyPair:
-    """Start a pair for this scenario alone, ready and idle."""
+async def begin_pair(
+    stage: Stage, *, own_clocks: bool = False, has_store_path: bool = False, is_leaders_path: bool = False
+) -> StandbyPair:
+    """Start a pair for this scenario alone, ready and idle. `is_leaders_path`: only the leader goes by the proxy."""
     await stage.reference()
     deployment = stage.own(scheduler_flags=("--standby", "--lease-ms", str(int(LEASE_S * 1000))))
     clocks: dict[str, WallClock] = {}
@@ -82,5 +86,5 @@ async def begin_pair(stage: Stage, *, own_clocks: bool = False, has_store_path: 
         clocks = {name: making.make(name) for name in (*SCHEDULERS, *STANDARD_WORKERS)}
     store_path = await stage.store_path(deployment) if has_store_path else None
     pair = StandbyPair(deployment, clocks, store_path)
-    await pair.begin()
+    await pair.begin(is_leaders_path=is_leaders_path)
     return pair
