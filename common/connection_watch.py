@@ -34,20 +34,27 @@ class ConnectionWatch:
 
     async def run(self) -> None:
         """Watch the connections until cancelled."""
-        loop = asyncio.get_running_loop()
-        self._tidy_s = loop.time() + TIDY_EVERY_S
+        self._tidy_s = asyncio.get_running_loop().time() + TIDY_EVERY_S
         while True:
             await is_set_within(self._wanted, LOOK_EVERY_S)
             self._wanted.clear()
-            if self._has_grown():
-                await self._look()
-                self._tidy_s = min(self._tidy_s, loop.time() + TIDY_SOON_S)
-            if self._doomed:
-                await self._cut_doomed()
-                self._tidy_s = loop.time() + TIDY_SOON_S
-            if loop.time() >= self._tidy_s:
-                await self._tidy()
-                self._tidy_s = loop.time() + TIDY_EVERY_S
+            try:
+                await self._watch_once()
+            except Exception:  # nobody waits for this task, and without it no limit would count
+                log.exception("connections were not looked at")
+                await asyncio.sleep(TIDY_SOON_S)
+
+    async def _watch_once(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._has_grown():
+            await self._look()
+            self._tidy_s = min(self._tidy_s, loop.time() + TIDY_SOON_S)
+        if self._doomed:
+            await self._cut_doomed()
+            self._tidy_s = loop.time() + TIDY_SOON_S
+        if loop.time() >= self._tidy_s:
+            await self._tidy()
+            self._tidy_s = loop.time() + TIDY_EVERY_S
 
     def _has_grown(self) -> bool:
         size = resident_bytes()

@@ -1,13 +1,17 @@
 """Limits by connection and host, on a clock of the test's own."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from common.connection_watch import ConnectionWatch
 from common.own_sockets import bytes_received
 from common.peer_limits import CALL_BYTES, EdgeLimits, PeerConnection, PeerLimits, connection_key
+from common.waits import end_tasks
 from quire.errors import OverloadedError
+from tests.patience import patient
 
 METHOD = "/quire.v1.Inference/Generate"
 SESSION = "/quire.v1.Inference/Session"
@@ -202,3 +206,25 @@ def test_peers_are_known_by_the_names_of_their_sockets(peer: str, key: str) -> N
 
 def test_limits_of_nothing_watch_nothing() -> None:
     assert ConnectionWatch(EdgeLimits()).peers.connections_to_cut(bytes_received()) == []
+
+
+async def test_connections_are_watched_on_after_a_look_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the watch: its end would be the end of every limit of connections, unseen."""
+    looked: list[int] = []
+    is_watched_on = asyncio.Event()
+
+    def resident() -> int:
+        looked.append(1)
+        if len(looked) == 1:
+            raise OSError("no more files")
+        is_watched_on.set()
+        return 0
+
+    monkeypatch.setattr("common.connection_watch.resident_bytes", resident)
+    monkeypatch.setattr("common.connection_watch.LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr("common.connection_watch.TIDY_SOON_S", 0.001)
+    watching = asyncio.create_task(ConnectionWatch(EdgeLimits()).run())
+    with capture_logs() as logs:
+        await asyncio.wait_for(is_watched_on.wait(), patient(10))
+    await end_tasks(watching)
+    assert [line["event"] for line in logs] == ["connections were not looked at"]

@@ -17,6 +17,7 @@ from common.peer_tls import PeerTls
 from common.process import stop_event
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
+from common.waits import is_set_unless_failed
 from quire.credentials import Credentials
 from quire.time_slice import restore_slice
 from worker_svc.description import WorkerDescription
@@ -143,13 +144,16 @@ def _served_blocks(
 async def _until_end(
     end: asyncio.Event, server: GrpcServer, registration: Registration | None, drain_timeout_s: float
 ) -> None:
-    """Keeps the lease until told to end, then announces the end and waits for running sequences to move elsewhere."""
+    """Keeps the lease until told to end, then announces the end and waits for running sequences to move elsewhere.
+
+    Raises what the registration fails with: a worker that registers no more is to be started again.
+    """
     if registration is None:
         await end.wait()
         await _set_serving(server, False)
         return
     keeping = asyncio.create_task(registration.keep_lease())
-    await end.wait()
+    await is_set_unless_failed(end, keeping)
     await _set_serving(server, False)
     await registration.leave_scheduler(drain_timeout_s)
     keeping.cancel()
