@@ -209,7 +209,7 @@ def test_limits_of_nothing_watch_nothing() -> None:
 
 
 async def test_connections_are_watched_on_after_a_look_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the watch: its end would be the end of every limit of connections, unseen."""
+    """The end of the watch would be the end of every limit of connections, unseen: nothing waits for it."""
     looked: list[int] = []
     is_watched_on = asyncio.Event()
 

@@ -148,7 +148,7 @@ async def follower(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> A
 async def test_a_stream_leaves_a_leader_that_gets_nothing_done_for_one_with_a_later_epoch(
     server: ScriptedServer, follower: ScriptedServer
 ) -> None:
-    """As of a leader that alone is cut off from the store: it answers, but no output of it becomes durable."""
+    """A leader that alone is cut off from the store does so: it answers, but no output of it becomes durable."""
     server.default = Script(num_tokens=6, released=3)
     async with quire.AsyncClient(f"{server.address},{follower.address}") as client:
         stream = client.stream("hello", request_id="lasting")
