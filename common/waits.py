@@ -22,7 +22,7 @@ def growing_pauses(first_s: float = 0.05, longest_s: float = 1.0) -> Iterator[fl
         pause_s = min(2 * pause_s, longest_s)
 
 
-async def is_set_unless_failed(event: asyncio.Event, task: "asyncio.Task[Any]") -> None:
+async def wait_unless_failed(event: asyncio.Event, task: "asyncio.Task[Any]") -> None:
     """Wait for an event, beside a task that lasts as long. Raises what the task ends with before."""
     waiting = asyncio.create_task(event.wait())
     try:

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from common.waits import end_tasks, growing_pauses, is_set_unless_failed, is_set_within
+from common.waits import end_tasks, growing_pauses, is_set_within, wait_unless_failed
 
 
 def test_pauses_grow_twofold_up_to_the_longest() -> None:
@@ -23,7 +23,7 @@ async def test_an_event_is_waited_for_while_a_task_lasts() -> None:
     event = asyncio.Event()
     lasting = asyncio.create_task(asyncio.sleep(3600))
     asyncio.get_running_loop().call_later(0.01, event.set)
-    await is_set_unless_failed(event, lasting)
+    await wait_unless_failed(event, lasting)
     assert event.is_set() and not lasting.done()
     await end_tasks(lasting)
 
@@ -33,4 +33,4 @@ async def test_the_failure_of_the_task_ends_the_wait() -> None:
         raise OSError("no more files")
 
     with pytest.raises(OSError, match="no more files"):
-        await is_set_unless_failed(asyncio.Event(), asyncio.create_task(fail()))
+        await wait_unless_failed(asyncio.Event(), asyncio.create_task(fail()))

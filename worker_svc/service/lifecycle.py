@@ -17,7 +17,7 @@ from common.peer_tls import PeerTls
 from common.process import stop_event
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
-from common.waits import is_set_unless_failed
+from common.waits import wait_unless_failed
 from quire.credentials import Credentials
 from quire.time_slice import restore_slice
 from worker_svc.description import WorkerDescription
@@ -153,7 +153,7 @@ async def _until_end(
         await _set_serving(server, False)
         return
     keeping = asyncio.create_task(registration.keep_lease())
-    await is_set_unless_failed(end, keeping)
+    await wait_unless_failed(end, keeping)
     await _set_serving(server, False)
     await registration.leave_scheduler(drain_timeout_s)
     keeping.cancel()
