@@ -26,6 +26,7 @@ from quire.shards import (
     MOST_SHARDS,
     Shard,
     ShardNumbers,
+    led_shards,
     names_its_shard,
     new_request_id,
     places_of_id,
@@ -74,8 +75,7 @@ class Deployment:
     async def all(self) -> dict[int, Connection]:
         """The connections to the shards that are led, by number; to all of them if none is."""
         shards = await self.known_shards()
-        led = [shard for shard in shards if shard.leader] or shards
-        return {shard.number: self._connection_to(shard.number) for shard in led}
+        return {shard.number: self._connection_to(shard.number) for shard in led_shards(shards)}
 
     async def taking(self) -> dict[int, Connection]:
         """The connections to the shards that are led and take new requests, by number; and to shard 0 in any case."""

@@ -40,6 +40,11 @@ class Shard:
     takes_requests: bool = True  # new ones; False: it is being added, or was removed and finishes what it has
 
 
+def led_shards(shards: Sequence[Shard]) -> Sequence[Shard]:
+    """Shards that have a leader; all of them if none has."""
+    return [shard for shard in shards if shard.leader] or shards
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardNumbers:
     """Numbers of shards of a deployment. The shards below `num_shards` take new requests."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import quire
 from quire.merging import begins_shard, token_of_shard
+from quire.shards import led_shards
 
 PAGE_SIZE = 1000
 
@@ -12,8 +13,7 @@ def oldest_requests(
     client: quire.Client, limit: int, tenant: str | None = None, state: Sequence[str] | None = None
 ) -> tuple[list[quire.RequestSummary], bool]:
     """List up to `limit` requests, the oldest first; the flag is True if there are more."""
-    shards = client.shards()
-    led = [shard.number for shard in shards if shard.leader] or [shard.number for shard in shards]
+    led = [shard.number for shard in led_shards(client.shards())]
     found: list[quire.RequestSummary] = []
     has_more = False
     for number in led:
