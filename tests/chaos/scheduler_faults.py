@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 
+from tests.chaos.client_load import ClientLoad
 from tests.chaos.deployment import Deployment, Life
 from tests.chaos.history import Told
 from tests.chaos.journal_tail import JournalTail
@@ -60,9 +61,7 @@ async def the_leader_is_frozen(stage: Stage) -> Figures:
         await load.until(lambda: old.is_over, "the old leader ends", OLD_LEADER_END_S)
         await load.until_flowing()
         figures = await stage.figures(load, deployment, struck_s=struck_s, recovered_s=recovered_s)
-        await tail.catch_up()
-        drawn = [told for told in load.history.requests.values() if load.asks[told.ask].streams]
-        figures.more = {"stale_entries": tail.num_stale, "delivered_not_in_journal": tail.num_unknown(drawn)}
+        figures.more = await _written_by_two_leaders(load, tail)
     return figures
 
 
@@ -83,10 +82,15 @@ async def the_leader_alone_is_cut_off_from_the_store(stage: Stage) -> Figures:
         await load.until(lambda: old.is_over, "the old leader ends", OLD_LEADER_END_S)
         await load.until_flowing()
         figures = await stage.figures(load, deployment, struck_s=struck_s, recovered_s=recovered_s)
-        await tail.catch_up()
-        drawn = [told for told in load.history.requests.values() if load.asks[told.ask].streams]
-        figures.more = {"stale_entries": tail.num_stale, "delivered_not_in_journal": tail.num_unknown(drawn)}
+        figures.more = await _written_by_two_leaders(load, tail)
     return figures
+
+
+async def _written_by_two_leaders(load: ClientLoad, tail: JournalTail) -> dict[str, float]:
+    """Count what an old leader wrote after it was followed, and what clients were told that no journal has."""
+    await tail.catch_up()
+    drawn = [told for told in load.history.requests.values() if load.asks[told.ask].streams]
+    return {"stale_entries": tail.num_stale, "delivered_not_in_journal": tail.num_unknown(drawn)}
 
 
 async def the_leader_hands_over(stage: Stage) -> Figures:
