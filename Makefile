@@ -7,7 +7,7 @@
 #   SERVE_ARGS   arguments of `quire serve`, for `make serve`. Default: the demo model.
 #   OUT          folder of the report, for `make gpu-check`, and for its dry run (default there: .quire/gpu-check-dry-run).
 #   GPU_CHECK_ARGS  more arguments of `make gpu-check`, such as --only 'kernels/*' or --resume. Default: empty, all stages.
-#   TEST_PROCESSES  number of processes of `make test`. Default: 3, also for two cores, since tests wait half of the time.
+#   TEST_PROCESSES  number of processes of `make test` and its kin. Default: 3, also for two cores, since tests wait half of the time.
 #   DEVICE_RUNNER_TESTS  tests that `make test-device-runner` runs. Default: all that start workers.
 #   NEWEST_TESTS  tests that `make test-newest` runs. Default: end to end, of the SDK, the gateway and both services' edges.
 #   STALLED_TESTS  tests that `make test-stalled` runs. Default: most of those that start services.
@@ -46,12 +46,13 @@ BIN := $(VENV)/bin
 NEWEST := .quire/newest
 PIP := $(BIN)/pip --disable-pip-version-check -q
 PROTOS := $(patsubst protos/%,%,$(wildcard protos/quire/v1/*.proto))
+RUN_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 CODE := common gateway_svc kernels quire scheduler_svc worker_svc benchmarks demo tests hatch_build.py
 
 # Compile each module once, not at every start of a service, whatever a container's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-device-runner test-newest test-stalled coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
+.PHONY: demo serve test test-long test-device-runner test-newest test-stalled coverage check kernels-gate launches-gate gpu-check gpu-check-dry-run format protos protos-release files-page bench bench-fleet bench-paper bench-peers results-page soak chaos chaos-ranks fuzz schemathesis lm-eval endurance structured simulate mutants open-responses compose-smoke compose-scale clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.run
@@ -61,11 +62,15 @@ serve: $(VENV)/.run
 	$(BIN)/quire serve $(SERVE_ARGS)
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations=30 --durations-min=5
+	$(RUN_TESTS) -m 'not long' --durations=30 --durations-min=5
+
+# The tests that take the most processor time: kernels in Triton's interpreter, the wheel, benchmarks in small, long searches.
+test-long: $(VENV)/.dev
+	$(RUN_TESTS) -m long --durations=30 --durations-min=20
 
 # The tests that start real services, with every worker on the runner of accelerators, on a CPU: DEVICE_RUNNER_TESTS.
 test-device-runner: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -p tests.device_runner $(DEVICE_RUNNER_TESTS)
+	$(RUN_TESTS) -p tests.device_runner $(DEVICE_RUNNER_TESTS)
 
 # The tests that start services, with the newest releases that pyproject.toml allows, as `pip install` takes them.
 test-newest:
@@ -84,7 +89,7 @@ test-stalled: $(VENV)/.dev
 # All tests with tracing, which takes half as long again.
 coverage: $(VENV)/.dev
 	$(BIN)/python -m coverage erase
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --cov --cov-report=
+	$(RUN_TESTS) --cov --cov-report=
 	$(BIN)/python -m coverage report --skip-covered --include='scheduler_svc/*,gateway_svc/*,common/*,quire/*' --fail-under=85
 
 check: $(VENV)/.dev kernels-gate

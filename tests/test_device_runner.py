@@ -17,6 +17,7 @@ def test_what_is_left_out_is_there() -> None:
         assert not function or function in functions
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runner", ["device", "cpu"])
 def test_a_worker_takes_its_runner_from_the_variable(runner: str) -> None:
     options = ("--model", str(DEMO_MODEL), "--device", "cpu", "--num-blocks", "8", "--max-model-len", "64")

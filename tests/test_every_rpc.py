@@ -4,6 +4,7 @@ import asyncio
 import itertools
 
 import grpc
+import pytest
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
@@ -26,6 +27,7 @@ def methods_of(services: list[object]) -> set[str]:
     return {method.name for service in services for method in service.methods}  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 async def test_every_rpc_of_the_scheduler_answers_any_message_as_documented_and_a_neighbour_notices_nothing() -> None:
     report = await fuzz_scheduler(NUM_INPUTS, seed=17)
     check(report, methods_of(list(SCHEDULER)))
@@ -33,6 +35,7 @@ async def test_every_rpc_of_the_scheduler_answers_any_message_as_documented_and_
     assert served <= set(report.answers), "too little of what was sent was let in"
 
 
+@pytest.mark.long
 async def test_every_rpc_of_a_worker_answers_any_message_as_documented() -> None:
     report = await fuzz_worker(NUM_INPUTS // 4, seed=12)
     check(report, methods_of(list(WORKER)))
@@ -44,6 +47,7 @@ def test_the_same_seed_makes_the_same_calls() -> None:
     assert first == again != list(itertools.islice(calls(SCHEDULER, 200, seed=4), 100))
 
 
+@pytest.mark.long
 async def test_names_of_15_megabytes_leave_no_memory_behind() -> None:
     """Sixty of them took a scheduler from 120 MB to 2 GB: each answer repeated the name."""
     async with besieged_scheduler() as site:

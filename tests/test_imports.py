@@ -47,6 +47,7 @@ def test_kernels_stays_a_docstring_so_that_nobody_takes_it_for_the_other_package
     assert [type(node) for node in tree.body] == [ast.Expr]
 
 
+@pytest.mark.long
 def test_transformers_imports_beside_our_kernels() -> None:
     program = "import kernels, transformers.modeling_utils; print(kernels.__file__)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

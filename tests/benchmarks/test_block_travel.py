@@ -19,6 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_model(SHAPE, tmp_path_factory.mktemp("random") / "model", torch.device("cpu"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_running_requests_are_measured_in_all_placements(model: Path) -> None:
     found = block_travel.roles(model, "float32", SHAPE, rounds=1, seconds=0.5)
@@ -28,6 +29,7 @@ def test_running_requests_are_measured_in_all_placements(model: Path) -> None:
         assert measured.prompts_per_s > 0 and measured.first_token_p50_ms > 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_moves_are_measured_both_ways(model: Path) -> None:
     (row,), blocks_per_s = block_travel.moves(model, "float32", SHAPE, rounds=1, contexts=[200])

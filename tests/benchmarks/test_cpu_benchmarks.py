@@ -20,6 +20,7 @@ def _run(module: str, out: Path, *arguments: str) -> Any:
     return json.loads(written.read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_a_step_is_the_sum_of_its_parts(tmp_path: Path, kernels: str) -> None:
     result = _run("cpu_step", tmp_path, "--dtype", "float32", "--kernels", kernels)
@@ -30,6 +31,7 @@ def test_a_step_is_the_sum_of_its_parts(tmp_path: Path, kernels: str) -> None:
         assert parts["kernel by kernel"] > max(parts[part] for part in named)
 
 
+@pytest.mark.long
 def test_int8_weights_are_compared_with_plain_ones(tmp_path: Path) -> None:
     result = _run("int8_speed", tmp_path, "--rounds", "1")
     assert [each["rows"] for each in result["figures"]] == [1, 3]
@@ -37,6 +39,7 @@ def test_int8_weights_are_compared_with_plain_ones(tmp_path: Path) -> None:
         assert each["speedup"] == pytest.approx(each["plain_ms"] / each["int8_ms"], rel=0.02)
 
 
+@pytest.mark.long
 def test_the_reductions_of_a_group_are_part_of_its_steps(tmp_path: Path) -> None:
     result = _run("tensor_parallel", tmp_path, "--rounds", "1", "--dtype", "float32")
     assert [each["rows"] for each in result["figures"]] == [1, 3]
@@ -46,6 +49,7 @@ def test_the_reductions_of_a_group_are_part_of_its_steps(tmp_path: Path) -> None
     assert tensor_parallel.section_of(result).headlines
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_kinds_of_requests_are_compared_with_greedy_ones(tmp_path: Path) -> None:
     load = ("--model", "tiny", "--sequences", "8", "--requests", "8", "--rounds", "1", "--kinds", "top-p", "beams")

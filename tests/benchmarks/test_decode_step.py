@@ -62,6 +62,7 @@ def test_a_window_without_steps_is_refused(plan: Plan) -> None:
         cost_of(plan, Window(0, 1, 4, 4), [], Roofline(1e9, 1e12))
 
 
+@pytest.mark.long
 def test_the_benchmark_runs_in_small(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.decode_step", "--device", "cpu", "--small", "--out", str(tmp_path)]
     completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)

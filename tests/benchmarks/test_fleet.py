@@ -39,6 +39,7 @@ RACKS = FleetConfig(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "shards", "racks"), [(0, 2, 2), (1, 3, 3), (2, 5, 2), (3, 5, 8)])
 def test_no_request_is_lost_with_a_rack_and_every_shard_is_led_again(seed: int, shards: int, racks: int) -> None:
     """`run` itself asserts the invariants of every core, and that each request has ended or is live."""

@@ -235,6 +235,7 @@ def test_stages_are_chosen_by_pattern() -> None:
     assert len(names) > 4 and all(name.startswith("services/") for name in names[2:])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_part_of_a_dry_run_and_the_rest_of_it(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
@@ -251,6 +252,7 @@ def test_a_part_of_a_dry_run_and_the_rest_of_it(tmp_path: Path) -> None:
     assert "dry run: the figures mean nothing" in (tmp_path / "out" / PAGE_FILE).read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path / "out"))
@@ -260,6 +262,7 @@ def test_without_a_gpu_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_missing_packages_are_named_all_at_once(tmp_path: Path) -> None:
     for module in ("redis", "structlog"):  # in the way of the real ones
         (tmp_path / f"{module}.py").write_text("raise ModuleNotFoundError('No module named here')\n")

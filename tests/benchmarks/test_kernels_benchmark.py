@@ -38,6 +38,7 @@ def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_every_path_runs_in_the_interpreter_and_nothing_is_shown_as_measured(tmp_path: Path) -> None:
     done = run(tmp_path, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -63,6 +64,7 @@ def test_a_section_that_fails_or_comes_too_late_takes_no_figure_of_others_away(t
     assert "Traceback" in result["failures"]["layers"] and "not begun" in result["failures"]["sampling"]
 
 
+@pytest.mark.long
 def test_without_the_interpreter_a_run_on_the_cpu_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path / "none", TRITON_INTERPRET="0")
     assert done.returncode == 2 and "TRITON_INTERPRET=1" in done.stdout

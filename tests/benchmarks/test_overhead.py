@@ -14,6 +14,7 @@ from benchmarks.report import ROOT
 STEP_MS = 5.0
 
 
+@pytest.mark.long
 def test_the_benchmark_takes_an_iteration_apart_and_measures_delivery(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     flags = ["--parts", "stages", "delivery", "--batches", "3", "--depths", "2", "--steps", "20"]

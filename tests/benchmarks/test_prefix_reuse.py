@@ -29,6 +29,7 @@ def made_up(case: Case, num_prefixes: int) -> Outcome:
     return outcome_of(case, requests, num_computed=num_computed, hit_tokens=2 * PREFIX_TOKENS, all_s=0.05)
 
 
+@pytest.mark.long
 def test_64_requests_that_come_at_once_compute_their_prefix_once() -> None:
     outcome = measure(Case(cache="automatic", arrival="at once"))
     assert outcome.num_prefix_computations == 1
@@ -36,11 +37,13 @@ def test_64_requests_that_come_at_once_compute_their_prefix_once() -> None:
     assert outcome.prefix_hit_tokens == 63 * PREFIX_TOKENS
 
 
+@pytest.mark.long
 def test_a_pinned_prefix_is_computed_for_its_pin_alone() -> None:
     outcome = measure(Case(cache="pinned", arrival="in turn", num_requests=3))
     assert (outcome.num_prefix_computations, outcome.num_requests_that_found_all) == (1, 3)
 
 
+@pytest.mark.long
 def test_without_a_cache_every_request_computes_the_prefix() -> None:
     outcome = measure(Case(cache="none", arrival="in turn", num_requests=3))
     assert (outcome.num_prefix_computations, outcome.prefix_hit_tokens) == (3, 0)

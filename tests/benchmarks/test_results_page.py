@@ -236,6 +236,7 @@ def test_growth_is_shown_with_its_exponents_and_without_the_parts_that_are_not_t
     assert "plots: [scale_memory.svg]" in text
 
 
+@pytest.mark.long
 def test_the_speed_of_int8_weights_is_shown_as_the_program_writes_it(tmp_path: Path) -> None:
     flags = ["--small", "--rows", "1", "2", "--rounds", "1", "--steps", "2", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "benchmarks.cpu.int8_speed", *flags]
@@ -246,6 +247,7 @@ def test_the_speed_of_int8_weights_is_shown_as_the_program_writes_it(tmp_path: P
     assert re.search(r"\| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", text)
 
 
+@pytest.mark.long
 def test_the_parts_of_a_cpu_step_are_shown_as_the_program_writes_them(tmp_path: Path) -> None:
     flags = ["--small", "--dtype", "float32", "--kernels", "torch", "--rows", "1", "2", "--context", "8"]
     command = [sys.executable, "-m", "benchmarks.cpu.cpu_step", *flags, "--steps", "2", "--out", str(tmp_path)]

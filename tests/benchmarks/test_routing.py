@@ -8,6 +8,7 @@ from benchmarks.scale import routing_hits, routing_speed
 from benchmarks.scale.routing_hits import Answered, HitCase, HitRow, measure_case, row_of
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_client_and_gateway_are_measured_before_real_servers() -> None:
     rows = routing_speed.measure(None, rounds=1, seconds=0.3)
@@ -27,6 +28,7 @@ def test_the_speed_of_a_client_is_judged(per_s: float, is_met: bool) -> None:
     assert ("not met" not in section.verdict) == is_met and f"{per_s:,.0f} requests/s" in section.headlines[0].figure
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_case_of_hits_runs_with_real_processes() -> None:
     row = measure_case(HitCase(shards=4, policy="in turn", clients=2), rate=20.0, seconds=1.5)

@@ -17,6 +17,7 @@ def test_an_exponent_is_the_slope_of_logarithms() -> None:
     assert exponent_of([(2.0**n, 3 * 2.0 ** (1.5 * n)) for n in range(5)]) == pytest.approx(1.5)
 
 
+@pytest.mark.long
 def test_a_small_run_measures_memory_by_queued_requests(tmp_path: Path) -> None:
     output = tmp_path / "scale.json"
     command = [sys.executable, "-m", "benchmarks.scale", "--parts", "memory", "--queued", "20", "200"]

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.scale.shard_throughput import Rate, Row, measure, section_of
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_both_sides_are_measured_with_real_schedulers() -> None:
     (row,) = measure(2, [4], rounds=1, seconds=0.5)

@@ -211,6 +211,7 @@ def test_as_many_programs_run_at_once_as_registers_shared_memory_and_warps_allow
     assert programs_at_once(ADA, registers=96, shared_bytes=72_192, num_warps=4) == 1
 
 
+@pytest.mark.long
 def test_every_trial_runs_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.tune_kernels", "--device", "cpu"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

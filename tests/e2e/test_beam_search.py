@@ -78,6 +78,7 @@ def num_preemptions(completions: Sequence[quire.Completion]) -> int:
     return sum(each.usage.num_preemptions for each in completions)
 
 
+@pytest.mark.long
 async def test_beams_alone_and_in_a_mixed_batch_are_those_of_transformers(
     load: MixedLoad, reports: list[BeamReport]
 ) -> None:

@@ -30,6 +30,7 @@ async def _settled(site: Besieged, before: int) -> None:
     assert await site.until_resident_below(1.1 * before) <= 1.1 * before
 
 
+@pytest.mark.long
 async def test_a_compressed_message_is_refused_before_it_is_unpacked() -> None:
     async with besieged_scheduler() as site:
         before = site.peak_bytes = site.resident_bytes
@@ -39,6 +40,7 @@ async def test_a_compressed_message_is_refused_before_it_is_unpacked() -> None:
         await _settled(site, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [GENERATE, SESSION, GET_REQUEST])
 async def test_a_connection_with_many_unfinished_messages_is_cut(method: str) -> None:
     async with besieged_scheduler() as site:
@@ -52,6 +54,7 @@ async def test_a_connection_with_many_unfinished_messages_is_cut(method: str) ->
         assert "no whole message" in site.log_lines("connection cut")[0]
 
 
+@pytest.mark.long
 async def test_unfinished_messages_of_many_connections_together_are_bounded() -> None:
     """12 connections hold 45 MiB each, less than one may have; all may have 128."""
     async with besieged_scheduler("--max-unread-mb", "128") as site:
@@ -75,6 +78,7 @@ async def test_a_message_that_is_never_finished_is_given_up() -> None:
         assert site.neighbour.failures == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [GENERATE, SESSION, GET_REQUEST])
 @pytest.mark.parametrize("body", [None, b""])
 async def test_a_connection_that_resets_its_calls_again_and_again_is_cut(method: str, body: bytes | None) -> None:

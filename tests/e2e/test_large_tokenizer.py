@@ -4,6 +4,8 @@ import json
 import threading
 from pathlib import Path
 
+import pytest
+
 from scheduler_svc.journal.keys import Keys
 from tests.scheduler.text_tokenizers import byte_level_json
 from tests.services import start_scheduler, start_worker
@@ -22,6 +24,7 @@ def large_json() -> bytes:
     return json.dumps(document).encode()
 
 
+@pytest.mark.long
 def test_the_lease_is_held_for_longer_while_a_large_tokenizer_is_read(tmp_path: Path, valkey: ValkeyProcess) -> None:
     folder = write_tiny_model("llama_gqa", tmp_path / "model")
     (folder / "tokenizer.json").write_bytes(large_json())

@@ -192,6 +192,7 @@ def run_to_refusal(*command: str) -> str:
     return lines[0]
 
 
+@pytest.mark.long
 def test_a_port_in_use_is_one_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -119,6 +119,7 @@ def test_depth_counts_and_width_does_not() -> None:
         decode_json(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "path", "name"), FIELDS)
 def test_odd_values_of_a_field_are_no_fault(http: httpx2.Client, method: str, path: str, name: str) -> None:
     for value in (*ODD, HUGE[0], HUGE[-1], DEEP, [], "", "\u0000" * 9000):

@@ -31,6 +31,7 @@ def interpret(names: Set[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the files are collected where there is a GPU")
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("part", PARTS)

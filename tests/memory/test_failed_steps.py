@@ -44,6 +44,7 @@ def cancel_some(cluster: AuditedCluster, rng: random.Random) -> None:
             cluster.finish(rng.choice(chosen))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block_size", [1, 2, 4])
 def test_what_a_failed_step_was_to_compute_or_bring_back_is_not_found_in_the_cache(block_size: int) -> None:
     num_checked = 0

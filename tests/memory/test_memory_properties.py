@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -31,6 +32,7 @@ EVENTS = (
 )
 
 
+@pytest.mark.long
 def test_whatever_is_called_every_reference_has_its_holder_and_every_block_one_writer() -> None:
     run_state_machine_as_test(
         MemoryMachine,

@@ -73,6 +73,7 @@ def pin_something(cluster: Cluster, rng: random.Random) -> int:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [1.0, 1.1, 1.2])
 def test_a_pool_that_hardly_holds_the_largest_group_gets_every_load_done(part: float) -> None:
     num_preemptions = num_swaps = num_pins = 0

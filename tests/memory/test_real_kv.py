@@ -93,6 +93,7 @@ def compare(cluster: ModelCluster, answers: list[list[Answer]], cancelled: Colle
     assert report.num_cuts <= max(4, MAX_CUT_FRACTION * report.num_sequences), "more than one search, or 1 % of all"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("preemption", "depth"), MODES_AND_DEPTHS)
 def test_mixed_requests_under_pressure_answer_as_each_does_alone(
@@ -114,6 +115,7 @@ def test_mixed_requests_under_pressure_answer_as_each_does_alone(
     cluster.assert_idle_and_unleaked()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("preemption", "depth"), MODES_AND_DEPTHS)
 def test_pins_failed_steps_snapshots_and_cancelled_requests_change_no_other_answer(

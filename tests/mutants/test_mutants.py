@@ -36,6 +36,7 @@ class Thing:
 '''
 
 
+@pytest.mark.long
 def test_what_does_not_compile_is_told_apart() -> None:
     source = "def f():\n    return 1\n"
     (mutant, *_) = mutants_of("x.py", source)
@@ -82,6 +83,7 @@ def test_every_fault_changes_its_file_in_one_place_and_is_python() -> None:
             assert source.splitlines()[mutant.line - 1].find(mutant.before.splitlines()[0]) >= 0
 
 
+@pytest.mark.long
 def test_every_target_has_tests_and_those_that_import_the_module_come_first() -> None:
     for target in TARGETS:
         for source in target.source_paths(ROOT):

@@ -65,6 +65,7 @@ def test_any_text_in_any_pieces_is_the_whole_and_never_an_error(
     assert parsed_answer(deltas_of(format, list(text), in_reasoning=in_reasoning)) == whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, spoken in SPOKEN.items() if spoken.calls])
 @given(texts)
 @example("")

@@ -28,6 +28,7 @@ def num_common_bytes(first: Prompt, second: Prompt) -> int:
     return max((one.num_bytes for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)), default=0)
 
 
+@pytest.mark.long
 @given(st.integers(0, 70_000), st.text(max_size=5), st.text(max_size=5))
 def test_texts_share_the_beginnings_within_their_common_part(num_common: int, first: str, second: str) -> None:
     common = "c" * num_common

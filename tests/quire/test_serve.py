@@ -167,6 +167,7 @@ def led_by(address: str) -> str:
     return asyncio.run(leader())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_with_a_standby_streams_go_on_when_the_leading_scheduler_is_killed(data_dir: Path) -> None:
     serve = Serve(data_dir, "--standby")

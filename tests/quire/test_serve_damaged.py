@@ -24,6 +24,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sound_folder("llama_gqa", tmp_path_factory.mktemp("sound"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 def test_a_damaged_folder_ends_quire_serve_with_one_line_and_exit_code_2(
     name: str, sound: Path, tmp_path: Path

@@ -56,6 +56,7 @@ async def _comes_true(condition: Callable[[], bool]) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("moment", [STARTED, READY])
 def test_a_closed_terminal_ends_everything(serve: Starter, moment: str) -> None:
@@ -87,6 +88,7 @@ def test_a_key_that_ends_a_program_ends_everything(serve: Starter, keys: bytes) 
     assert running.living() == {}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"])
 def test_every_signal_that_can_be_caught_ends_everything(serve: Starter, number: str) -> None:
@@ -109,6 +111,7 @@ def test_a_pipe_that_nobody_reads_is_no_reason_to_fail(serve: Starter) -> None:
     assert running.living() == {}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_nohup_outlives_its_terminal_and_ends_when_it_is_told_to(serve: Starter) -> None:
     running = serve(terminal=True, through=("/usr/bin/env", "nohup"))
@@ -122,6 +125,7 @@ def test_nohup_outlives_its_terminal_and_ends_when_it_is_told_to(serve: Starter)
     assert running.living() == {}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_an_error_of_the_supervisor_itself_ends_everything(tmp_path: Path) -> None:
     before = set(child_commands(os.getpid()))

@@ -96,6 +96,7 @@ def broken(folder: Path, **changes: object) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [
@@ -188,6 +189,7 @@ def test_a_working_folder_that_was_removed_is_refused(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_worker_that_refuses_its_configuration_ends_everything_with_its_sentence(data_dir: Path) -> None:
     """Only a loaded model shows this; one of two workers is enough, and it is not restarted again and again."""
@@ -223,6 +225,7 @@ def guarded() -> Iterator[str]:
         yield f"{address}/0"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["variable", "flag", "flag and word"])
 def test_the_password_of_a_store_is_in_no_command_line_and_no_log(guarded: str, data_dir: Path, way: str) -> None:

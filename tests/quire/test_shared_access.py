@@ -57,6 +57,7 @@ def test_a_certificate_that_cannot_be_used_is_refused_by_its_flag(tmp_path: Path
             AccessSettings.model_validate(settings)
 
 
+@pytest.mark.long
 def test_quire_serve_with_keys_and_a_certificate_for_another_name(tmp_path: Path) -> None:
     made = PeerCertificates(tmp_path / "tls", "llm.example.org")
     (tmp_path / "keys").write_text(KEY)
@@ -87,6 +88,7 @@ def test_quire_serve_with_keys_and_a_certificate_for_another_name(tmp_path: Path
         serving.clean_up()
 
 
+@pytest.mark.long
 def test_a_renewed_certificate_is_shown_by_all_services_and_trusted_by_them(tmp_path: Path) -> None:
     made = PeerCertificates(tmp_path / "tls", "localhost", "127.0.0.1")
     renewed = PeerCertificates(tmp_path / "renewed", "localhost", "127.0.0.1")  # of an authority that nobody knows yet

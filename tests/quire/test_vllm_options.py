@@ -36,6 +36,7 @@ def test_an_option_of_the_same_name_is_taken_as_it_is() -> None:
     assert all(instead_of(flag_of(each)) is None for each in taken)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "instead"),
     [

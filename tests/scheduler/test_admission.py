@@ -167,6 +167,7 @@ async def test_a_burst_larger_than_the_queue_is_served_in_order_of_arrival() -> 
         await site.idle()
 
 
+@pytest.mark.long
 async def test_a_thousand_requests_wait_and_all_are_served() -> None:
     async with running_site() as site:
         worker = await site.add_worker(num_seats=64, num_blocks=256)

@@ -127,6 +127,7 @@ CHATS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
@@ -259,6 +260,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_a_template_that_goes_beyond_its_limits_is_one_plain_error_and_its_process_is_gone(source: str) -> None:
     with pytest.raises((FailedPreconditionError, InvalidRequestError)) as caught:
@@ -275,6 +277,7 @@ def test_deeply_nested_ifs_are_one_plain_error(depth: int) -> None:
             template.render([USER], add_generation_prompt=True)
 
 
+@pytest.mark.long
 def test_a_template_that_exceeds_its_limits_again_and_again_is_not_tried_for_a_while() -> None:
     template = ChatTemplate("{% if messages[0].role == 'user' %}" + NESTED_LOOPS + "{% endif %}fine", {})
     assert template.render([SYSTEM], add_generation_prompt=True) == "fine"
@@ -285,6 +288,7 @@ def test_a_template_that_exceeds_its_limits_again_and_again_is_not_tried_for_a_w
         template.render([SYSTEM, USER], add_generation_prompt=True)
 
 
+@pytest.mark.long
 def test_long_chats_beyond_the_limits_of_a_template_stop_no_shorter_ones() -> None:
     """Three of them made everybody's chats fail for half a minute."""
     slow = "{% for a in messages %}{% for b in range(99999) %}{% endfor %}{% endfor %}fine"

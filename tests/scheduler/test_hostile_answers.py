@@ -82,6 +82,7 @@ def test_there_are_hundreds_of_kinds_and_each_has_a_name_of_its_own() -> None:
     assert len({kind.name for kind in KINDS}) == len(KINDS) > 471
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 async def test_whatever_a_worker_answers_requests_finish_beside_it_and_the_scheduler_lives(
     site: Site, part: int, caplog: pytest.LogCaptureFixture

@@ -82,6 +82,7 @@ def num_released(text: str, stop: Sequence[str]) -> int:
     return len(text) - max(held, default=0)
 
 
+@pytest.mark.long
 @settings(max_examples=1500)
 @given(
     token_ids=st.lists(st.integers(0, len(PIECES) - 1), max_size=25),

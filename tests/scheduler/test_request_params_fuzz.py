@@ -4,6 +4,7 @@ import math
 import re
 from typing import Any
 
+import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
@@ -192,6 +193,7 @@ def check_samples_within_limits(params: ValidatedParams) -> None:
     assert last == params.sampling.sample_index + (0 if params.beam else params.num_sequences - 1) < 2**32
 
 
+@pytest.mark.long
 @fast
 @given(ANY_REQUEST, LIMITS)
 def test_any_request_is_refused_in_words_or_satisfies_every_limit(
@@ -202,6 +204,7 @@ def test_any_request_is_refused_in_words_or_satisfies_every_limit(
         check_within_limits(params, limits)
 
 
+@pytest.mark.long
 @fast
 @given(ANY_REQUEST, LIMITS, st.integers(0, 2**16), st.binary(max_size=3), st.integers(0, 3))
 def test_bytes_damaged_on_their_way_are_refused_in_words_or_satisfy_every_limit(

@@ -131,6 +131,7 @@ async def test_the_journal_stays_short_however_long_a_request_lives() -> None:
         assert client.seen.token_ids == [list(range(6, 206))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_a_store_that_lost_the_journal_has_all_that_lives_when_the_scheduler_dies_then(seed: int) -> None:
     random_ = random.Random(seed)

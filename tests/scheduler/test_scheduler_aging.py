@@ -135,6 +135,7 @@ def test_a_group_that_is_swapped_out_is_not_starved_either() -> None:
     cluster.assert_outputs_are_unconstrained()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["fcfs", "edf"])
 @pytest.mark.parametrize("seed", range(25))
 def test_under_any_flood_nobody_starves_and_nobody_of_the_same_class_is_overtaken(

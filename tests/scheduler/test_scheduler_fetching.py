@@ -451,6 +451,7 @@ class RandomMoves:
             self.cluster.scheduler.finish_group(self.rng.choice(self.unfinished()).group)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shares_load", [False, True])
 def test_whatever_happens_to_fetches_every_output_is_right_and_nothing_leaks(
     shares_load: bool, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,7 @@ def test_an_encoding_in_a_process_is_the_same() -> None:
         tokenizer.encode("\ud800", True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tokenizer_json", "text"),
     [(with_split(HOSTILE), SLOW_TEXT), (with_split(LLAMA_3, normalizer=replacing("b" * 2000)), "a" * 8000)],

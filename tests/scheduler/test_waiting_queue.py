@@ -240,6 +240,7 @@ class RanksMachine(RuleBasedStateMachine):
             assert self.ranks.num_below(below) == sum(rank < below for rank in self.model)
 
 
+@pytest.mark.long
 def test_ranks_below_are_counted_as_by_a_walk_over_all() -> None:
     run_state_machine_as_test(RanksMachine, settings=SETTINGS)
 

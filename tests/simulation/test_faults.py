@@ -77,6 +77,7 @@ def test_standbys_that_are_told_to_end_withdraw(effects_of: EffectsOf) -> None:
     assert not effects["scheduler hands over"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lasts_s", [0.5, 4.0])
 def test_single_clocks_are_set_under_schedulers_that_end(effects_of: EffectsOf, lasts_s: float) -> None:
     """Set by half a second and by hours, for each process in turn, with another leader after each."""

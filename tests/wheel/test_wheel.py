@@ -59,6 +59,7 @@ def run(arguments: Sequence[str], cwd: Path, *paths: Path, **environment: str) -
     )
 
 
+@pytest.mark.long
 def test_the_wheel_has_every_variant_and_is_for_this_platform(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {each.file_name for each in VARIANTS} == {Path(each).name for each in names if "prebuilt" in each}
@@ -73,6 +74,7 @@ def test_the_wheel_has_every_variant_and_is_for_this_platform(wheel: Path) -> No
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", EXECUTABLE, ids=lambda each: each.name)
 def test_without_a_compiler_each_variant_that_the_processor_has_computes_what_torch_does(
     variant: Variant, installed: Path, tmp_path: Path

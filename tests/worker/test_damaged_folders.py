@@ -43,6 +43,7 @@ def sample(family: str, kinds: list[Damage]) -> list[Damage]:
     return kinds if family == "llama_gqa" else random.Random(family).sample(kinds, NUM_OF_OTHERS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_damage_is_refused_in_words_or_does_not_matter(family: str, tmp_path: Path) -> None:
     sound = write_sound_folder(family, tmp_path / "sound")

@@ -56,6 +56,7 @@ def test_logits_equal_those_of_transformers_to_float32_rounding(name: str, tmp_p
     assert error.max() <= 1e-4 * reference.std()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("name", [*TINY_MODELS, *ODD_MODELS])
 def test_half_precision_logits_are_as_good_as_those_of_transformers(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -24,6 +25,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.long
 def test_the_demo_model_continues_texts_as_transformers_does_alone_and_in_batches() -> None:
     torch.set_num_threads(1)
     folder = resolve_checkpoint(str(FOLDER))

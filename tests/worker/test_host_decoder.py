@@ -33,6 +33,7 @@ def host_decoder(folder: Path, dtype: torch.dtype, kernels: str) -> HostDecoder:
     return HostDecoder(load_decoder(folder, dtype, CPU, host.packing.make_product), host.kernels)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_greedy_tokens_equal_transformers_alone_and_in_batches_with_chunked_prefill(

@@ -149,6 +149,7 @@ def test_ends_barred_below_a_length_act_as_min_new_tokens(
     reports.append(compare_beams(reference_beams(model.reference, PROMPT, params, min_new_tokens=7), found))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first_swap", [2, 3, 7])
 def test_a_group_swapped_out_and_in_again_and_again_finds_the_same(
     make_runner: MakeRunner, model: Model, first_swap: int, reports: list[BeamReport]
@@ -177,6 +178,7 @@ def test_a_group_swapped_out_and_in_again_and_again_finds_the_same(
     reports.append(compare_beams(reference_beams(model.reference, PROMPT, params), driver.search.finish()))
 
 
+@pytest.mark.long
 def test_beams_among_greedy_and_sampled_sequences_disturb_nobody(
     make_runner: MakeRunner, model: Model, reports: list[BeamReport]
 ) -> None:

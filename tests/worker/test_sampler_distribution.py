@@ -86,6 +86,7 @@ def test_samples_follow_the_exact_distribution(name: str) -> None:
     assert p_value(over_positions(CASES[name]), exact_probabilities(CASES[name])) > 0.001
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["plain", "all"])
 @pytest.mark.parametrize("coordinate", ["seed", "sample_index"])
 def test_samples_of_many_seeds_or_samples_follow_it_too(name: str, coordinate: str) -> None:

@@ -221,6 +221,7 @@ steps = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=400)
 @given(st.lists(steps, max_size=6), st.data())
 def test_whatever_arrives_a_step_is_taken_whole_or_not_at_all(sent: list[dict[str, Any]], data: st.DataObject) -> None:

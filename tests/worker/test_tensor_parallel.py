@@ -92,6 +92,7 @@ def group(folder: Path, num_ranks: int, **options: Any) -> Iterator[LoadedModel]
         loaded.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("num_ranks", "runner"), [(2, "cpu"), (4, "cpu"), (2, "device")])
 def test_a_group_computes_what_one_process_does(reference: Reference, num_ranks: int, runner: str) -> None:
     with group(reference.folder, num_ranks, runner=runner) as loaded:

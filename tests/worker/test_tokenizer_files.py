@@ -108,6 +108,7 @@ def test_the_fingerprint_is_of_all_that_is_sent(folder: Path) -> None:
     assert before.fingerprint == same.fingerprint != after.fingerprint
 
 
+@pytest.mark.long
 def test_older_vocabulary_files_are_converted(tmp_path: Path) -> None:
     vocab = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}
     write(tmp_path, vocab=vocab, config={"model_type": "gpt2"}, tokenizer_config={"tokenizer_class": "GPT2Tokenizer"})
@@ -119,6 +120,7 @@ def test_older_vocabulary_files_are_converted(tmp_path: Path) -> None:
     assert tokenizer.encode("abba").ids == [3, 2, 1]
 
 
+@pytest.mark.long
 def test_a_tokenizer_that_cannot_be_converted_says_what_to_add(tmp_path: Path) -> None:
     write(tmp_path, vocab=["no", "vocabulary"], config={"model_type": "gpt2"})
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")

@@ -130,6 +130,7 @@ def sentencepiece_model() -> bytes:
     return bytes(model.SerializeToString())
 
 
+@pytest.mark.long
 def test_a_sentencepiece_model_alone_is_converted_as_transformers_does(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
@@ -153,6 +154,7 @@ def test_a_sentencepiece_model_alone_is_converted_as_transformers_does(tmp_path:
         assert tokenizer.decode(encoded.ids) == text.removeprefix("</s>")
 
 
+@pytest.mark.long
 def test_a_sentencepiece_model_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"whatever it is")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')

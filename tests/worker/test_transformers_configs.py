@@ -141,6 +141,7 @@ def left_out() -> Iterator[tuple[str, str]]:
             yield family, key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "key"), list(left_out()))
 def test_a_key_that_is_left_out_means_what_it_means_to_transformers(family: str, key: str, tmp_path: Path) -> None:
     raw: dict[str, Any] = TINY_MODELS[family]().config.to_dict()
@@ -151,6 +152,7 @@ def test_a_key_that_is_left_out_means_what_it_means_to_transformers(family: str,
     check(raw, (key,), tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "change"), [(family, change) for family, changes in ODD.items() for change in changes]
 )

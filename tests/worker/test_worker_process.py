@@ -121,6 +121,7 @@ async def test_prompts_decoded_over_the_stream_give_the_models_own_tokens(
     await check_decoding(channel, folder)
 
 
+@pytest.mark.long
 async def test_the_accelerators_runner_gives_the_same_tokens_on_a_cpu(folder: Path) -> None:
     sizes = ("--num-blocks", "80", "--block-size", "4", "--max-num-seqs", "4")
     with Service("worker_svc", "--model", str(folder), "--runner", "device", "--threads", "1", *sizes) as service:
@@ -282,6 +283,7 @@ def test_a_worker_ends_when_its_supervisor_is_gone() -> None:
         assert process.wait(30) == 0
 
 
+@pytest.mark.long
 async def test_a_simulated_worker_takes_its_time_and_repeats_its_tokens() -> None:
     with Service(SIMULATED, "--step-ms", "5", "--per-seq-us", "1000", "--model-len", "64") as service:
         service.wait_for("ready")

@@ -57,6 +57,7 @@ def native_operations(native: NativeKernels) -> SamplingOperations:
     return native.sampling
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(
     st.lists(parameters, min_size=1, max_size=8),
@@ -86,6 +87,7 @@ def test_tokens_are_those_of_the_reference(
     assert torch.equal(logits, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vocab_size", [50_272, 150_000])
 @pytest.mark.parametrize("kind", LOGIT_KINDS)
 def test_many_rows_of_a_large_vocabulary(operations: SamplingOperations, kind: str, vocab_size: int) -> None:
@@ -144,6 +146,7 @@ def test_a_row_that_is_not_finite_is_not_valid(
     assert described.logprobs.isnan().all(-1).tolist() == [False, True, False]
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(
     st.integers(1, 6),

@@ -26,6 +26,7 @@ def runs_here(variant: Variant) -> bool:
     return variant.is_arm and shutil.which(ARM_COMPILER) is not None and shutil.which(ARM_EMULATOR) is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", [each for each in VARIANTS if runs_here(each)], ids=lambda each: each.name)
 def test_products_and_roundings_of_each_variant_are_right(variant: Variant, tmp_path: Path) -> None:
     program = tmp_path / "check"

@@ -89,6 +89,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return DividedModel(load_decoder(folder, torch.float32, CPU), parts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "depth"), [(2, 1), (2, 2), (2, 3), (4, 2)])
 def test_captured_passes_of_ranks_give_what_one_process_gives(model: DividedModel, size: int, depth: int) -> None:
     """Compare mixes of rows, with copies, swaps, beams and log-probabilities; no pass is launched kernel by kernel."""
@@ -102,6 +103,7 @@ def test_captured_passes_of_ranks_give_what_one_process_gives(model: DividedMode
     assert {each.name for each in outside} == {"gather"}, "only the head of a mixed pass is computed outside of graphs"
 
 
+@pytest.mark.long
 @settings(max_examples=6)
 @given(seed=st.integers(0, 1 << 30), depth=st.integers(1, 3))
 def test_any_mix_of_rows_has_the_tokens_of_one_process(model: DividedModel, seed: int, depth: int) -> None:

@@ -42,6 +42,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Started(case, decoder, case.launches_of_start(decoder))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "started", ["bf16", "cache of e4m3", "weights of e4m3", "weights of 4 bits", "rank of two"], indirect=True
 )

@@ -73,6 +73,7 @@ def library_runner(
     return runner
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cost", [DEAR, FREE], ids=["apart", "sharing prefixes"])
 @pytest.mark.parametrize(("captured", "depth"), [(False, 1), (True, 1), (True, 2), (True, 3)])
 @pytest.mark.parametrize("name", LIBRARIES)

@@ -66,6 +66,7 @@ def check_equal(ours: Sequence[StepResult], theirs: Sequence[StepResult]) -> Non
             assert list(our_prompt.rows.logprobs) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_random_steps_give_the_same_by_graphs(decoder: Decoder, depth: int) -> None:
     """Compare mixes of rows, with copies, swaps, beams and log-probabilities; no pass is launched kernel by kernel."""
@@ -78,6 +79,7 @@ def test_random_steps_give_the_same_by_graphs(decoder: Decoder, depth: int) -> N
     assert not any(captured.kernel_passes.values())
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(seed=st.integers(0, 1 << 30), most=st.sampled_from([0, 64, 128, 256]), depth=st.integers(1, 3))
 def test_any_mix_of_rows_has_the_tokens_of_an_uncaptured_pass(
