@@ -13,13 +13,14 @@ from benchmarks.report import ROOT
 
 SAMPLING_LAUNCHES = 50  # more than any kind of sampling takes
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def launches() -> list[StepLaunches]:
     return count_launches()
 
 
-@pytest.mark.long
 def test_every_kind_of_step_is_one_graph_and_few_launches(launches: list[StepLaunches]) -> None:
     graphs = [each for each in launches if each.by_graph]
     assert {each.graphs for each in graphs} == {1}
@@ -42,7 +43,6 @@ def test_no_step_waits_for_the_device_or_for_the_compiler(launches: list[StepLau
     assert not any(each.compiled for each in launches)
 
 
-@pytest.mark.long
 def test_the_whole_benchmark_in_small(tmp_path: Path) -> None:
     """Times say nothing on a loaded machine; but a graph saves the host most of its work on any."""
     command = [sys.executable, "-m", "benchmarks.gpu.host", "--steps", "3", "--out", str(tmp_path)]

@@ -19,7 +19,7 @@ VARIANTS = variants_for()
 EXECUTABLE = [each for each in VARIANTS if each.features <= processor_features()]
 BUILD_S = 600.0
 
-pytestmark = pytest.mark.timeout(BUILD_S)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(BUILD_S)]
 
 
 def build(folder: Path, environment: Mapping[str, str], root: Path = ROOT) -> tuple[Path, str]:
@@ -59,7 +59,6 @@ def run(arguments: Sequence[str], cwd: Path, *paths: Path, **environment: str) -
     )
 
 
-@pytest.mark.long
 def test_the_wheel_has_every_variant_and_is_for_this_platform(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {each.file_name for each in VARIANTS} == {Path(each).name for each in names if "prebuilt" in each}
@@ -74,7 +73,6 @@ def test_the_wheel_has_every_variant_and_is_for_this_platform(wheel: Path) -> No
     }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("variant", EXECUTABLE, ids=lambda each: each.name)
 def test_without_a_compiler_each_variant_that_the_processor_has_computes_what_torch_does(
     variant: Variant, installed: Path, tmp_path: Path
