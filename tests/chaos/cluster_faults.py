@@ -64,7 +64,8 @@ async def nodes_die(stage: Stage) -> Figures:
         await asyncio.to_thread(killed.start)
         await scene.goes_on()
     for shard in range(NUM_SHARDS):
-        killed, number, struck_s = cluster.primary_of(shard), shards.leaders()[shard], time.monotonic()
+        number = (await shards.until_led())[shard]
+        killed, struck_s = cluster.primary_of(shard), time.monotonic()
         killed.kill()
         shards.schedulers[number].kill()
         await scene.takes_over(shard, struck_s)
@@ -112,7 +113,7 @@ async def slots_are_moved(stage: Stage) -> Figures:
         await asyncio.to_thread(cluster.begin_move, shard, target)
         await asyncio.to_thread(cluster.move_keys, shard, target)
         if turn % 2:
-            number = shards.leaders()[shard]
+            number = (await shards.until_led())[shard]
             shards.schedulers[number].kill()
             await shards.begin_scheduler(number)
         await asyncio.to_thread(cluster.move_keys, shard, target)

@@ -72,8 +72,7 @@ async def _strike(shards: Shards, what: str, number: int) -> None:
         shards.deployment.workers[name].kill()
         shards.deployment.begin_worker(name)
         return
-    await shards.until_led()
-    leader = shards.leaders()[0]
+    leader = (await shards.until_led())[0]
     await kill_and_start_again(shards, leader if what == "leader" else (leader + 1) % len(shards.schedulers))
 
 

@@ -53,10 +53,13 @@ class Shards:
                 found[shard] = max(found.get(shard, (0, 0)), (line["epoch"], number))
         return {shard: number for shard, (_, number) in found.items()}
 
-    async def until_led(self) -> None:
-        """Wait until every shard has a leader. Raises TimeoutError."""
+    async def until_led(self) -> dict[int, int]:
+        """Wait until each of the first `num_shards` shards has a leader, and return `leaders`. Raises TimeoutError."""
         async with asyncio.timeout(LED_TIMEOUT_S):
-            while len(self.leaders()) < self.num_shards:  # noqa: ASYNC110 - logs have nobody to tell
+            while True:
+                leaders = self.leaders()
+                if set(range(self.num_shards)) <= leaders.keys():
+                    return leaders
                 await asyncio.sleep(0.02)
 
 
@@ -80,11 +83,11 @@ async def everything_dies_in_turn(stage: Stage) -> Figures:
     num_killed = 0
     for _ in range(NUM_ROUNDS):
         for shard in range(NUM_SHARDS):
-            await shards.until_led()
-            await kill_and_start_again(shards, shards.leaders()[shard])
+            leaders = await shards.until_led()
+            await kill_and_start_again(shards, leaders[shard])
             await load.until_flowing()
-        await shards.until_led()
-        for number in set(range(len(shards.addresses))) - set(shards.leaders().values()):
+        leaders = await shards.until_led()
+        for number in set(range(len(shards.addresses))) - set(leaders.values()):
             await kill_and_start_again(shards, number)
         for name in WORKERS:
             deployment.workers[name].kill()
@@ -104,8 +107,7 @@ async def leaders_hand_over(stage: Stage) -> Figures:
     await load.until_flowing()
     unclean, longest_s = 0, 0.0
     for round_number in range(2 * NUM_ROUNDS):
-        await shards.until_led()
-        number = shards.leaders()[round_number % NUM_SHARDS]
+        number = (await shards.until_led())[round_number % NUM_SHARDS]
         struck_s = shards.schedulers[number].send(signal.SIGTERM)
         unclean += await asyncio.to_thread(shards.schedulers[number].service.wait) != 0
         await shards.begin_scheduler(number)
