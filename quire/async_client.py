@@ -260,12 +260,12 @@ class AsyncClient:
             page_size: at most this many, up to 1,000.
             page_token: the `next_page_token` of the previous page, for the same tenant and states.
         """
-        connections = await self._deployed().all()
-        shard, token = shard_of_page(page_token, list(connections))
+        shards = await self._deployed().known_shards()
+        shard, token = shard_of_page(page_token, shards)
         request = list_requests_to_pb(tenant, state, page_size, token)
-        at = connections[shard]
+        at = self._deployed().connection_to(shard)
         page = request_page_from_pb(await at.call(at.inference.ListRequests, request))
-        return page_of_shard(page, shard, list(connections))
+        return page_of_shard(page, shard, shards)
 
     async def tokenize(
         self,

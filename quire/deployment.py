@@ -64,18 +64,28 @@ class Deployment:
     @property
     def first(self) -> Connection:
         """The connection to shard 0, which every deployment has."""
-        return self._connection_to(0)
+        return self.connection_to(0)
+
+    def connection_to(self, shard: int) -> Connection:
+        """The connection to a shard, made at first use."""
+        if self._is_closed:
+            raise RuntimeError(CLOSED)
+        if shard not in self._connections:
+            self._connections[shard] = Connection(self._address, self._options, self._credentials, shard, self._move)
+        if len(self._router.shards) > 1:
+            self._connections[shard].session.expect_leader()
+        return self._connections[shard]
 
     async def any(self) -> Connection:
         """A connection to a shard that can answer for the model, which is the same for all."""
         shards = await self.shards()
         serving = next((shard for shard in shards if shard.leader and shard.num_workers), None)
-        return self._connection_to(serving.number if serving is not None else 0)
+        return self.connection_to(serving.number if serving is not None else 0)
 
     async def all(self) -> dict[int, Connection]:
         """The connections to the shards that are led, by number; to all of them if none is."""
         shards = await self.known_shards()
-        return {shard.number: self._connection_to(shard.number) for shard in led_shards(shards)}
+        return {shard.number: self.connection_to(shard.number) for shard in led_shards(shards)}
 
     async def taking(self) -> dict[int, Connection]:
         """The connections to the shards that are led and take new requests, by number; and to shard 0 in any case."""
@@ -88,7 +98,7 @@ class Deployment:
         numbers = self._router.numbers
         own, *others = places_of_id(request_id, numbers)
         try:
-            return await call(self._connection_to(own))
+            return await call(self.connection_to(own))
         except NotFoundError:
             if numbers.num_kept == 1 or (numbers.are_settled and names_its_shard(request_id)):
                 raise
@@ -96,7 +106,7 @@ class Deployment:
             for other in dict.fromkeys([*others, *range(numbers.num_kept)]):
                 if other != own:
                     with suppress(NotFoundError):
-                        return await call(self._connection_to(other))
+                        return await call(self.connection_to(other))
             raise
 
     @property
@@ -136,7 +146,7 @@ class Deployment:
         if not self._router.shards or self._must_be_found(entry):
             return self._defer(entry, self._session_of(entry))
         entry.shards_version = 0 if entry.is_new else numbers.version
-        session = self._connection_to(shard_of_id(request_id, numbers.num_shards)).session
+        session = self.connection_to(shard_of_id(request_id, numbers.num_shards)).session
         session.open(entry)
         return session
 
@@ -195,7 +205,7 @@ class Deployment:
         await self.known_shards()
         numbers = self._router.numbers
         if numbers.are_settled and (numbers.num_kept == 1 or names_its_shard(request_id)):
-            return self._connection_to(shard_of_id(request_id, numbers.num_shards))
+            return self.connection_to(shard_of_id(request_id, numbers.num_shards))
 
         async def find(connection: Connection) -> Connection:
             await connection.call(connection.inference.GetRequest, pb.GetRequestRequest(request_id=request_id))
@@ -208,16 +218,16 @@ class Deployment:
         request_id = entry.request.request_id
         own, *others = places_of_id(request_id, numbers)
         if entry.is_new:
-            return self._connection_to(own).session
+            return self.connection_to(own).session
         look = pb.GetRequestRequest(request_id=request_id, shards_version=numbers.version)
         for other in others:
-            connection = self._connection_to(other)
+            connection = self.connection_to(other)
             with suppress(NotFoundError):
                 await connection.call(connection.inference.GetRequest, look)
                 own = other
                 break
         entry.shards_version = numbers.version
-        return self._connection_to(own).session
+        return self.connection_to(own).session
 
     def _must_be_found(self, entry: Entry) -> bool:
         """True of a request that may be in another shard than the one that takes its id now."""
@@ -225,15 +235,6 @@ class Deployment:
         if entry.submission is not None:
             return not entry.is_new and bool(numbers.former) and len(places_of_id(request_id, numbers)) > 1
         return not (numbers.are_settled and (numbers.num_kept == 1 or names_its_shard(request_id)))
-
-    def _connection_to(self, shard: int) -> Connection:
-        if self._is_closed:
-            raise RuntimeError(CLOSED)
-        if shard not in self._connections:
-            self._connections[shard] = Connection(self._address, self._options, self._credentials, shard, self._move)
-        if len(self._router.shards) > 1:
-            self._connections[shard].session.expect_leader()
-        return self._connections[shard]
 
     async def known_shards(self) -> list[Shard]:
         """Every shard, for calls whose answer would be wrong of shard 0 alone: a server that was slow is asked again.

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from quire.errors import FieldViolation, InvalidRequestError
+from quire.errors import FieldViolation, InvalidRequestError, UnavailableError
 from quire.request_list import RequestPage
 from quire.results import PinnedPrefix
-from quire.shards import Shard
+from quire.shards import Shard, led_shards
 from quire.stats import Distributions, EndCounts, Histogram, JournalStats, LatencyStats, Stats, WorkTotals
 
 Counts = TypeVar("Counts", WorkTotals, EndCounts)
@@ -69,23 +69,27 @@ def merged_prefixes(prefixes: Sequence[PinnedPrefix]) -> tuple[PinnedPrefix, ...
     return tuple(known[name] for name in sorted(known))
 
 
-def shard_of_page(page_token: str | None, shards: Sequence[int]) -> tuple[int, str | None]:
-    """The shard that a page comes from, and the token for it there: the listing goes from shard to shard.
+def shard_of_page(page_token: str | None, shards: Sequence[Shard]) -> tuple[int, str | None]:
+    """The shard that a page comes from, and the token for it there: the listing goes from shard to shard that is led.
 
-    Raises InvalidRequestError for a token that no page of these shards had.
+    Raises InvalidRequestError for a token that no page of these shards had, UnavailableError for one of a shard that
+    has lost its leader.
     """
+    led = _led_numbers(shards)
     if page_token is None or len(shards) == 1:
-        return shards[0], page_token
+        return led[0], page_token
     number, _, token = page_token.partition(":")
-    shard = next((each for each in shards if str(each) == number), None)
+    shard = next((each.number for each in shards if str(each.number) == number), None)
     if shard is None:
         raise InvalidRequestError.of([FieldViolation("page_token", "no page of this deployment had it")])
+    if shard not in led:
+        raise UnavailableError(f"shard {shard}, from which the page comes, has no leader at the moment: ask again")
     return shard, token or None
 
 
-def token_of_shard(shard: int, shards: Sequence[int]) -> str | None:
-    """The token for the first page of a shard; None: the first page of all."""
-    return None if shard == shards[0] else f"{shard}:"
+def token_of_shard(shard: int, shards: Sequence[Shard]) -> str | None:
+    """The token for the first page of a shard; None: there is one shard, and it is the first page of all."""
+    return None if len(shards) == 1 else f"{shard}:"
 
 
 def begins_shard(page_token: str) -> bool:
@@ -93,14 +97,18 @@ def begins_shard(page_token: str) -> bool:
     return page_token.endswith(":")
 
 
-def page_of_shard(page: RequestPage, shard: int, shards: Sequence[int]) -> RequestPage:
-    """The page with the token for the next one, of the same shard or of the next."""
+def page_of_shard(page: RequestPage, shard: int, shards: Sequence[Shard]) -> RequestPage:
+    """The page with the token for the next one, of the same shard or of the next that is led."""
     if len(shards) == 1:
         return page
     if page.next_page_token is not None:
         return replace(page, next_page_token=f"{shard}:{page.next_page_token}")
-    later = next((each for each in shards if each > shard), None)
+    later = next((each for each in _led_numbers(shards) if each > shard), None)
     return replace(page, next_page_token=None if later is None else token_of_shard(later, shards))
+
+
+def _led_numbers(shards: Sequence[Shard]) -> list[int]:
+    return [shard.number for shard in led_shards(shards)]
 
 
 def _sum(kind: type[Counts], parts: Sequence[Counts]) -> Counts:

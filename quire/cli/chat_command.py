@@ -60,8 +60,8 @@ def chat(
         )
         if message is not None:
             speaker.answer([*first, quire.ChatMessage("user", message)])
-        else:
-            converse(speaker, first)
+        elif not converse(speaker, first):
+            raise typer.Exit(1)
 
 
 class Speaker:
@@ -99,49 +99,55 @@ class Speaker:
         return message
 
 
-def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> None:
-    """Reads messages and prints answers until the input ends. Only a person is prompted, no file or pipe."""
+def converse(speaker: Speaker, first: list[quire.ChatMessage]) -> bool:
+    """Reads messages and prints answers until the input ends. Only a person is prompted, no file or pipe.
+
+    False if a message of a file or pipe had no answer.
+    """
     is_typed = sys.stdin.isatty()
     if is_typed:
         out.print(f"[bold]{escape(speaker.name)}[/bold] [dim]{HELP}[/dim]")
     history = list(first)
+    has_failed = False
     while True:
         try:
             said = input(_prompt() if is_typed else "").strip()
         except EOFError:
             if is_typed:
                 out.print()
-            return
+            break
         except KeyboardInterrupt:
             if not is_typed:
                 raise
             out.print(f"\n[dim]{HELP}[/dim]")
             continue
         if said == "/exit":
-            return
+            break
         if said == "/reset":
             history = list(first)
         elif said:
-            history.append(quire.ChatMessage("user", said))
-            history = _turn(speaker, history, is_typed=is_typed)
+            asked = [*history, quire.ChatMessage("user", said)]
+            answer = _turn(speaker, asked, is_typed=is_typed)
+            if answer is not None:
+                history = [*asked, answer]
+            has_failed = has_failed or answer is None
+    return is_typed or not has_failed
 
 
 def _prompt() -> str:
     return PROMPT if out.is_terminal else "> "
 
 
-def _turn(speaker: Speaker, history: list[quire.ChatMessage], *, is_typed: bool) -> list[quire.ChatMessage]:
-    """Answers one message. A turn that fails, or that a person stops by Ctrl-C, is dropped from the history."""
+def _turn(speaker: Speaker, asked: list[quire.ChatMessage], *, is_typed: bool) -> quire.ChatMessage | None:
+    """Answers the last message. None if that fails, or if a person stops it by Ctrl-C."""
     try:
-        message = speaker.answer(history)
+        return speaker.answer(asked)
     except KeyboardInterrupt:
         if not is_typed:
             raise
-        return history[:-1]
     except quire.QuireError as error:
         err.print(f"quire: {error_text(error)}", markup=False)
-        return history[:-1]
-    return [*history, message]
+    return None
 
 
 def _json(flag: str, text: str, kind: type[T]) -> T:

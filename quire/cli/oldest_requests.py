@@ -13,11 +13,11 @@ def oldest_requests(
     client: quire.Client, limit: int, tenant: str | None = None, state: Sequence[str] | None = None
 ) -> tuple[list[quire.RequestSummary], bool]:
     """List up to `limit` requests, the oldest first; the flag is True if there are more."""
-    led = [shard.number for shard in led_shards(client.shards())]
+    shards = client.shards()
     found: list[quire.RequestSummary] = []
     has_more = False
-    for number in led:
-        listed, is_cut = _of_shard(client, token_of_shard(number, led), limit, tenant, state)
+    for shard in led_shards(shards):
+        listed, is_cut = _of_shard(client, token_of_shard(shard.number, shards), limit, tenant, state)
         found += listed
         has_more = has_more or is_cut
     found.sort(key=lambda each: each.age_s, reverse=True)
@@ -33,10 +33,14 @@ def _of_shard(
         size = min(PAGE_SIZE, limit - len(found))
         try:
             page = client.list_requests(tenant=tenant, state=state, page_size=size, page_token=token)
+        except quire.UnavailableError:
+            if token is None:
+                raise
+            return found, False  # the shard has just lost its leader
         except quire.InvalidRequestError as error:
             if token is None or [each.field for each in error.violations] != ["page_token"]:
                 raise
-            return found, False  # the shard has just lost its leader, or was forgotten
+            return found, False  # the shard was forgotten
         found += page.requests
         token = page.next_page_token
         if token is None or begins_shard(token):

@@ -214,7 +214,7 @@ async def test_chat_remembers_the_conversation_until_it_is_reset(server: Scripte
 async def test_chat_goes_on_after_a_refusal(server: ScriptedServer) -> None:
     server.default = Script(refusals=[quire.FailedPreconditionError("no chat template")])
     result = await run("chat", "-a", server.address, stdin="Hi\nHi again\n/exit\n")
-    assert result.exit_code == 0
+    assert result.exit_code == 1, "a message of the pipe has no answer"
     assert "no chat template" in result.stderr
     assert [each.content for each in next(iter(server.runs.values())).request.chat.messages] == ["Hi again"]
 

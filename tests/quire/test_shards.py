@@ -14,6 +14,7 @@ from quire.results import PinnedPrefix
 from quire.shard_router import ShardRouter
 from quire.shards import (
     Shard,
+    led_shards,
     names_its_shard,
     new_request_id,
     session_number,
@@ -256,26 +257,45 @@ def vars_of(work: WorkTotals) -> dict[str, int]:
     return {each.name: getattr(work, each.name) for each in fields(work)}
 
 
-@given(st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=4))
-def test_a_listing_goes_through_all_pages_of_all_shards(pages: list[list[int]]) -> None:
-    """`pages`: of each shard, the number of requests on each page after the first, which is always there."""
-    numbers = [3 * shard for shard in range(len(pages))]  # those between are not led
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(1, 3), max_size=3)), min_size=1, max_size=4))
+def test_a_listing_goes_through_all_pages_of_all_shards(known: list[tuple[bool, list[int]]]) -> None:
+    """`known`: of each shard, whether it is led, and the number of requests on each page after the first."""
+    shards = [Shard(number=number, leader="there" if is_led else "") for number, (is_led, _) in enumerate(known)]
+    pages = {shard.number: known[shard.number][1] for shard in led_shards(shards)}
     seen: list[tuple[int, int]] = []
     token: str | None = None
     while True:
-        shard, inner = shard_of_page(token, numbers)
+        shard, inner = shard_of_page(token, shards)
         index = 0 if inner is None else int(inner)
         seen.append((shard, index))
-        is_last = index == len(pages[numbers.index(shard)])
+        is_last = index == len(pages[shard])
         page = RequestPage(requests=(), next_page_token=None if is_last else str(index + 1))
-        token = page_of_shard(page, shard, numbers).next_page_token
+        token = page_of_shard(page, shard, shards).next_page_token
         if token is None:
             break
-    assert seen == [(shard, index) for shard, own in zip(numbers, pages, strict=True) for index in range(len(own) + 1)]
+    assert seen == [(shard, index) for shard, own in pages.items() for index in range(len(own) + 1)]
 
 
-@pytest.mark.parametrize("token", ["x", "", "1", "-1:", "2:3", "00:1"])
+THREE = [Shard(number=number, leader="there") for number in range(3)]
+ONE_LED = [THREE[0], replace(THREE[1], leader=""), replace(THREE[2], leader="")]
+
+
+@pytest.mark.parametrize("token", ["1:", "1:7"])
+def test_a_page_of_a_shard_that_has_lost_its_leader_can_be_asked_for_again(token: str) -> None:
+    with pytest.raises(quire.UnavailableError, match="shard 1, from which the page comes, has no leader"):
+        shard_of_page(token, ONE_LED)
+    assert shard_of_page(token, THREE) == (1, token[2:] or None)
+
+
+@pytest.mark.parametrize("before, after", [(THREE, ONE_LED), (ONE_LED, THREE)])
+def test_a_page_token_means_the_same_while_leaders_come_and_go(before: list[Shard], after: list[Shard]) -> None:
+    """Regression: with one shard led it named none, and was refused, or taken for another, when more were led."""
+    token = page_of_shard(RequestPage(requests=(), next_page_token="7"), 0, before).next_page_token
+    assert shard_of_page(token, after) == (0, "7")
+
+
+@pytest.mark.parametrize("token", ["x", "", "5", "-1:", "3:3", "00:1"])
 def test_a_page_token_of_another_deployment_is_refused(token: str) -> None:
     with pytest.raises(quire.InvalidRequestError, match=r"^page_token: ") as caught:
-        shard_of_page(token, [0, 3])
+        shard_of_page(token, THREE)
     assert [each.field for each in caught.value.violations] == ["page_token"]
