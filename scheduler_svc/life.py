@@ -200,7 +200,7 @@ def _described(parts: Parts, leader: LeaderParts, cache_version: int, *, is_kept
     return cluster_pb2.Shard(
         number=parts.shard,
         leader=parts.door.me.address,
-        epoch=leader.workers.epoch,
+        epoch=leader.leading.attempt.journal.stats.epoch,  # as in the lease: later if the store has lost the journal
         num_workers=leader.workers.num_in_service,
         num_running=sum(each.num_running_groups for each in stats.workers),
         num_waiting=stats.num_waiting_groups + needs_model,

@@ -339,6 +339,23 @@ async def test_a_shard_that_never_had_a_worker_borrows_one(tmp_path_factory: pyt
             await all_free(client)
 
 
+async def test_shards_are_described_again_after_the_store_has_lost_everything(own_site: Sharded) -> None:
+    """Regression: a leader that had written its journal again described its shard at its epoch of before, unheard."""
+    async with own_site.led() as led:
+        before = [shard.epoch for shard in await led.client.shards()]
+        await asyncio.to_thread(own_site.store.command, "FLUSHALL")
+        async with asyncio.timeout(patient(60)):
+            while True:
+                shards = await led.client.shards()
+                is_later = all(shard.epoch > epoch for shard, epoch in zip(shards, before, strict=True))
+                if is_later and [shard.num_workers for shard in shards] == [1] * NUM_SHARDS:
+                    break
+                await asyncio.sleep(0.05)
+        outputs = await asyncio.gather(*(led.client.generate(PROMPTS[1], **GREEDY) for _ in range(8)))
+        assert_greedy(own_site.reference, [PROMPTS[1]] * 8, [each.token_ids for each in outputs], NUM_TOKENS)
+        assert all(shard.num_workers for shard in await led.client.shards())
+
+
 async def test_workers_go_round_where_there_are_fewer_than_shards_and_spread_where_there_are_more(
     own_site: Sharded,
 ) -> None:
