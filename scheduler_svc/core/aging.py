@@ -5,10 +5,11 @@ Pure: the caller tells the time. Looks at the queue now and then, not at each st
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from functools import partial
 from itertools import chain
 
 from scheduler_svc.core.group_state import GroupState
-from scheduler_svc.core.ordering import OrderPolicy, running_rank
+from scheduler_svc.core.ordering import OrderPolicy, running_rank, waiting_rank
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.swapping import insert_swapped
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -50,7 +51,7 @@ class Aging:
         overdue = self._overdue(waiting, workers, now_s)
         if num_promotions and overdue:
             self._num_starts = 0
-            firsts = _in_order_by_class(waiting)
+            firsts = _in_order_by_class(self._policy, waiting)
             for _, priority in sorted(overdue)[:num_promotions]:
                 self._promote(firsts[priority].popleft(), queue, workers)
 
@@ -81,8 +82,8 @@ class Aging:
         insert_swapped(worker, group)
 
 
-def _in_order_by_class(waiting: Iterable[SequenceGroup]) -> dict[int, deque[SequenceGroup]]:
+def _in_order_by_class(policy: OrderPolicy, waiting: Iterable[SequenceGroup]) -> dict[int, deque[SequenceGroup]]:
     firsts: dict[int, deque[SequenceGroup]] = defaultdict(deque)
-    for group in sorted(waiting, key=lambda each: each.order):
+    for group in sorted(waiting, key=partial(waiting_rank, policy)):
         firsts[group.priority].append(group)
     return firsts

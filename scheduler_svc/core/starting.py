@@ -123,6 +123,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
     group.fetch_id = 0
     group.destination = None
     group.shares = None
+    group.waits_since_s = None
     for sequence in group.unfinished:
         worker.num_members += 1
         sequence.seat = worker.free_seats.pop()

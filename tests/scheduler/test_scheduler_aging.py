@@ -6,10 +6,11 @@ from collections import defaultdict
 import pytest
 
 from scheduler_svc.core.aging import PROMOTED_PRIORITY, STARTS_PER_PROMOTION, Aging
-from scheduler_svc.core.ordering import OrderPolicy
+from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.ordering import OrderPolicy, running_rank
 from scheduler_svc.core.preemption import PreemptionMode
 from scheduler_svc.core.scheduler_config import SchedulerConfig
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from tests.scheduler.core_cluster import Cluster
@@ -54,6 +55,41 @@ def test_an_overtaken_group_is_served_when_its_patience_has_passed_and_not_befor
         second(cluster)
         assert cluster.now_s <= PATIENCE_S + STARTS_PER_PROMOTION + 3
     assert cluster.now_s > PATIENCE_S
+
+
+def test_the_time_that_a_group_ran_is_no_time_that_it_waited() -> None:
+    """Regression: a group that had run for long was promoted a moment after its preemption."""
+    cluster = make_cluster(max_num_seqs=8, num_blocks=12)
+    low = cluster.add([1], 44, priority=5)
+    while cluster.now_s < 2 * PATIENCE_S:
+        cluster.add([2], 1, priority=0)
+        second(cluster)
+    assert low.group.priority == 5 and low.group.state is GroupState.RUNNING
+    cluster.add([3], 40, priority=0)
+    while not low.group.is_preempted:
+        second(cluster)
+    preempted_s = cluster.now_s
+    while low.group.priority == 5:
+        cluster.add([2], 1, priority=0)
+        second(cluster)
+    assert cluster.now_s >= preempted_s + PATIENCE_S
+
+
+def test_a_promotion_is_that_of_a_preempted_group_before_an_earlier_deadline_that_came_later() -> None:
+    queue, aging = WaitingQueue("edf"), Aging("edf", PATIENCE_S)
+    early, late = make_new_group([1], arrival=0, priority=1), make_new_group([1], arrival=1, priority=1)
+    early.deadline_s, late.deadline_s = 900.0, 500.0
+    early.live[0].status = SequenceStatus.PREEMPTED
+    for group in (early, late):
+        group.order = running_rank("edf", group)
+        queue.push(group)
+    aging.age(queue, [], 0.0)
+    for served in range(STARTS_PER_PROMOTION):
+        queue.push(make_new_group([1], arrival=2 + served))
+        queue.pop()
+    queue.push(make_new_group([1], arrival=100))
+    aging.age(queue, [], PATIENCE_S + 1)
+    assert (early.priority, late.priority) == (PROMOTED_PRIORITY, 1)
 
 
 def test_a_group_is_promoted_at_the_moment_its_patience_has_passed() -> None:
