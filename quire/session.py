@@ -350,6 +350,7 @@ class Session:
                 self.catch_up(entry.request)
             return
         entry.num_misfits = self._num_unreadable = 0
+        entry.is_left_to_server |= entry.request.is_behind
         if entry.request.is_behind and not entry.holds_when_behind and entry.handle is not None:
             self._send(pb.SessionRequest(handle=entry.handle, detach=pb.Detachment()))
             self._drop_handle(entry)
@@ -418,6 +419,8 @@ class Session:
 
     def _expire_request(self, entry: Entry) -> None:
         """Fail a request whose deadline passed without word from the server."""
+        if entry.is_left_to_server:
+            return
         request = entry.request
         if entry.handle is not None:
             self._send(pb.SessionRequest(handle=entry.handle, cancel=pb.Cancellation()))

@@ -6,6 +6,7 @@ import gc
 import pytest
 
 import quire
+from quire import session
 from quire.v1 import inference_pb2 as pb
 from tests.chaos.proxy import Proxy
 from tests.patience import patient
@@ -260,6 +261,19 @@ async def test_a_slow_reader_holds_up_nobody_and_loses_nothing(
     assert server.count("attach", "slow") >= 1
     if on_disconnect is quire.OnDisconnect.CONTINUE:
         assert server.count("detach", "slow") >= 1
+
+
+@pytest.mark.parametrize("on_disconnect", quire.OnDisconnect)
+async def test_a_slow_reader_gets_all_of_what_ended_in_time(
+    server: ScriptedServer, on_disconnect: quire.OnDisconnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "DEADLINE_SLACK_S", 0.0)
+    server.scripts["slow"] = Script(num_tokens=500, tokens_per_chunk=1)
+    async with quire.AsyncClient(server.address, buffer_tokens=16) as client:
+        slow = client.stream("slow", request_id="slow", on_disconnect=on_disconnect, timeout_s=patient(1.0))
+        await slow.accepted()
+        await asyncio.sleep(patient(1.0) + 0.2)  # now its time is over
+        assert (await slow.completion()).text == text_of(500)
 
 
 async def test_an_unread_request_keeps_at_most_its_buffer(server: ScriptedServer) -> None:
