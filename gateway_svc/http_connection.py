@@ -52,6 +52,7 @@ class HttpConnection(HttpToolsProtocol):
         """Make a connection; the other arguments are uvicorn's."""
         super().__init__(*arguments, **keywords)
         self._rules = rules
+        self._answering: RequestResponseCycle | None = None  # the one before it if none is answered now
         self._is_beyond = False  # it came when as many as may be were open
         self._silence: asyncio.TimerHandle | None = None
         self._is_arriving = True  # a request has not come whole, or the first has not begun
@@ -70,6 +71,9 @@ class HttpConnection(HttpToolsProtocol):
         """Wait for nothing more."""
         self._expect_no_more()
         super().connection_lost(exc)
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True  # uvicorn tells the request that came last, which may wait behind it
+            self._answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Read a piece of a request, or some requests."""
@@ -183,6 +187,7 @@ class HttpConnection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
         offer_body_writer(cycle, self._rules.turn)
         if self._is_beyond and self._are_too_many:
             self._rules.refused.record()

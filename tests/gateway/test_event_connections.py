@@ -9,6 +9,7 @@ from anthropic._streaming import SSEDecoder
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc.app import create_app
+from gateway_svc.departure import unless_departed
 from gateway_svc.event_stream import EventStream, data_event
 from gateway_svc.generation import Generation
 from quire.open_request import OpenRequest
@@ -62,6 +63,33 @@ async def test_requests_of_one_connection_are_answered_in_turn() -> None:
     assert [each.startswith(b"HTTP/1.1 200") for each in answers] == [True] * 3
     assert [re.findall(rb'"text":"(.)"', each) for each in answers] == [[b"a", b"b", b"c"]] * 3
     assert [each.count(b"data: [DONE]") for each in answers] == [1] * 3
+
+
+@pytest.mark.parametrize("num_sent", [1, 2])
+async def test_a_client_that_leaves_is_missed_by_the_request_being_answered(num_sent: int) -> None:
+    """Regression: only the request that came last was told, which waits behind the one being answered."""
+    begun, left = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        begun.set()
+
+        async def piece_by_piece() -> None:
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+                await asyncio.sleep(0.01)
+
+        assert await unless_departed(receive, piece_by_piece()) is None
+        left.set()
+
+    async with served(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * num_sent)
+        async with asyncio.timeout(patient(10)):
+            await begun.wait()
+            writer.transport.abort()
+            await left.wait()
 
 
 @pytest.mark.parametrize("decoder", [openai._streaming.SSEDecoder, SSEDecoder])
