@@ -17,6 +17,7 @@ from quire.parsing.answer_format import TOOL_PARSERS, AnswerFormat
 
 MAX_TOOLS = 128
 TOOL_NAME = Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")
+CALLED_NAME = Field(min_length=1, max_length=128)  # in a call that comes back, which a model may have written by itself
 
 
 def ends_within_call(cause: quire.StopCause | None, arguments: str) -> bool:

@@ -8,6 +8,8 @@ from functools import partial
 
 import quire
 
+_MOST_AT_ONCE = 32_768  # the scheduler takes 65,536
+
 
 class Vocabulary:
     """Pieces of the served model's tokens."""
@@ -27,8 +29,10 @@ class Vocabulary:
     async def load(self, token_ids: Iterable[int]) -> None:
         """Make the pieces of these tokens known."""
         pieces = self._pieces
-        if missing := self._missing(token_ids):
-            pieces.update(zip(missing, await self._client.token_pieces(missing), strict=True))
+        missing = self._missing(token_ids)
+        for begin in range(0, len(missing), _MOST_AT_ONCE):
+            part = missing[begin : begin + _MOST_AT_ONCE]
+            pieces.update(zip(part, await self._client.token_pieces(part), strict=True))
 
     def loading(self, token_ids: Iterable[int]) -> Callable[[], Awaitable[None]] | None:
         """The call of `load` for these tokens; None if all are known."""

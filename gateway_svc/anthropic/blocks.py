@@ -10,7 +10,7 @@ from pydantic.functional_validators import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
-from gateway_svc.tool_use import TOOL_NAME
+from gateway_svc.tool_use import CALLED_NAME
 
 ToolUseId = Annotated[str, Field(min_length=1, max_length=128)]
 
@@ -58,7 +58,7 @@ class ToolUseBlock(ApiModel):
 
     type: Literal["tool_use"]
     id: ToolUseId
-    name: str = TOOL_NAME
+    name: str = CALLED_NAME
     input: dict[str, Any]
     cache_control: Ignored
     caller: Ignored

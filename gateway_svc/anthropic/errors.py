@@ -18,6 +18,7 @@ _TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    499: "api_error",  # the request was cancelled, which is no fault of it
     504: "timeout_error",
     _OVERLOADED: "overloaded_error",
 }

@@ -1,6 +1,6 @@
 """`/v1/completions`: prompts as text or token ids, answered whole or as events."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,11 @@ class CompletionRequest(GenerationFields):
     best_of: int | None = None
     add_special_tokens: bool | None = Field(None, description="False: texts without the tokens that begin a prompt.")
     suffix: Unsupported
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """See GenerationFields."""
+        return {**super().names, **dict.fromkeys(("text", "token_ids"), "prompt")}  # where it is looked at by itself
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -8,7 +8,7 @@ from pydantic import Field, Tag
 
 import quire
 from gateway_svc.request_fields import ApiModel, Ignored, by_type
-from gateway_svc.tool_use import MAX_TOOLS, TOOL_NAME, ToolUse
+from gateway_svc.tool_use import CALLED_NAME, MAX_TOOLS, TOOL_NAME, ToolUse
 from quire.parsing.deltas import Delta
 
 
@@ -36,7 +36,7 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 class CalledFunction(ApiModel):
     """Function of a call, and its arguments."""
 
-    name: str = TOOL_NAME
+    name: str = CALLED_NAME
     arguments: str
     parsed_arguments: Ignored  # OpenAI's client adds them to an answer
     provider_specific_fields: Ignored  # so does LiteLLM

@@ -58,6 +58,23 @@ def test_a_wrong_field_of_a_completion_is_named(
 @pytest.mark.parametrize(
     ("extra", "param", "code"),
     [
+        ({"prompt": [999_999_999], "echo": True}, "prompt[0]", "invalid_value"),
+        ({"prompt": "x" * 200_000, "echo": True, "logprobs": 1}, "prompt", "context_length_exceeded"),
+        ({"prompt": "x" * 200_000, "return_token_ids": True}, "prompt", "context_length_exceeded"),
+        ({"prompt": "x" * 200_000, "add_special_tokens": False}, "prompt", "context_length_exceeded"),
+    ],
+)
+def test_a_prompt_that_is_looked_at_by_itself_is_named_as_one(
+    http: httpx2.Client, extra: dict[str, Any], param: str, code: str
+) -> None:
+    error = http.post("/v1/completions", json={"model": MODEL} | extra).json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["message"].startswith(f"{param}: ") or code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("extra", "param", "code"),
+    [
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "invalid_value"),

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 import quire
 from common.violations import refusal_of
 from gateway_svc.app import create_app
+from gateway_svc.vocabulary import Vocabulary
 from tests.gateway.hostile_bodies import BODIES
 from tests.gateway.scripted_client import Scripted, ScriptedClient, chunks_of
 from tests.gateway.wire import WiredCall, unframed
@@ -81,3 +82,18 @@ async def test_events_whose_tokens_cannot_be_looked_up_end_with_an_error(path: s
     assert (done, rest) == (b"data: [DONE]", b"")
     told = orjson.loads(last[last.index(b"data: ") :].removeprefix(b"data: "))["error"]
     assert "no server answers" in told["message"]
+
+
+class BoundedClient(ScriptedClient):
+    """A client whose scheduler takes as many tokens at once as a real one."""
+
+    async def token_pieces(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+        if len(token_ids) > 65_536:
+            raise quire.InvalidRequestError(f"token_ids: has {len(token_ids)} ids: give at most 65536")
+        return tuple(str(each).encode() for each in token_ids)
+
+
+async def test_more_tokens_are_looked_up_than_the_scheduler_takes_at_once() -> None:
+    vocabulary = Vocabulary(BoundedClient(Scripted(chunks=[])))
+    await vocabulary.load(range(150_000))
+    assert [vocabulary.text(each) for each in (0, 70_000, 149_999)] == ["0", "70000", "149999"]

@@ -1,5 +1,6 @@
 """Refusals, failures and lost connections of messages, in Anthropic's shape."""
 
+import json
 import uuid
 from typing import Any
 
@@ -168,3 +169,13 @@ def test_a_reader_that_leaves_cancels_its_message_or_lets_it_go_on(
         assert next(answer.iter_lines()) == "event: message_start"
         request_id = answer.headers["request-id"]
     eventually(lambda: sdk.get(request_id).state is state)
+
+
+def test_a_message_that_is_cancelled_is_not_to_blame(http: httpx2.Client, sdk: quire.Client) -> None:
+    with http.stream("POST", "/v1/messages", json=LONG | {"stream": True}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == "event: message_start"
+        sdk.cancel(answer.headers["request-id"])
+        *_, last = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert last["error"]["message"].endswith("cancelled")

@@ -464,3 +464,29 @@ def test_without_a_format_a_chat_is_text_alone(sdk: quire.Client) -> None:
     assert completion.message is None
     assert "weather" in completion.text and "<tool_call>" not in completion.text  # here they are special tokens
     assert json.loads(completion.text.split("look.")[1])["name"] == "weather"
+
+
+def test_a_call_by_a_name_that_no_tool_can_have_comes_back(http: httpx2.Client) -> None:
+    """Regression: what a model had called by itself was refused in the next turn, with its result."""
+    name, say = "get weather", asking("plain")
+    call = {"id": "c", "type": "function", "function": {"name": name, "arguments": '{"city": "Oslo"}'}}
+    told: list[Any] = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    told += [{"role": "tool", "tool_call_id": "c", "content": "no such tool"}]
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": [*asking("x"), *told, *say]})
+    assert answer.status_code == 200
+
+    told = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": name, "input": {"city": "Oslo"}}]}
+    ]
+    told += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "no such tool"}]}]
+    body: dict[str, Any] = {"model": MODEL, "messages": [*asking("x"), *told, *say], "max_tokens": 300}
+    assert http.post("/v1/messages", json=body).status_code == 200
+
+    told = [{"type": "function_call", "call_id": "c", "name": name, "arguments": '{"city": "Oslo"}'}]
+    told += [{"type": "function_call_output", "call_id": "c", "output": "no such tool"}]
+    stored = http.post("/v1/responses", json={"model": MODEL, "input": [*asking("x"), *told, *say]})
+    assert stored.status_code == 200
+    items = http.get(f"/v1/responses/{stored.json()['id']}/input_items").json()["data"]
+    [item] = [each["id"] for each in items if each["type"] == "function_call"]
+    referred = [*asking("x"), {"type": "item_reference", "id": item}, told[1], *say]
+    assert http.post("/v1/responses", json={"model": MODEL, "input": referred}).status_code == 200
