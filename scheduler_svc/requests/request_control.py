@@ -52,6 +52,7 @@ class RequestControl:
         self._limits = limits
         self._timeout_s = timeout_s
         self._shard_rule = shard_rule
+        self._deletions: dict[str, asyncio.Event] = {}  # on their way to the store, by request_id; set when there
 
     def present_ids(self) -> set[str]:
         """Ids of all requests that live, wait for their model, or are on their way in."""
@@ -158,17 +159,29 @@ class RequestControl:
     async def _delete_record(self, request_id: str) -> None:
         if self._recovery.find(request_id) is not None or await self._live(request_id) is not None:
             raise FailedPreconditionError(f"request {request_id!r} has not ended: cancel it first")
-        record = await self._found_record(request_id)
-        ended = record.response
-        deleted = asyncio.Event()
+        deleted = self._deletions.get(request_id)
+        if deleted is None:
+            record = await self._found_record(request_id)
+            # Another may have begun meanwhile.
+            deleted = self._deletions.get(request_id) or self._begin_deletion(request_id, record)
+        await deleted.wait()
+
+    def _begin_deletion(self, request_id: str, record: journal_pb2.RequestRecord) -> asyncio.Event:
+        ended, deleted = record.response, asyncio.Event()
+        self._deletions[request_id] = deleted
+
+        def end_deletion() -> None:
+            del self._deletions[request_id]
+            deleted.set()
+
         self._engine.records.put(
             request_id,
             deleted_record(record).SerializeToString(),
-            deleted.set,
+            end_deletion,
             tenant=ended.tenant,
             ended_unix_ns=ended.created_unix_ns + ended.timings.finished_ns,
         )
-        await deleted.wait()
+        return deleted
 
     async def _in_time(self, change: Coroutine[Any, Any, T]) -> T:
         try:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from quire.errors import NotFoundError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import Record, RecordLimits
@@ -144,6 +145,26 @@ async def test_a_deletion_is_durable_when_it_is_answered_and_the_record_is_no_yo
         await deleting
         ended, deleted = store.put
         assert ended == deleted and ended[:2] == ("r", "acme")
+
+
+async def test_a_repeated_deletion_is_answered_when_the_first_is_durable() -> None:
+    """Regression: it found the deletion that was on its way, and said that there is no such request."""
+    store = GatedRecords()
+    async with running_site(store) as site:
+        await site.add_worker()
+        await site.run(counting(10, 4, "r"))
+        await until(lambda: len(store.put) == 1)
+        store.may_put.clear()
+        deletions = [asyncio.create_task(site.control.delete_record("r")) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        deletions.append(asyncio.create_task(site.control.delete_record("r")))
+        await asyncio.sleep(0.01)
+        assert not any(each.done() for each in deletions)
+        store.may_put.set()
+        await asyncio.gather(*deletions)
+        assert len(store.put) == 2
+        with pytest.raises(NotFoundError):
+            await site.control.delete_record("r")
 
 
 async def test_only_requests_that_have_ended_have_a_record_to_delete() -> None:
