@@ -89,13 +89,17 @@ async def test_a_worker_that_shall_move_drains_first_and_comes_as_another_incarn
         assert lives.epochs == [7, 0, 3] and lives.num_begun == 1
 
 
-class FrozenLeader(ShardLeader):
-    """A leader that is frozen once it is asked to drain a worker."""
+class DeposedLeader(ShardLeader):
+    """A leader that is none any more once it is asked to drain a worker, and still answers."""
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         if self.drained:
-            raise NotLeaderError("it is frozen")
+            raise NotLeaderError("it leads no more")
         return await super().Register(request, context)
+
+
+class FrozenLeader(DeposedLeader):
+    """A leader that is frozen once it is asked to drain a worker."""
 
     async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> pb.DrainWorkerResponse:
         self.drained.append(request)
@@ -103,11 +107,14 @@ class FrozenLeader(ShardLeader):
         raise AssertionError
 
 
+@pytest.mark.parametrize("kind", [FrozenLeader, DeposedLeader])
 async def test_a_worker_moves_though_the_leader_that_it_drains_at_is_named_no_more(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, kind: type[DeposedLeader]
 ) -> None:
+    """Its channel is closed under a call, or between two."""
     monkeypatch.setattr(registration_module, "_RESOLVE_S", 0.1)
-    first, second = FrozenLeader(0, 0, epoch=7), ShardLeader(1, 0, epoch=3)
+    first, second = kind(0, 0, epoch=7), ShardLeader(1, 0, epoch=3)
+    first.num_running = 10_000
     await first.start(frozen := free_address())
     await second.start(other := free_address())
 

@@ -305,7 +305,7 @@ class Registration:
                     log.info("draining", num_running=num_running)
                     self._logged_state = "draining"
                 await asyncio.sleep(_DRAIN_POLL_S)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, grpc.aio.UsageError):  # closed under a call, or between two
             if is_cancelled():
                 raise
             raise UnavailableError(f"no scheduler is named at {endpoint.address} any more") from None
