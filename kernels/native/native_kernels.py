@@ -215,8 +215,10 @@ def native_kernels(environment: Mapping[str, str] = os.environ, flags: Sequence[
     return NativeKernels(load_library(environment, flags), torch.get_num_threads(), origin)
 
 
-def choose_kernels(choice: str, dtype: torch.dtype) -> tuple[CpuKernels, str | None]:
-    """Kernels for `choice` (auto, native, torch) and a dtype; with auto also the reason why they are not native.
+def choose_kernels(choice: str, dtype: torch.dtype, head_dim: int | None = None) -> tuple[CpuKernels, str | None]:
+    """Kernels for `choice` (auto, native, torch), a dtype and, if they attend, heads of this size.
+
+    With auto also the reason why they are not native.
 
     Raises NativeUnavailableError if native kernels were asked for and are unavailable.
     """
@@ -226,6 +228,10 @@ def choose_kernels(choice: str, dtype: torch.dtype) -> tuple[CpuKernels, str | N
         if dtype not in DTYPES:
             name = str(dtype).removeprefix("torch.")
             raise NativeUnavailableError(f"there are native kernels for float32 and bfloat16, not for {name}")
+        if head_dim is not None and head_dim > _MAX_HEAD_DIM:
+            raise NativeUnavailableError(
+                f"there are native kernels for heads of up to {_MAX_HEAD_DIM}, not of {head_dim}"
+            )
         return native_kernels(), None
     except NativeUnavailableError as error:
         if choice == "native":

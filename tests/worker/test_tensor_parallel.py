@@ -4,7 +4,8 @@ Each step goes through the real start of a group and its runner: greedy and samp
 prompt, a sequence that is computed again, and a beam search whose blocks are swapped out and in.
 """
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.e2e.sampled_reference import expected_sample
 from tests.equality import assert_equal_greedy
 from tests.scheduler.beam_reference import BeamReference, compare_beams, reference_beams
 from tests.worker.beam_driver import BeamDriver
-from tests.worker.forked_ranks import fork_rank
+from tests.worker.forked_ranks import fork_rank, fork_rank_late
 from tests.worker.step_client import Sent, StepClient
 from tests.worker.steps import GREEDY
 from tests.worker.tiny_models import (
@@ -71,7 +72,9 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @contextmanager
-def group(folder: Path, num_ranks: int, **options: Any) -> Iterator[LoadedModel]:
+def group(
+    folder: Path, num_ranks: int, start_rank: Callable[[socket.socket], None] = fork_rank, **options: Any
+) -> Iterator[LoadedModel]:
     """A loaded group, which ends behind the block."""
     settings: dict[str, Any] = {
         "model": str(folder),
@@ -85,7 +88,7 @@ def group(folder: Path, num_ranks: int, **options: Any) -> Iterator[LoadedModel]
         "max_batched_tokens": 64,
         **options,
     }
-    loaded = load_model(WorkerSettings(**settings, tensor_parallel=num_ranks), start_rank=fork_rank)
+    loaded = load_model(WorkerSettings(**settings, tensor_parallel=num_ranks), start_rank=start_rank)
     try:
         yield loaded
     finally:
@@ -102,6 +105,15 @@ def test_a_group_computes_what_one_process_does(reference: Reference, num_ranks:
 @pytest.mark.parametrize("reference", ["gpt2", "llama_mqa"], indirect=True)
 def test_so_do_four_ranks_with_the_accelerators_runner(reference: Reference) -> None:
     with group(reference.folder, 4, runner="device") as loaded:
+        check_group(loaded, reference)
+
+
+@pytest.mark.parametrize("runner", ["cpu", "device"])
+@pytest.mark.parametrize("reference", ["llama_gqa"], indirect=True)
+def test_ranks_that_load_for_longer_than_their_time_limit_are_waited_for(reference: Reference, runner: str) -> None:
+    """Regression: without shared memory, rank 0 waited for their connections before they had loaded."""
+    options = {"kernels": "torch", "rank_timeout_s": 2.0, "runner": runner}
+    with group(reference.folder, 2, start_rank=fork_rank_late(3.0), **options) as loaded:
         check_group(loaded, reference)
 
 
@@ -138,7 +150,7 @@ def test_a_group_divides_what_one_process_would_take(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"kv_dtype": "int8"}, {"weight_dtype": "int8"}], ids=["blocks", "weights"])
-def test_int8_is_rounded_by_each_rank_for_its_part(tmp_path: Path, options: dict[str, str]) -> None:
+def test_int8_is_rounded_by_each_rank_for_its_part(tmp_path: Path, options: dict[str, Any]) -> None:
     """Rounded otherwise than in one process, so tokens may differ; log-probabilities stay near."""
     folder = write_tiny_model("llama_mha", tmp_path / "model")
     told = []

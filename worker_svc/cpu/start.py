@@ -32,10 +32,15 @@ class HostChoice(NamedTuple):
     packing: Packing
 
 
-def choose_host(kernels: str, dtype: torch.dtype, *, int8_weights: bool, int8_kv: bool) -> HostChoice:
-    """Choose by the setting `kernels`. Raises DeviceError if native kernels are required and unavailable."""
+def choose_host(
+    kernels: str, dtype: torch.dtype, *, int8_weights: bool, int8_kv: bool, head_dim: int | None = None
+) -> HostChoice:
+    """Choose by the setting `kernels`, and by the size of the model's heads, if it is given.
+
+    Raises DeviceError if native kernels are required and unavailable.
+    """
     try:
-        chosen, shortcoming = choose_kernels(kernels, dtype)
+        chosen, shortcoming = choose_kernels(kernels, dtype, head_dim)
     except NativeUnavailableError as error:
         raise DeviceError(f"--kernels native was asked for: {error}; give --kernels auto or torch") from error
     if shortcoming is not None:

@@ -75,18 +75,20 @@ class StartingGroup:
         self.group.set_up(ranks, memory)
         if memory is not None:
             self._reduction = SharedRanks(memory, 0, size, timeout_s=timeout_s)
-        elif self._store is not None and not self._is_on_cuda:
-            on_one_machine = self.num_on_machine > 1
-            self._reduction = GlooRanks(self._store, 0, size, timeout_s=timeout_s, on_one_machine=on_one_machine)
 
     def lead(self) -> Lead:
         """The group, once all ranks have loaded their weights. Raises CheckpointError, OptionError or RankLostError."""
         weight_bytes = self.group.await_loaded(device_kind(self._runner.device))
-        if self._reduction is None:  # CUDA devices are connected now, when no rank can be refused any more
-            assert self._store is not None, "ranks that share no memory have a store"
-            timeout_s = self._settings.rank_timeout_s
-            self._reduction = connect_devices(self._store, 0, self.group.size, self._runner.device, timeout_s)
-        return Lead(self.group, self._reduction, weight_bytes, self.num_on_machine)
+        reduction = self._reduction or self._connect()
+        return Lead(self.group, reduction, weight_bytes, self.num_on_machine)
+
+    def _connect(self) -> RankReduction:
+        """Connect ranks that share no memory, once all have loaded: before, they take their time, or may be refused."""
+        assert self._store is not None, "ranks that share no memory have a store"
+        size, timeout_s = self.group.size, self._settings.rank_timeout_s
+        if self._is_on_cuda:
+            return connect_devices(self._store, 0, size, self._runner.device, timeout_s)
+        return GlooRanks(self._store, 0, size, timeout_s=timeout_s, on_one_machine=self.num_on_machine > 1)
 
     def _device_of(self, rank: int) -> str:
         """Device of a rank on this machine; of one elsewhere, which has its own, the type."""

@@ -99,6 +99,7 @@ def _load(
                 dtype,
                 int8_weights=settings.weight_dtype == "int8",
                 int8_kv=choice.kv_dtype == torch.int8,
+                head_dim=read_model_config(folder).head_dim,
             )
     elif settings.weight_dtype == "fp8" and choice.device.type == "cuda" and dtype == torch.float32:
         raise DeviceError(FP8_WEIGHTS_NEED_16_BITS)

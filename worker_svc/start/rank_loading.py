@@ -20,6 +20,7 @@ from worker_svc.description import PhaseClock
 from worker_svc.memory.huge_pages import collapse_memory
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
+from worker_svc.model.families import read_model_config
 from worker_svc.model.layers import MakeProduct
 from worker_svc.model.model_part import ModelPart
 from worker_svc.option_check import OptionError
@@ -125,9 +126,15 @@ def _load_on_host(rank: _LoadingRank, folder: Path, choice: RunnerChoice) -> Fol
     kernels = "native" if rank.set_up.native else "torch"
     is_int8 = settings.weight_dtype == "int8"
     dtype = named_dtype(settings.dtype)
-    host = choose_host(kernels, dtype, int8_weights=is_int8, int8_kv=choice.kv_dtype == torch.int8)
-    reduction = rank.reduction_on_cpus()
+    host = choose_host(
+        kernels,
+        dtype,
+        int8_weights=is_int8,
+        int8_kv=choice.kv_dtype == torch.int8,
+        head_dim=read_model_config(folder).head_dim,
+    )
     decoder = rank.load_decoder(folder, choice, host.packing.make_product)
+    reduction = rank.reduction_on_cpus()
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
     plan = plan_cpu_pool(settings, decoder, shape, rank.set_up.num_on_machine)
     num_blocks = rank.agree_on_least(plan.num_blocks)
@@ -141,10 +148,12 @@ def _load_on_device(rank: _LoadingRank, folder: Path, choice: RunnerChoice) -> S
     settings, set_up, on_cuda = rank.settings, rank.set_up, choice.device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(choice.device)  # for this thread, which launches all kernels
-    reduction = None if on_cuda else rank.reduction_on_cpus()
     decoder = rank.load_decoder(folder, choice, device_products(settings))
-    if reduction is None:
+    reduction: RankReduction
+    if on_cuda:
         reduction = connect_devices(rank.store(), set_up.rank, set_up.size, choice.device, set_up.timeout_s)
+    else:
+        reduction = rank.reduction_on_cpus()
     grammars = seat_grammars(read_tokenizer_files(folder), decoder.config)
     place = RankPlace(reduction, rank.agree_on_least, set_up.num_on_machine, compiles=set_up.num_on_machine == 1)
     started = start_device_runner(settings, decoder, choice, PhaseClock(), grammars, _ignore_progress, place)

@@ -102,6 +102,16 @@ def test_the_fallback_is_chosen_openly() -> None:
         choose_kernels("native", torch.float16)
 
 
+def test_heads_that_are_too_wide_are_a_reason_for_the_fallback() -> None:
+    """Regression: an assertion ended the worker at its first step."""
+    kernels, reason = choose_kernels("auto", torch.float32, 576)
+    assert isinstance(kernels, TorchKernels)
+    assert reason is not None and "heads of up to 512, not of 576" in reason
+    assert isinstance(choose_kernels("auto", torch.float32, 512)[0], NativeKernels)
+    with pytest.raises(NativeUnavailableError, match="576"):
+        choose_kernels("native", torch.float32, 576)
+
+
 def test_what_would_be_compiled_is_known_before(full_cache: Path, tmp_path: Path) -> None:
     """The start says so, since it takes long: once, and not where there is nothing to compile with."""
     environment = _environment(tmp_path / "empty", QUIRE_NATIVE="compile")
