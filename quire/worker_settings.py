@@ -164,10 +164,10 @@ class WorkerSettings(PeerTlsSettings):
     )
     rank_timeout_s: float = Field(
         10.0,
-        gt=0,
+        ge=1.5,
         le=3600,
-        description="seconds without a sign of life of a rank, or without the end of a step while steps run, after "
-        "which a group ends, to be started again as one",
+        description="seconds without a sign of life of a rank, which comes each second, or without the end of a step "
+        "that runs, after which a group ends, to be started again as one",
     )
     metrics_listen: str | None = Field(
         None,

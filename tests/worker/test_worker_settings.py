@@ -50,6 +50,7 @@ def test_printed_settings_are_settings_again(monkeypatch: pytest.MonkeyPatch, tm
         (["--device", "tpu"], "--device: 'tpu' does not fit: device to compute on: cpu, cuda, cuda:N"),
         (["--dtype", "int4"], "Input should be 'auto'"),
         (["--kv-dtype", "int4"], "Input should be 'auto', 'fp8' or 'int8'"),
+        (["--rank-timeout-s", "1"], "greater than or equal to 1.5"),
         (["--runner", "gpu"], "Input should be 'auto', 'cpu' or 'device'"),
     ],
 )
