@@ -17,7 +17,7 @@ def oldest_requests(
     found: list[quire.RequestSummary] = []
     has_more = False
     for shard in led_shards(shards):
-        listed, is_cut = _of_shard(client, token_of_shard(shard.number, shards), limit, tenant, state)
+        listed, is_cut = _of_shard(client, shard.number, token_of_shard(shard.number, shards), limit, tenant, state)
         found += listed
         has_more = has_more or is_cut
     found.sort(key=lambda each: each.age_s, reverse=True)
@@ -25,16 +25,16 @@ def oldest_requests(
 
 
 def _of_shard(
-    client: quire.Client, token: str | None, limit: int, tenant: str | None, state: Sequence[str] | None
+    client: quire.Client, shard: int, token: str | None, limit: int, tenant: str | None, state: Sequence[str] | None
 ) -> tuple[list[quire.RequestSummary], bool]:
-    """List up to `limit` requests of the shard to which the token leads, page by page; True if it has more."""
+    """List up to `limit` requests of a shard, page by page from the one of the token; True if it has more."""
     found: list[quire.RequestSummary] = []
     while True:
         size = min(PAGE_SIZE, limit - len(found))
         try:
             page = client.list_requests(tenant=tenant, state=state, page_size=size, page_token=token)
         except quire.UnavailableError:
-            if token is None:
+            if any(each.number == shard for each in led_shards(client.shards())):
                 raise
             return found, False  # the shard has just lost its leader
         except quire.InvalidRequestError as error:

@@ -111,7 +111,7 @@ class FrozenLeader(DeposedLeader):
 async def test_a_worker_moves_though_the_leader_that_it_drains_at_is_named_no_more(
     monkeypatch: pytest.MonkeyPatch, kind: type[DeposedLeader]
 ) -> None:
-    """Its channel is closed under a call, or between two."""
+    """The channel is closed under a call, or between two."""
     monkeypatch.setattr(registration_module, "_RESOLVE_S", 0.1)
     first, second = kind(0, 0, epoch=7), ShardLeader(1, 0, epoch=3)
     first.num_running = 10_000
