@@ -33,7 +33,7 @@ class SequenceState:
     token_ids: Ints  # from `position` on
     num_prompt_tokens: int
     sampling: SequenceSampling
-    history: Ints = ()  # before `position`; only with penalties
+    history: Ints = ()  # before `position`; only with penalties or a grammar
 
 
 @dataclass(slots=True, kw_only=True)

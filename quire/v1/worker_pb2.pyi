@@ -270,7 +270,7 @@ class DescribeResponse(_message.Message):
     worker_id: _builtins.str
     """worker_id is stable over restarts."""
     incarnation: _builtins.str
-    """incarnation changes with every start of the process."""
+    """incarnation changes with every start of the process, and when the worker moves to another shard."""
     num_seats: _builtins.int
     """num_seats is the most sequences that can run at once."""
     max_batched_tokens: _builtins.int
@@ -532,7 +532,9 @@ class StepRequest(_message.Message):
     PLACED_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """epoch of the scheduler. A worker answers an epoch lower than the highest it has seen with STALE_EPOCH."""
+    """epoch of the scheduler. A worker answers an epoch lower than the one it follows with STALE_EPOCH: the highest of the
+    recent answers to its registration.
+    """
     step_id: _builtins.int
     """step_id is one more than that of the last step; a snapshot starts a new count.
     A step with another step_id is answered with NEED_SNAPSHOT and changes nothing.
@@ -765,7 +767,7 @@ class StepResponse(_message.Message):
     FORCED_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """epoch of the step; with STALE_EPOCH, the highest that the worker has seen. The scheduler rejects an answer with
+    """epoch of the step; with STALE_EPOCH, the one that the worker follows. The scheduler rejects an answer with
     another epoch. After STALE_EPOCH the scheduler asks its store if a newer one leads; if not, it goes on, and gives
     this worker no work.
     """
