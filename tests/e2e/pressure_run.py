@@ -11,6 +11,7 @@ from tests.e2e.model_site import ModelSite, all_free
 from tests.e2e.pressure_disturbance import disturbance
 from tests.e2e.pressure_load import Ask, Margins
 from tests.equality import MAX_CUT_FRACTION, NEAR_TIE, comparable_length, compare_tokens
+from tests.patience import patient
 from tests.services import Service
 
 EXPECTED_WARNING = "NOT DURABLE"  # the journal of these runs is in memory
@@ -62,7 +63,7 @@ async def run_asks(
     async with (
         site.scheduler(*flags, num_workers=num_workers) as scheduler,
         quire.AsyncClient(site.address) as client,
-        asyncio.timeout(timeout_s),
+        asyncio.timeout(patient(timeout_s)),
     ):
         await client.wait_ready()
         streams = [client.stream(ask.prompt, **ask.params()) for ask in asks]
