@@ -114,8 +114,7 @@ class Session:
         self._moved.pop(entry.request, None)  # it has come back
         self._entries[entry.request] = entry
         if entry.deadline_s is not None:
-            at_s = entry.deadline_s + DEADLINE_SLACK_S
-            entry.timers.append(self._loop.call_at(at_s, self._expire_request, entry))
+            self._set_expiry(entry, entry.deadline_s + DEADLINE_SLACK_S)
         if self._outgoing is not None:
             self._submit_or_attach(entry)
         elif self._task is None or self._task.done():
@@ -167,6 +166,8 @@ class Session:
         if entry is None or self._outgoing is None:
             return
         late = entry.handle
+        if entry.deadline_s is not None and (at_s := self._loop.time() + DEADLINE_SLACK_S) > entry.expires_s:
+            self._set_expiry(entry, at_s)
         self._submit_or_attach(entry)  # first, so that the request always has a reader
         if late is not None:
             self._by_handle.pop(late, None)
@@ -350,7 +351,6 @@ class Session:
                 self.catch_up(entry.request)
             return
         entry.num_misfits = self._num_unreadable = 0
-        entry.is_left_to_server |= entry.request.is_behind
         if entry.request.is_behind and not entry.holds_when_behind and entry.handle is not None:
             self._send(pb.SessionRequest(handle=entry.handle, detach=pb.Detachment()))
             self._drop_handle(entry)
@@ -417,10 +417,14 @@ class Session:
         if now_s - entry.unreachable_since_s >= limit_s:
             self._give_up(entry, entry.unreachable)
 
-    def _expire_request(self, entry: Entry) -> None:
-        """Fail a request whose deadline passed without word from the server."""
-        if entry.is_left_to_server:
-            return
+    def _set_expiry(self, entry: Entry, at_s: float) -> None:
+        entry.expires_s = at_s
+        entry.timers.append(self._loop.call_at(at_s, self._expire_request, entry, at_s))
+
+    def _expire_request(self, entry: Entry, at_s: float) -> None:
+        """Fail a request whose deadline passed without word from the server, unless it expires later than this."""
+        if entry.request.is_behind or at_s < entry.expires_s:
+            return  # the rest, and with it the end, is still to be fetched
         request = entry.request
         if entry.handle is not None:
             self._send(pb.SessionRequest(handle=entry.handle, cancel=pb.Cancellation()))

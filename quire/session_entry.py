@@ -24,7 +24,7 @@ class Entry:
     is_new: bool = False  # its id was made for it, so that no shard can have it
     shards_version: int = 0  # of the numbers of shards by which its shard was chosen; 0: it is in no other shard
     moved_since_s: float | None = None  # shards have refused it since then, because their number had changed
-    is_left_to_server: bool = False  # its reader fell behind: its end comes with the rest, in time or not
+    expires_s: float = 0.0  # when it fails, if it has a deadline; later for a reader that has fetched what it missed
     num_misfits: int = 0  # chunks in a row that did not fit what is here
     retries_later: bool = False  # refused for now; one of the timers brings it back
     unreachable_since_s: float | None = None
