@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.client_home import CLOSED
 from quire.credentials import Credentials
 from quire.errors import (
+    DataLossError,
     NotFoundError,
     NotLeaderError,
     QuireError,
@@ -25,10 +26,10 @@ from quire.errors import (
 )
 from quire.params import ClientOptions
 from quire.results import Health
-from quire.rpc import error_of, is_cancelled, server_error_of
+from quire.rpc import error_of, is_cancelled, readable, server_error_of
 from quire.server_errors import no_leader_error, unreachable_error
 from quire.servers import Servers
-from quire.session import Placed, Session
+from quire.session import MAX_UNREADABLE, Placed, Session
 from quire.session_entry import Entry
 from quire.v1 import cluster_pb2_grpc, inference_pb2_grpc
 from quire.v1 import inference_pb2 as pb
@@ -90,16 +91,22 @@ class Connection:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         backoff_s = FIRST_BACKOFF_S
-        num_refusals = 0
+        num_refusals = num_unreadable = 0
         while True:
             await self._servers.find_reachable()
             channel = self._servers.current_channel
             try:
-                return await method(request, timeout=timeout_s)
+                return readable(await method(request, timeout=timeout_s))
             except asyncio.CancelledError:
                 if is_cancelled() or self._is_closed:
                     raise
                 continue  # it has waited longer than a connection that was given up meanwhile is kept
+            except DataLossError as damaged:
+                num_unreadable += 1
+                delay_s = backoff_s
+                self._servers.renew_connection(channel)
+                if num_unreadable > MAX_UNREADABLE or loop.time() + delay_s > started_s + timeout_s:
+                    raise self._damaged(damaged) from damaged
             except grpc.aio.AioRpcError as rpc_error:
                 if server_error_of(rpc_error) is None:
                     self._servers.renew_connection(channel)
@@ -157,7 +164,10 @@ class Connection:
         request = health_pb2.HealthCheckRequest(service=service)
         try:
             stub = health_pb2_grpc.HealthStub(channel)
-            answer = await stub.Check(request, timeout=self._options.connect_timeout_s)
+            answer = readable(await stub.Check(request, timeout=self._options.connect_timeout_s))
+        except DataLossError as damaged:
+            self._servers.renew_connection(channel)
+            raise self._damaged(damaged) from damaged
         except grpc.aio.AioRpcError as rpc_error:
             error = self._error_of(rpc_error)
             if isinstance(error, NotFoundError):
@@ -167,6 +177,9 @@ class Connection:
             raise error from rpc_error
         names = {1: Health.SERVING, 2: Health.NOT_SERVING}
         return names.get(answer.status, Health.UNKNOWN)
+
+    def _damaged(self, error: DataLossError) -> UnavailableError:
+        return UnavailableError(f"no readable answer from the server at {self._address}: {error.message}")
 
     @contextmanager
     def _closing_told(self) -> Iterator[None]:

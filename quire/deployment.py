@@ -19,6 +19,7 @@ from quire.deferred_session import DeferredSession
 from quire.errors import NotFoundError, RetryableError, ShardsChangedError
 from quire.params import ClientOptions
 from quire.prompt_beginnings import Prompt, unpack_hashes
+from quire.rpc import is_cancelled
 from quire.session import Session
 from quire.session_entry import Entry
 from quire.shard_router import ShardRouter
@@ -265,6 +266,9 @@ class Deployment:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED and not self._router.shards:
                     self._router.record_shards([Shard(number=0)])
+            except asyncio.CancelledError:
+                if is_cancelled():
+                    raise  # else the connection was given up: the shards are followed over the new one
             except TimeoutError:
                 pass
             finally:
@@ -311,8 +315,13 @@ class Deployment:
             self._have_changed = asyncio.Event()
 
 
-def _can_be(message: cluster_pb2.TopologyResponse) -> bool:
-    """False if no server says so: a bit has flipped on the way, and requests would go to shards that are not there."""
+def _can_be(message: cluster_pb2.TopologyResponse | None) -> bool:
+    """False if no server says so: a bit has flipped on the way, and requests would go to shards that are not there.
+
+    None: gRPC could not read it.
+    """
+    if message is None:
+        return False
     numbers = [shard.number for shard in message.shards]
     return (
         0 < len(numbers) <= MOST_SHARDS

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 import grpc
 
-from quire.errors import NotLeaderError
-from quire.rpc import error_of
+from quire.errors import DataLossError, NotLeaderError
+from quire.rpc import error_of, readable
 from quire.servers import Servers
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
@@ -68,7 +68,10 @@ class LeaderSearch:
             self._servers.channel_to(address)
         )
         try:
-            stats = await stub.GetStats(pb.GetStatsRequest(), metadata=self._servers.metadata, timeout=_ANSWER_S)
+            metadata = self._servers.metadata
+            stats = readable(await stub.GetStats(pb.GetStatsRequest(), metadata=metadata, timeout=_ANSWER_S))
+        except DataLossError:
+            return 0, None
         except grpc.aio.AioRpcError as error:
             reason = error_of(error)
             return 0, reason.leader if isinstance(reason, NotLeaderError) else None

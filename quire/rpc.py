@@ -4,13 +4,13 @@ Knows no service. docs/wire.md has the measured reasons for the options.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from quire.errors import QuireError, UnavailableError, from_status, to_status
+from quire.errors import DataLossError, QuireError, UnavailableError, from_status, to_status
 
 PUBLIC_MESSAGE_BYTES = 16 * 1024 * 1024  # a prompt of the longest context fits several times
 CONNECT_TIMEOUT_MS = (
@@ -19,6 +19,7 @@ CONNECT_TIMEOUT_MS = (
 SHARD_KEY = "quire-shard"  # metadata: number of the shard that a call is for
 
 Option = tuple[str, int]
+Answer = TypeVar("Answer")
 
 
 def channel_options(max_message_bytes: int) -> list[Option]:
@@ -41,6 +42,13 @@ def is_cancelled() -> bool:
     """True if this task was cancelled; False behind CancelledError: gRPC has closed the channel under the call."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def readable(answer: Answer | None) -> Answer:
+    """The answer to a unary call. Raises DataLossError if gRPC could not read it, and gave None without any error."""
+    if answer is None:
+        raise DataLossError("the answer was damaged on its way")
+    return answer
 
 
 def error_of(rpc_error: grpc.RpcError) -> QuireError:

@@ -89,6 +89,7 @@ def test_two_workers_under_pressure_give_the_same_answers(pressure: Pressure) ->
     assert all(worker.num_swaps > 0 for worker in run.stats.workers)
 
 
+@pytest.mark.long
 def test_the_runner_of_accelerators_gives_the_same_answers(pressure: Pressure) -> None:
     """On a CPU with the torch references of its kernels: steps launched ahead, and tokens that stay on the device."""
     site = ModelSite(pressure.ample.folder)

@@ -61,7 +61,7 @@ async def test_outputs_are_the_same_all_at_once(site: ModelSite, texts: Texts, f
         assert sum(each.usage.num_preemptions for each in completions) > len(ASKS) / 3
 
 
-@pytest.mark.parametrize("runner", ["cpu", "device"])
+@pytest.mark.parametrize("runner", ["cpu", pytest.param("device", marks=pytest.mark.long)])
 async def test_a_tensor_parallel_group_gives_the_same(texts: Texts, runner: str) -> None:
     """On CPUs rank 0 follows the grammars, and forces tokens, for all; on accelerators each rank follows them."""
     site = ModelSite(DEMO_MODEL)
@@ -70,6 +70,7 @@ async def test_a_tensor_parallel_group_gives_the_same(texts: Texts, runner: str)
             assert (await run_asks(client))[0] == texts
 
 
+@pytest.mark.long
 async def test_the_runner_of_accelerators_gives_the_same(texts: Texts) -> None:
     site = ModelSite(DEMO_MODEL)
     with site.start_worker("accelerated", "--runner", "device", *POOL):

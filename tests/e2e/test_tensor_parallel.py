@@ -52,7 +52,10 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Groups:
     return Groups(folder, answers_of(reference, asks, Margins(site.reference)), largest)
 
 
-@pytest.mark.parametrize(("num_ranks", "runner"), [(2, "cpu"), (4, "cpu"), (2, "device")])
+@pytest.mark.parametrize(
+    ("num_ranks", "runner"),
+    [(2, "cpu"), pytest.param(4, "cpu", marks=pytest.mark.long), pytest.param(2, "device", marks=pytest.mark.long)],
+)
 def test_a_group_under_memory_pressure_answers_as_one_process_does(groups: Groups, num_ranks: int, runner: str) -> None:
     """Greedy, samples, beams, penalties; preempted by swap and by recomputation."""
     site = ModelSite(groups.folder)

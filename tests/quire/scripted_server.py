@@ -6,6 +6,7 @@ can wait for what the client said. Requests outlive their sessions. How an outpu
 
 import asyncio
 import operator
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from quire.v1 import inference_pb2 as pb
 from tests.patience import patient
 from tests.quire.scripted_prefixes import ScriptedPrefixes
 from tests.quire.scripted_run import ALL, Run, Script
+from tests.unreadable_answers import Unreadable
 
 
 class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.ClusterServicer):
@@ -56,6 +58,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         self.is_draining = False  # its one worker, w0
         self.num_shards_wanted = 1
         self.epoch = 1
+        self.num_unreadable: Counter[str] = Counter()  # answers to come that no client can read, by method
         self.address = ""
         self._sessions: set[ScriptedSession] = set()
         self._changed = asyncio.Condition()
@@ -64,6 +67,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.aio.server(interceptors=[EdgeInterceptor()], options=server_options(PUBLIC_MESSAGE_BYTES))
+        self._server.add_generic_rpc_handlers((Unreadable(self.num_unreadable),))
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
         cluster_pb2_grpc.add_ClusterServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

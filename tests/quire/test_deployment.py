@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import grpc
 import pytest
 
 import quire
@@ -14,6 +15,7 @@ from quire.rpc import SHARD_KEY
 from quire.shards import new_request_id, session_number
 from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
+from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 
@@ -238,3 +240,96 @@ async def test_a_request_is_read_from_its_shard_where_a_server_is_slow_to_say_wh
         server.submit(pb.GenerateRequest(request_id=made, text="hello"))
         assert (await client.attach(made).completion()).request_id == made
         assert server.sessions == {1: 1}
+
+
+class ChangingLoads(TwoShards):
+    """Two shards, and a stream that tells how many requests run in each until it is ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_running = 0
+        self.num_streams = 0
+        self.have_changed = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        self.may_begin = asyncio.Event()
+        self.may_begin.set()
+
+    def change_loads(self) -> None:
+        self.num_running += 1
+        self.have_changed.set()
+        self.have_changed = asyncio.Event()
+
+    async def Topology(
+        self, request: cluster_pb2.TopologyRequest, context: Any
+    ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
+        self.num_streams += 1
+        await self.may_begin.wait()
+        while not self.has_ended.is_set():
+            have_changed = self.have_changed
+            yield cluster_pb2.TopologyResponse(
+                shards=[
+                    cluster_pb2.Shard(number=number, leader=self.address, num_workers=1, num_running=self.num_running)
+                    for number in range(2)
+                ]
+            )
+            await have_changed.wait()
+
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Any) -> pb.GetRequestResponse:
+        await context.abort(grpc.StatusCode.INTERNAL, "no words of ours")
+        raise AssertionError("unreachable")
+
+    async def end_stream(self) -> None:
+        """End the stream, and wait until another one is asked for."""
+        num_before = self.num_streams
+        self.has_ended.set()
+        self.change_loads()
+        await until(lambda: self.num_streams > num_before)
+        self.has_ended.clear()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(patient(20)):
+        while not is_so():  # noqa: ASYNC110 - of another's state
+            await asyncio.sleep(0.01)
+
+
+async def until_told(client: quire.AsyncClient, server: ChangingLoads) -> None:
+    server.change_loads()
+    async with asyncio.timeout(patient(20)):
+        while [shard.num_running for shard in await client.shards()] != [server.num_running] * 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_shards_are_followed_on_after_their_connection_was_given_up() -> None:
+    """Regression: gRPC cancels a stream that was just begun, and the client went for ever by what it had heard."""
+    async with started(ChangingLoads()) as server, quire.AsyncClient(server.address) as client:
+        await until_told(client, server)
+        for _ in range(2):
+            server.may_begin.clear()
+            await server.end_stream()
+            with pytest.raises(quire.QuireError, match="no words of ours"):
+                await client.get(new_request_id(0))  # over the connection that is to tell of the shards
+            server.may_begin.set()
+            await until_told(client, server)
+
+
+async def test_shards_are_followed_on_after_a_message_that_cannot_be_read() -> None:
+    async with started(ChangingLoads()) as server, quire.AsyncClient(server.address) as client:
+        await until_told(client, server)
+        server.num_unreadable["Topology"] = 2
+        await server.end_stream()
+        assert not server.num_unreadable["Topology"]
+        await until_told(client, server)
+
+
+async def test_a_call_is_made_again_if_its_answer_cannot_be_read(server: ScriptedServer) -> None:
+    async with quire.AsyncClient(server.address) as client:
+        server.num_unreadable["GetModel"] = 2
+        assert (await client.model()).name == "scripted"
+        server.num_unreadable["Check"] = 1
+        with pytest.raises(quire.UnavailableError, match="damaged on its way"):
+            await client.health()
+        assert await client.health() is quire.Health.SERVING
+        server.num_unreadable["GetModel"] = 1_000
+        with pytest.raises(quire.UnavailableError, match="damaged on its way"):
+            await client.model()

@@ -50,6 +50,10 @@ from tests.scheduler.scripted_worker import ScriptedWorker
 
 _NO_PIN_LIMITS = PinLimits()
 
+# Option of a channel. Its windows grow else to many MB, the further the slower the machine is, and hold what a test
+# means to be too much for them.
+FIXED_WINDOWS = ("grpc.http2.bdp_probe", 0)
+
 
 class Site:
     """Site with all parts open to the test."""
@@ -158,7 +162,8 @@ class Site:
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server.grpc)
         cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterServicer(self.workers), self.server.grpc)
         self.address = self.server.bind("127.0.0.1:0")
-        self._channel = grpc.aio.insecure_channel(self.address, options=channel_options(PUBLIC_MESSAGE_BYTES))
+        options = [*channel_options(PUBLIC_MESSAGE_BYTES), FIXED_WINDOWS]
+        self._channel = grpc.aio.insecure_channel(self.address, options=options)
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self._channel)
         self.writing: list[asyncio.Task[None]] = []

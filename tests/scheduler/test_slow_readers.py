@@ -23,13 +23,13 @@ from quire.v1 import journal_pb2
 from scheduler_svc.requests.live.output_stream import Subscription
 from tests.patience import patient
 from tests.scheduler.journal_setup import until
-from tests.scheduler.serving_site import Site, counting, record_of, running_site
+from tests.scheduler.serving_site import FIXED_WINDOWS, Site, counting, record_of, running_site
 from tests.scheduler.test_readers import WatchedReaders
 
 TIMEOUT_S = 0.3
 GRACE_S = 0.2
 NUM_TOKENS = 100_000
-TOKEN_CHARS = 400  # 40 MB of text in all: more than the windows of a connection hold
+TOKEN_CHARS = 400  # 40 MB of text in all: more than the windows of a connection hold if they do not grow
 BUFFER_TOKENS = 1000  # of the SDK: fewer, so that it cannot have read all before the program sees the first
 TEXT = "".join(f"{i:{TOKEN_CHARS}}" for i in range(NUM_TOKENS))
 ROOT = Path(__file__).parent.parent.parent
@@ -117,6 +117,9 @@ async def client_process(site: Site, body: str) -> asyncio.subprocess.Process:
     program = f"""
 import asyncio, hashlib, sys
 import quire
+from quire import servers
+channel_options = servers.channel_options
+servers.channel_options = lambda max_bytes: [*channel_options(max_bytes), {FIXED_WINDOWS!r}]
 async def main():
     async with quire.AsyncClient({site.address!r}, buffer_tokens={BUFFER_TOKENS}) as client:
 {lines}

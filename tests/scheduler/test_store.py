@@ -24,6 +24,7 @@ from scheduler_svc.journal.store import (
     StoreFlushedError,
     StoreUnavailableError,
 )
+from tests.patience import patient
 from tests.scheduler.journal_setup import put_records, redis_store
 from tests.services import free_address
 from tests.valkey import ValkeyProcess
@@ -337,9 +338,9 @@ async def test_a_malformed_deployment_is_refused_at_the_opening() -> None:
 
 async def test_an_unreachable_store_is_named_with_what_to_do(tmp_path: Path) -> None:
     with capture_logs() as logs, pytest.raises(StoreUnavailableError) as unreachable:
-        await open_store(f"unix://{tmp_path}/nobody", patience_s=0.5)
+        await open_store(f"unix://{tmp_path}/nobody", patience_s=(patience_s := patient(1.0)))
     message = str(unreachable.value)
-    assert f"the store at unix://{tmp_path}/nobody did not answer within 0.5 s" in message
+    assert f"the store at unix://{tmp_path}/nobody did not answer within {patience_s:g} s" in message
     assert "start Redis or Valkey" in message
     assert [line["event"] for line in logs] == ["waiting for the store"]
 

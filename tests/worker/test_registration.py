@@ -1,6 +1,7 @@
 """A worker announces itself to whatever scheduler is there, was not there, or comes back."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,7 @@ from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from tests.patience import patient
 from tests.services import free_address
+from tests.unreadable_answers import Unreadable
 from worker_svc.service.followed_epoch import FollowedEpoch
 from worker_svc.service.registration import Registration, WorkerIdentity
 
@@ -31,7 +33,9 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
         self.refusals = 0
         self.num_running = 0  # there, as DrainWorker says; one less each time
         self.drained: list[pb.DrainWorkerRequest] = []
+        self.num_unreadable: Counter[str] = Counter()  # answers to come, by method
         self.server = GrpcServer(["quire.v1.Cluster"], CLUSTER_MESSAGE_BYTES)
+        self.server.grpc.add_generic_rpc_handlers((Unreadable(self.num_unreadable),))
         cluster_pb2_grpc.add_ClusterServicer_to_server(self, self.server.grpc)
 
     async def start(self, address: str) -> None:
@@ -113,6 +117,24 @@ async def test_a_refused_worker_keeps_trying_and_says_why_once(registration: tup
         await scheduler.server.stop(0)
     refused = [line for line in logs if line.get("status") == "FAILED_PRECONDITION"]
     assert [line["reason"] for line in refused] == ["another live worker has this worker_id"]
+
+
+async def test_a_worker_registers_on_after_an_answer_that_cannot_be_read(
+    registration: tuple[str, Registration],
+) -> None:
+    address, worker = registration
+    scheduler = Scheduler()
+    scheduler.num_running = 2
+    scheduler.num_unreadable["Register"] = 3
+    await scheduler.start(address)
+    await answered(scheduler)
+    scheduler.num_unreadable["Register"] = 2
+    await answered(scheduler)
+    assert not scheduler.num_unreadable["Register"]
+    scheduler.num_unreadable.update(("DrainWorker", "DrainWorker", "Register"))
+    await worker.leave_scheduler(30.0)
+    assert scheduler.drained == [pb.DrainWorkerRequest(worker_id="w1")] * 2
+    await scheduler.server.stop(0)
 
 
 async def test_a_leaving_worker_says_so_and_waits_until_nothing_is_left_there(

@@ -16,8 +16,8 @@ import structlog
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from quire.address import resolve, split_addresses
 from quire.credentials import Credentials, Metadata
-from quire.errors import NotLeaderError, QuireError, UnavailableError
-from quire.rpc import SHARD_KEY, channel_options, error_of, is_cancelled
+from quire.errors import DataLossError, NotLeaderError, QuireError, UnavailableError
+from quire.rpc import SHARD_KEY, channel_options, error_of, is_cancelled, readable
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from worker_svc.service.followed_epoch import FORGET_AFTER_S, FollowedEpoch
@@ -223,6 +223,8 @@ class Registration:
             self._handle_refusal(error.code().name, error_of(error))
             await endpoint.renew_certificates()
             return
+        except DataLossError:  # it has registered; the next answer says where
+            return
         if asked_for != (self._shard, self._identity):
             return  # it has moved to another shard meanwhile
         endpoint.pause_s = max(_SHORTEST_PAUSE_S, response.lease_ms / 3000)
@@ -299,7 +301,8 @@ class Registration:
         Raises UnavailableError if nobody names the address any more, whose channel is closed then.
         """
         try:
-            await self._register(endpoint)
+            with suppress(DataLossError):
+                await self._register(endpoint)
             while num_running := await self._drain(endpoint):
                 if self._logged_state != "draining":
                     log.info("draining", num_running=num_running)
@@ -311,11 +314,11 @@ class Registration:
             raise UnavailableError(f"no scheduler is named at {endpoint.address} any more") from None
 
     async def _drain(self, endpoint: _Endpoint) -> int:
-        """Asks for a drain; returns how many sequences still run here."""
+        """Asks for a drain; returns how many sequences still run here, one if the answer cannot be read."""
         request = pb.DrainWorkerRequest(worker_id=self._identity.worker_id)
         metadata = self._metadata
         answer = await endpoint.stub.DrainWorker(request, timeout=_ATTEMPT_TIMEOUT_S, metadata=metadata)
-        return answer.num_running
+        return 1 if answer is None else answer.num_running
 
     async def _register(self, endpoint: _Endpoint) -> pb.RegisterResponse:
         identity = self._identity
@@ -329,7 +332,7 @@ class Registration:
             step_key=identity.step_key,
             shard=self._shard,
         )
-        return await endpoint.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S, metadata=self._metadata)
+        return readable(await endpoint.stub.Register(request, timeout=_ATTEMPT_TIMEOUT_S, metadata=self._metadata))
 
     def _log_change(
         self, event: str, *, scheduler: str = "", refused: str = "", epoch: int = 0, reason: str = ""
