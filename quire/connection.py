@@ -52,15 +52,25 @@ class Connection:
         credentials: Credentials,
         shard: int,
         move: Callable[[Entry, ShardsChangedError], Placed],
+        on_later_leader: Callable[[], None] | None = None,
     ) -> None:
-        """`shard`: number of the shard whose leader is called. `move`: of its session, for what it does not take."""
+        """Take addresses, and what to do with what happens at them.
+
+        Args:
+            address: of servers.
+            options: of the client.
+            credentials: key and certificates.
+            shard: number of the shard whose leader is called.
+            move: of its session, for what it does not take.
+            on_later_leader: called once another server is found to lead it, while streams to the last one are open.
+        """
         self._address = address
         self._options = options
         self._servers = Servers(address, credentials, shard)
         channel = self._servers.channel
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)
-        self.session = Session(self._servers, address, options, move)
+        self.session = Session(self._servers, address, options, move, on_later_leader)
         self._is_closed = False
 
     @property

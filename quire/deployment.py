@@ -40,6 +40,8 @@ from quire.v1 import inference_pb2 as pb
 _ASK_S = 2.0  # for the shards, before a client goes on as if there were one
 _ANEW_S = 0.05  # before they are asked for anew behind a damaged message
 _AGAIN_S = 0.5  # before the shards are asked for again
+_ASSUMED_AGAIN_S = 5.0  # likewise, where there seems to be one shard, since what answered knows no shards
+_FIRST_MESSAGE_S = 10.0  # for the first message of a later stream: one that got lost on the way never comes
 _CHANGE_S = 0.5  # to wait for news of a change of their number, before a request that was refused for it is sent again
 _MOST_MADE = 4096  # ids that were made here and not used yet
 
@@ -61,6 +63,8 @@ class Deployment:
         self._made: OrderedDict[str, None] = OrderedDict()  # ids that no request has yet
         self._have_changed = asyncio.Event()  # replaced when it is set: the numbers of shards
         self._is_closed = False
+        self._is_assumed = False  # that there is one shard: nobody has said so
+        self._following: grpc.aio.Call | None = None  # that tells of the shards
 
     @property
     def first(self) -> Connection:
@@ -72,7 +76,10 @@ class Deployment:
         if self._is_closed:
             raise RuntimeError(CLOSED)
         if shard not in self._connections:
-            self._connections[shard] = Connection(self._address, self._options, self._credentials, shard, self._move)
+            on_later_leader = None if shard else self._follow_anew
+            self._connections[shard] = Connection(
+                self._address, self._options, self._credentials, shard, self._move, on_later_leader
+            )
         if len(self._router.shards) > 1:
             self._connections[shard].session.expect_leader()
         return self._connections[shard]
@@ -263,24 +270,31 @@ class Deployment:
             is_over = False
             try:
                 is_over = await self._read_topology()
-            except grpc.aio.AioRpcError as error:
+            except grpc.aio.AioRpcError as error:  # UNIMPLEMENTED: of an older server, or of a proxy on the way
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED and not self._router.shards:
                     self._router.record_shards([Shard(number=0)])
+                    self._is_assumed = True
             except asyncio.CancelledError:
                 if is_cancelled():
-                    raise  # else the connection was given up: the shards are followed over the new one
-            except TimeoutError:
+                    raise  # else the connection was given up, or left: the shards are followed over the new one
+            except (TimeoutError, LookupError):  # the latter: a damaged status, which gRPC does not know
                 pass
             finally:
                 self._are_known.set()
-            if is_over or (len(self._router.shards) <= 1 and not self._router.numbers.version):
+            is_several = len(self._router.shards) > 1 or bool(self._router.numbers.version)
+            if is_over or not (is_several or self._is_assumed):
                 return
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_ASSUMED_AGAIN_S if self._is_assumed else _AGAIN_S)
+
+    def _follow_anew(self) -> None:
+        """Follow the shards over another stream, to the server that is current by now."""
+        if self._following is not None:
+            self._following.cancel()
 
     async def _read_topology(self) -> bool:
         """Reads messages until the stream ends. Returns True if there is one shard, and never another one."""
         connection = self.first
-        async with asyncio.timeout(None if self._router.shards else _ASK_S) as limit:
+        async with asyncio.timeout(_FIRST_MESSAGE_S if self._router.shards else _ASK_S) as limit:
             await connection.find_reachable()
             while await self._read_messages(connection, limit):
                 pass
@@ -288,13 +302,14 @@ class Deployment:
 
     async def _read_messages(self, connection: Connection, limit: asyncio.Timeout) -> bool:
         """Read messages until the stream ends; True, after a moment, if one was damaged: it is to be opened anew."""
-        call = connection.cluster.Topology(cluster_pb2.TopologyRequest())
+        self._following = call = connection.cluster.Topology(cluster_pb2.TopologyRequest())
         async for message in call:
             if not _can_be(message):
                 call.cancel()
                 await asyncio.sleep(_ANEW_S)
                 return True
             limit.reschedule(None)
+            self._is_assumed = False
             self._record_shards(message)
             for each in message.cached:
                 self._router.record_cached(each.shard, unpack_hashes(each.hashes))

@@ -82,10 +82,12 @@ class Servers:
         """Make a reachable server current, if there are several. Does not wait for silent ones."""
         await self._resolve()
         for _ in self._known if self._has_choice else ():
-            if await _is_ready(self.current_channel):
+            channel = self.current_channel
+            if await _is_ready(channel):
                 return
-            self._renew_certificates()
-            self._pass_over()
+            if self._channels.get(self._current) is channel:  # else another call has given it up meanwhile
+                self._renew_certificates()
+                self._pass_over()
 
     def record_failure(self, error: QuireError, *, was_reached: bool) -> bool:
         """Record the failure of a call, so that the next call goes to another server if that is better.
@@ -218,6 +220,6 @@ async def _is_ready(channel: grpc.aio.Channel) -> bool:
                     return False
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
-    except TimeoutError:
+    except (TimeoutError, grpc.aio.UsageError):  # the latter: another call has given the channel up
         return False
     return True

@@ -83,9 +83,19 @@ class Session:
         address: str,
         options: ClientOptions,
         move: Callable[[Entry, ShardsChangedError], Placed],
+        on_later_leader: Callable[[], None] | None = None,
     ) -> None:
-        """`move` takes over a request that the shard does not take, since the number of shards has changed."""
+        """Take addresses, and what to do with what happens at them.
+
+        Args:
+            servers: of the client.
+            address: that it was given.
+            options: of the client.
+            move: takes over a request that the shard does not take, since the number of shards has changed.
+            on_later_leader: called once another server is found to lead, which is the current one by then.
+        """
         self._move = move
+        self._on_later_leader = on_later_leader
         self._moved: WeakKeyDictionary[OpenRequest, Placed] = WeakKeyDictionary()
         self._servers = servers
         self._address = address
@@ -105,7 +115,7 @@ class Session:
         self._silence_timer: asyncio.TimerHandle | None = None  # the next check for silent requests
         self._output_s = self._loop.time()  # when any request had output last
         self._limit: asyncio.Timeout | None = None  # of the stream that is open
-        self._search = LeaderSearch(servers, self._leave_stream)
+        self._search = LeaderSearch(servers, self._go_to_later_leader)
 
     def open(self, entry: Entry) -> None:
         """Submits a request, or attaches to it."""
@@ -279,10 +289,12 @@ class Session:
                 self.catch_up(entry.request)
         self._silence_timer = self._loop.call_later(LISTEN_S, self._reattach_silent_requests, limit)
 
-    def _leave_stream(self) -> None:
+    def _go_to_later_leader(self) -> None:
         """End the stream; the next one goes to the server that is current by now."""
         if self._limit is not None:
             self._limit.reschedule(self._loop.time())
+        if self._on_later_leader is not None:
+            self._on_later_leader()
 
     def _take_response(self, response: pb.SessionResponse) -> None:
         self._was_reached = self._was_answered = True

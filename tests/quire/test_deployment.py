@@ -253,6 +253,7 @@ class ChangingLoads(TwoShards):
         self.has_ended = asyncio.Event()
         self.may_begin = asyncio.Event()
         self.may_begin.set()
+        self.refusal: Any = None  # code
 
     def change_loads(self) -> None:
         self.num_running += 1
@@ -263,6 +264,8 @@ class ChangingLoads(TwoShards):
         self, request: cluster_pb2.TopologyRequest, context: Any
     ) -> AsyncIterator[cluster_pb2.TopologyResponse]:
         self.num_streams += 1
+        if self.refusal is not None:
+            await context.abort(self.refusal, "not now")
         await self.may_begin.wait()
         while not self.has_ended.is_set():
             have_changed = self.have_changed
@@ -319,6 +322,61 @@ async def test_shards_are_followed_on_after_a_message_that_cannot_be_read() -> N
         server.num_unreadable["Topology"] = 2
         await server.end_stream()
         assert not server.num_unreadable["Topology"]
+        await until_told(client, server)
+
+
+async def test_shards_are_followed_at_the_later_leader_once_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that alone is cut off from the store goes on saying what it knows of them."""
+    monkeypatch.setattr("quire.silence.ASK_AFTER_S", 0.1)
+    monkeypatch.setattr("quire.session.ASK_AFTER_S", 0.1)
+    monkeypatch.setattr("quire.session.LISTEN_S", 0.05)
+    monkeypatch.setattr("quire.leader_search.SEARCH_EVERY_S", 0.1)
+    async with started(ChangingLoads()) as leader, started(ChangingLoads()) as later:
+        later.runs, later.epoch, later.num_running = leader.runs, 2, 100
+        leader.default = Script(num_tokens=6, released=3)
+        async with quire.AsyncClient(f"{leader.address},{later.address}") as client:
+            await until_told(client, leader)
+            stream = client.stream("hello", request_id=new_request_id(0))
+            await anext(stream)
+            await later.until(lambda: later.count("attach", stream.request_id) == 1)
+            await until_told(client, later)
+            later.release(stream.request_id)
+            assert [chunk.position async for chunk in stream] == [3]
+
+
+async def test_shards_are_followed_on_after_a_stream_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first message may get lost on the way; the connection lives."""
+    monkeypatch.setattr(deployment, "_FIRST_MESSAGE_S", 0.2)
+    async with started(ChangingLoads()) as server, quire.AsyncClient(server.address) as client:
+        await until_told(client, server)
+        server.may_begin.clear()
+        await server.end_stream()
+        await until(lambda: server.num_streams > 3)
+        server.may_begin.set()
+        await until_told(client, server)
+
+
+class Unknown:
+    """Code of a status that gRPC does not know, as a flipped bit makes one."""
+
+    value = (34, "of a flipped bit")
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE, Unknown])
+@pytest.mark.parametrize("is_first", [False, True])
+async def test_shards_are_asked_for_again_after_any_refusal(
+    is_first: bool, code: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: where the first answer was UNIMPLEMENTED, of a proxy or an older server, they were never known."""
+    monkeypatch.setattr(deployment, "_ASSUMED_AGAIN_S", 0.2)
+    async with started(ChangingLoads()) as server, quire.AsyncClient(server.address) as client:
+        if not is_first:
+            await until_told(client, server)
+        server.refusal = code
+        if not is_first:
+            await server.end_stream()
+        await client.shards()
+        server.refusal = None
         await until_told(client, server)
 
 

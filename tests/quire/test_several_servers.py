@@ -1,7 +1,9 @@
 """A client of several servers finds the one that leads, and the next one that does."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -223,6 +225,28 @@ async def test_no_connection_is_opened_once_they_are_closed() -> None:
         await closed.find_reachable()
     with pytest.raises(RuntimeError, match="closed"):
         closed.current_channel  # noqa: B018 - opens it
+
+
+class ChangedCertificates(Credentials):
+    """Credentials whose files have always changed since a channel was opened."""
+
+    @property
+    def certificates(self) -> object | None:
+        """Token that equals no other."""
+        return object()
+
+
+async def test_a_channel_that_another_call_gives_up_meanwhile_counts_as_one_to_no_server() -> None:
+    """Regression: gRPC raised UsageError, which failed every request of the client, or ended its view of the shards."""
+    with ExitStack() as stack:
+        mute = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]  # they take no call
+        asked = servers.Servers(",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in mute), ChangedCertificates())
+        finding = []
+        for _ in range(6):  # each gives up, in the end, what the next ones wait for
+            finding.append(asyncio.create_task(asked.find_reachable()))
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*finding)
+        await asked.close()
 
 
 async def test_two_servers_that_each_name_the_other_are_not_asked_without_pause(standby: Standby) -> None:
