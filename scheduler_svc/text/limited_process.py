@@ -39,10 +39,13 @@ class LimitedProcess:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env=dict(environment or {}),
+                bufsize=0,
             )
         except OSError as error:
             raise UnavailableError(f"the scheduler cannot start a process for this now: {error.strerror}") from error
-        self._send(first)
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._unsent = _framed(first)  # goes with the first request, within its time
 
     def ask(self, request: bytes, *, wall_s: float, most_bytes: int) -> tuple[bytes, bytes]:
         """The first byte of its answer, which says of what kind that is, and the rest of it.
@@ -50,7 +53,8 @@ class LimitedProcess:
         Raises ProcessEndedError, also for an answer of more than so many bytes or after so long a time.
         """
         until_s = time.monotonic() + wall_s
-        self._send(request)
+        data, self._unsent = self._unsent + _framed(request), b""
+        self._write(data, until_s)
         (length,) = LENGTH.unpack(self._read(LENGTH.size, until_s))
         if not 1 <= length <= most_bytes:
             self.kill()
@@ -72,12 +76,20 @@ class LimitedProcess:
                 with suppress(BrokenPipeError):  # what was not read is lost with it
                     pipe.close()
 
-    def _send(self, data: bytes) -> None:
+    def _write(self, data: bytes, until_s: float) -> None:
+        """Write to a process that may read nothing: a pipe holds 64 KiB."""
         assert self._process.stdin is not None
+        fd = self._process.stdin.fileno()
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        rest = memoryview(data)
         try:
-            self._process.stdin.write(LENGTH.pack(len(data)))
-            self._process.stdin.write(data)
-            self._process.stdin.flush()
+            while rest:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or not poll.poll(left_s * 1000):
+                    raise TimeoutError
+                with suppress(BlockingIOError):
+                    rest = rest[os.write(fd, rest) :]
         except OSError:
             self.kill()
             raise ProcessEndedError from None
@@ -98,6 +110,11 @@ class LimitedProcess:
                 raise ProcessEndedError
             data += piece
         return bytes(data)
+
+
+def _framed(data: bytes) -> bytes:
+    """Message as it goes over a pipe."""
+    return LENGTH.pack(len(data)) + data
 
 
 class IdleProcesses:

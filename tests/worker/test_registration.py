@@ -23,6 +23,12 @@ from worker_svc.service.registration import Registration, WorkerIdentity
 IDENTITY = WorkerIdentity(worker_id="w1", incarnation="i1", address="10.0.0.1:7000", model_fingerprint="f1")
 
 
+class DamagedCode:
+    """Code of a status that gRPC does not know, as a flipped bit makes one."""
+
+    value = (34, "unknown")
+
+
 class Scheduler(cluster_pb2_grpc.ClusterServicer):
     """Counts signs of life; leases are short."""
 
@@ -31,6 +37,7 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
         self.lease_ms = 60
         self.requests: asyncio.Queue[pb.RegisterRequest] = asyncio.Queue()
         self.refusals = 0
+        self.num_damaged = 0  # statuses to come that gRPC does not know
         self.num_running = 0  # there, as DrainWorker says; one less each time
         self.drained: list[pb.DrainWorkerRequest] = []
         self.num_unreadable: Counter[str] = Counter()  # answers to come, by method
@@ -54,6 +61,9 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
         context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterResponse],
     ) -> pb.RegisterResponse:
         self.requests.put_nowait(request)
+        if self.num_damaged:
+            self.num_damaged -= 1
+            await context.abort(DamagedCode(), "damaged on its way")  # type: ignore[arg-type]
         if self.refusals:
             self.refusals -= 1
             raise FailedPreconditionError("another live worker has this worker_id")
@@ -134,6 +144,21 @@ async def test_a_worker_registers_on_after_an_answer_that_cannot_be_read(
     scheduler.num_unreadable.update(("DrainWorker", "DrainWorker", "Register"))
     await worker.leave_scheduler(30.0)
     assert scheduler.drained == [pb.DrainWorkerRequest(worker_id="w1")] * 2
+    await scheduler.server.stop(0)
+
+
+async def test_a_worker_registers_on_whatever_a_registration_fails_with(
+    registration: tuple[str, Registration],
+) -> None:
+    """Regression: gRPC raises KeyError for a status that it does not know, and the worker never registered again."""
+    address, _ = registration
+    scheduler = Scheduler()
+    scheduler.num_damaged = 2
+    await scheduler.start(address)
+    async with asyncio.timeout(patient(20)):
+        for _ in range(5):
+            await scheduler.requests.get()
+    assert not scheduler.num_damaged
     await scheduler.server.stop(0)
 
 

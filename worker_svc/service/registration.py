@@ -208,7 +208,11 @@ class Registration:
 
     async def _renew_repeatedly(self, endpoint: _Endpoint) -> None:
         while True:
-            await self._renew_lease(endpoint)
+            try:
+                await self._renew_lease(endpoint)
+            except Exception:  # e.g. a damaged status that gRPC does not know; who registers no more is lost
+                endpoint.epoch = 0
+                log.exception("registration failed", scheduler=endpoint.address)
             retry_s = _STANDBY_RETRY_S if self._has_leader else _RETRY_S
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake_up.wait(), endpoint.pause_s if endpoint.epoch else retry_s)
@@ -277,6 +281,8 @@ class Registration:
                 await self._drain_fully(endpoint)
         except (grpc.aio.AioRpcError, TimeoutError, UnavailableError) as error:
             log.info("moves before it is drained: what runs is computed again elsewhere", reason=str(error))
+        except Exception:
+            log.exception("moves before it is drained")
         self._moving = None
         if not self._is_leaving:
             self._serve_shard(shard)
