@@ -345,7 +345,7 @@ async def test_shards_are_followed_at_the_later_leader_once_one_is_found(monkeyp
 
 
 async def test_shards_are_followed_on_after_a_stream_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first message may get lost on the way; the connection lives."""
+    """A first message may get lost on the way; the connection lives."""
     monkeypatch.setattr(deployment, "_FIRST_MESSAGE_S", 0.2)
     async with started(ChangingLoads()) as server, quire.AsyncClient(server.address) as client:
         await until_told(client, server)
