@@ -15,7 +15,7 @@ from gateway_svc.generation import Generation
 
 SILENCE_S = 15.0  # after which proxies and clients are told that the answer goes on
 _EVENT_END = b"\n\n"
-_COMMENT = b": waiting\n\n"  # no event
+COMMENT = b": waiting\n"  # without a blank line, which OpenAI's client takes for an event once one had an id
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events
 
@@ -124,7 +124,7 @@ class EventStream(Response):
             if done:
                 return self._met.result()
             if num_sent == self._num_sent:
-                self._body.write(_COMMENT)
+                self._body.write(COMMENT)
 
     def _write_arrived(self) -> None:
         """Write what has arrived, unless the task waits for something else, and will."""

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway_svc.app import create_app
 from gateway_svc.departure import unless_departed
-from gateway_svc.event_stream import EventStream, data_event
+from gateway_svc.event_stream import COMMENT, EventStream, data_event, with_id
 from gateway_svc.generation import Generation
 from quire.open_request import OpenRequest
 from quire.results import Chunk
@@ -19,8 +19,6 @@ from tests.gateway.raw_http import served, talk
 from tests.gateway.scripted_client import Scripted, ScriptedClient, ScriptedSession, chunks_of, outcome
 from tests.gateway.wire import texts
 from tests.patience import patient
-
-COMMENT = b": waiting\n\n"
 
 
 async def test_a_client_that_does_not_read_stops_its_stream_alone_and_gets_all_of_it_later() -> None:
@@ -96,3 +94,10 @@ async def test_a_client_that_leaves_is_missed_by_the_request_being_answered(num_
 def test_clients_read_over_comments(decoder: type[SSEDecoder]) -> None:
     read = decoder().iter_bytes(iter([COMMENT, data_event(b"1"), COMMENT, data_event(b"2")]))
     assert [each.data for each in read] == ["1", "2"]
+
+
+@pytest.mark.parametrize("decoder", [openai._streaming.SSEDecoder, SSEDecoder])
+def test_clients_read_over_comments_between_events_with_ids(decoder: type[SSEDecoder]) -> None:
+    """Regression: OpenAI's takes each blank line for the end of an event once an event had an id."""
+    sent = [with_id("0", data_event(b"1")), COMMENT, COMMENT, with_id("1", data_event(b"2"))]
+    assert [each.data for each in decoder().iter_bytes(iter(sent))] == ["1", "2"]

@@ -14,7 +14,7 @@ from tests.gateway.scripted_client import ScriptedSession, outcome
 from tests.gateway.wire import WiredCall, frames, texts
 from tests.patience import patient
 
-COMMENT = b": waiting\n\n"
+COMMENT = b": waiting\n"
 LONG_S = 3600.0
 
 
