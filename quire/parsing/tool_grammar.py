@@ -1,4 +1,4 @@
-"""Grammars of answers with calls of tools, in the format of a parser, for `lark` of a request; llguidance reads them.
+"""Grammars of answers with calls of tools, or JSON behind reasoning, for `lark` of a request; llguidance reads them.
 
 A pure function of the format and the tools. Knows no tokenizer: the ids of markers that are tokens are given.
 """
@@ -96,8 +96,8 @@ _PYTHON_TAG = rf"/(?s:.*){re.escape(llama3.PYTHON_TAG)}(?s:.*)/"
 
 
 def markers_of(format: AnswerFormat) -> tuple[str, ...]:
-    """Texts of which `tool_grammar` needs the ids, where they are tokens."""
-    forms = _FORMS[format.tool_parser or ""]
+    """Texts of which the grammars need the ids, where they are tokens."""
+    forms = _FORMS.get(format.tool_parser or "", ())
     of_calls = {part for form in forms for part in (*form.begin, *form.before, *form.between, *form.after, *form.end)}
     of_reasoning = {part for parts in _reasoning_of(format) or () for part in parts}
     return tuple(sorted(each for each in of_calls | of_reasoning if each[0] in "<["))
@@ -141,6 +141,19 @@ def tool_grammar(
     reasoning = writer.reasoning(_reasoning_of(format), is_open=in_reasoning)
     rules = [f"arguments_{i}: %json {_schema(each)}" for i, each in enumerate(functions)]
     return "\n".join([f"start: {reasoning}({' | '.join(kinds)})", *writer.rules, *rules])
+
+
+def content_grammar(format: AnswerFormat, content: Schema, *, token_ids: Mapping[str, int]) -> str:
+    """Grammar of content of a JSON schema behind reasoning that the prompt has opened, without a call.
+
+    Args:
+        format: with a known reasoning parser.
+        content: the JSON schema.
+        token_ids: of the markers that are tokens.
+    """
+    writer = _Writer(token_ids)
+    reasoning = writer.reasoning(_reasoning_of(format), is_open=True)
+    return "\n".join([f"start: {reasoning}{writer.content(format, content)}", *writer.rules])
 
 
 def schema_of_rule(name: str) -> int | Literal["content"] | None:

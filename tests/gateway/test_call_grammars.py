@@ -1,4 +1,4 @@
-"""Forms of content beside calls without a marker: when the model may call, and when all that it writes is content."""
+"""Forms of content beside calls without a marker, and behind reasoning: what may be written, and what is content."""
 
 from typing import Any
 
@@ -9,6 +9,8 @@ from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.tool_use import ToolUse
 from gateway_svc.vocabulary import Vocabulary
 from quire.params import GenerateParams
+from quire.parsing.answer_format import AnswerFormat
+from tests.gateway.scripted_client import Scripted, ScriptedClient
 from tests.quire.spoken_answers import HERMES, LLAMA3
 
 CLOSED = {"type": "object", "additionalProperties": False}
@@ -64,3 +66,46 @@ async def test_where_nothing_is_to_be_enforced_the_format_stays_and_knows_the_to
             keywords, use.format(HERMES), quire.Chat(messages=[]), use
         )
     assert (format, keywords) == (HERMES.offering(["weather"]), {})
+
+
+class ThinkingClient(ScriptedClient):
+    """A client whose prompts end so."""
+
+    def __init__(self, tail: str) -> None:
+        super().__init__(Scripted(chunks=()))
+        self._tail = tail
+
+    async def detokenize(self, token_ids: Any, **_: Any) -> str:
+        return self._tail
+
+
+JSON_FORMS: list[GenerateParams] = [{"json_schema": CLOSED}, {"json_object": True}]
+OTHER_FORM: GenerateParams = {"structured_output": quire.StructuredOutput(regex="a+")}
+THINKING = HERMES.without_calls()
+
+
+@pytest.mark.parametrize("given", JSON_FORMS)
+async def test_json_comes_behind_reasoning_that_the_prompt_opens(given: GenerateParams) -> None:
+    keywords = given.copy()
+    format = await constrained(keywords, THINKING, "<think>\n")
+    assert format == THINKING and set(keywords) == {"lark"}
+    assert "</think>" in keywords["lark"] and "content: %json" in keywords["lark"]
+
+
+@pytest.mark.parametrize("given", [*JSON_FORMS, OTHER_FORM])
+async def test_a_form_stays_where_the_prompt_opens_no_reasoning(given: GenerateParams) -> None:
+    for format, tail in ((THINKING, "<think>\n\n</think>\n\n"), (AnswerFormat(), "<think>")):
+        keywords = given.copy()
+        assert await constrained(keywords, format, tail) == format and keywords == given
+
+
+async def test_what_a_constraint_keeps_from_ending_is_no_reasoning() -> None:
+    keywords = OTHER_FORM.copy()
+    assert await constrained(keywords, THINKING, "<think>") == AnswerFormat() and keywords == OTHER_FORM
+
+
+async def constrained(keywords: GenerateParams, format: AnswerFormat, tail: str) -> AnswerFormat:
+    """The format of the answer to a request without tools, whose prompt ends so."""
+    async with ThinkingClient(tail) as client:
+        grammars = CallGrammars(client, Vocabulary(client))
+        return await grammars.constrain(keywords, format, quire.Chat(messages=[]), ToolUse(tools=[]))

@@ -4,11 +4,13 @@ import json
 import re
 from typing import Any
 
+import anthropic
 import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.gateway import reciter as recited
 from tests.gateway.conftest import MODEL
 
 QUESTION: list[Any] = [{"role": "user", "content": "Who are you?"}]
@@ -103,3 +105,74 @@ def test_the_refusal_of_none_and_of_several_names_the_fields_that_there_are(
         openai.BadRequestError, match=f"has {has}: give exactly one of json, json_object, regex, choice, grammar"
     ):
         api.completions.create(model=MODEL, prompt="Once", extra_body={"structured_outputs": constraint})
+
+
+SEVEN: dict[str, Any] = {
+    "type": "object",
+    "properties": {"n": {"const": 7}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}, "temperature": 0}
+REASONING = "Hm: 2 + 2 it is."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_that_reasons_answers_by_its_schema(reciter: tuple[str, str], stream: bool) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": SEVEN}}
+    fields: dict[str, Any] = {"model": recited.MODEL, "messages": recited.asking("?"), "extra_body": THINKING}
+    with openai.OpenAI(base_url=f"{reciter[1]}/v1", api_key="none", max_retries=0) as api:
+        if stream:
+            deltas = [
+                event.choices[0].delta.to_dict()
+                for event in api.chat.completions.create(**fields, response_format=form, stream=True)
+            ]
+            said = {name: "".join(str(each.get(name) or "") for each in deltas) for name in ("content", "reasoning")}
+        else:
+            said = api.chat.completions.create(**fields, response_format=form).choices[0].message.to_dict()
+    assert json.loads(said["content"]) == {"n": 7}
+    assert said["reasoning"].strip() == REASONING
+
+
+def test_a_choice_is_content_where_the_prompt_opens_reasoning(reciter: tuple[str, str]) -> None:
+    """Regression: the constraint holds from the first token on, so that no reasoning could end."""
+    with openai.OpenAI(base_url=f"{reciter[1]}/v1", api_key="none", max_retries=0) as api:
+        message = (
+            api.chat.completions.create(
+                model=recited.MODEL,
+                messages=recited.asking("?"),
+                extra_body={**THINKING, "structured_outputs": {"choice": ["red", "green"]}},
+            )
+            .choices[0]
+            .message
+        )
+    assert message.content in ("red", "green")
+    assert not message.to_dict().get("reasoning")
+
+
+def test_a_response_that_reasons_answers_by_its_schema(reciter: tuple[str, str]) -> None:
+    with openai.OpenAI(base_url=f"{reciter[1]}/v1", api_key="none", max_retries=0) as api:
+        made = api.responses.create(
+            model=recited.MODEL,
+            input="?",
+            text={"format": {"type": "json_schema", "name": "a", "schema": SEVEN}},
+            extra_body=THINKING,
+        )
+        again = api.responses.retrieve(made.id)
+    for response in (made, again):
+        assert json.loads(response.output_text) == {"n": 7}
+        assert [each.type for each in response.output] == ["reasoning", "message"]
+
+
+def test_a_message_that_reasons_answers_by_its_schema(reciter: tuple[str, str]) -> None:
+    with anthropic.Anthropic(base_url=reciter[1], api_key="none", max_retries=0) as claude:
+        message = claude.messages.create(
+            model=recited.MODEL,
+            max_tokens=200,
+            messages=recited.asking("?"),
+            output_config={"format": {"type": "json_schema", "schema": SEVEN}},
+            extra_body=THINKING,
+        )
+    thinking, text = message.content
+    assert thinking.type == "thinking" and thinking.thinking.strip() == REASONING
+    assert text.type == "text" and json.loads(text.text) == {"n": 7}

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.answer_parser import AnswerParser
 from quire.parsing.deltas import parsed_answer
-from quire.parsing.tool_grammar import markers_of, tool_grammar
+from quire.parsing.tool_grammar import content_grammar, markers_of, tool_grammar
 from tests.quire.spoken_answers import DEEPSEEK, FORMATS, HARMONY, HERMES, LLAMA3, LLAMA3_WITH_TOOLS, MISTRAL
 
 TOOLS: list[dict[str, Any]] = [
@@ -240,6 +240,16 @@ def test_content_of_a_form_stands_in_the_place_of_calls(name: str) -> None:
     assert takes(grammar, final + '{"a":1}') and takes(grammar, thought + final + '{"a":1}')
     for text in ("", "Hello.", '{"a":"1"}', '{"a":1}' + ONE[name], '{"a": 1}'):
         assert not takes(grammar, final + text), text
+
+
+@pytest.mark.parametrize("format", [HERMES.without_calls(), MISTRAL.without_calls()])
+def test_content_of_a_form_comes_behind_reasoning_that_the_prompt_opened(format: AnswerFormat) -> None:
+    [closing, _] = markers_of(format)
+    grammar = content_grammar(format, FORM, token_ids={})
+    assert takes(grammar, f'Hm, {{"b":2}}.\n{closing}\n\n{{"a":1}}')
+    for text in ('{"a":1}', f"{closing}", f'Hm.{closing}{{"a":"1"}}', f'Hm.{closing}{{"a":1}} So.'):
+        assert not takes(grammar, text), text
+    assert "<[7]>" in content_grammar(format, FORM, token_ids={closing: 7})
 
 
 def test_text_before_calls_ends_with_the_marker_as_a_token_or_in_letters() -> None:
