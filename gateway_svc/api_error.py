@@ -19,6 +19,7 @@ from quire.errors import (
     QuireError,
     RequestCancelledError,
     RequestExpiredError,
+    RequestFailedError,
     RetryableError,
     UnauthenticatedError,
     UnavailableError,
@@ -39,6 +40,8 @@ _STATUSES: tuple[tuple[type[QuireError], int, str, str], ...] = (  # the first m
 )
 
 
+# Ends of a request, which a repetition would not change, or would cost all of it again.
+_FINAL = (AlreadyExistsError, RequestExpiredError, RequestFailedError)
 TOO_LONG = "context_length_exceeded"  # code of a prompt, or of its output, that the context does not hold
 _NAME = re.compile(r"^\w+")  # with which the path of a value begins
 _BOUND = re.compile(r"\bmax_tokens\b")  # keyword that descriptions of other fields name
@@ -48,7 +51,8 @@ _TYPES = frozenset({"bool", "float", "int", "str"})  # alternatives of a union, 
 class ApiError(Exception):
     """A refusal with its HTTP status.
 
-    `param` is the field of the body that is wrong, `request_id` the id of a request that was submitted.
+    `param` is the field of the body that is wrong, `request_id` the id of a request that was submitted, `is_final` says
+    that the same call would fail again: clients would repeat it by its status alone.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
         request_id: str | None = None,
+        is_final: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -70,11 +75,13 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.request_id = request_id
+        self.is_final = is_final
 
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer in every API."""
-        return {} if self.retry_after_s is None else {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+        found = {} if self.retry_after_s is None else {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+        return found | ({"x-should-retry": "false"} if self.is_final else {})
 
 
 def invalid(param: str, reason: str) -> ApiError:
@@ -104,7 +111,14 @@ def from_quire(error: QuireError, names: Mapping[str, str], request_id: str | No
         code = TOO_LONG
     retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else None
     return ApiError(
-        status, error.message, kind=kind, param=param, code=code, retry_after_s=retry_after_s, request_id=request_id
+        status,
+        error.message,
+        kind=kind,
+        param=param,
+        code=code,
+        retry_after_s=retry_after_s,
+        request_id=request_id,
+        is_final=isinstance(error, _FINAL),
     )
 
 

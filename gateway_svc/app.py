@@ -44,7 +44,7 @@ from quire.connection import JOURNAL_SERVICE
 
 AnthropicVersion = Annotated[str | None, Header()]
 
-_SCRIPT_HEADERS = ("x-request-id", "request-id", "retry-after")  # that scripts may read
+_SCRIPT_HEADERS = ("x-request-id", "request-id", "retry-after", "x-should-retry")  # that scripts may read
 _READY_S = 3.0  # for the scheduler's answer; requests wait longer for it
 
 

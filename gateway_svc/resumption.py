@@ -52,7 +52,7 @@ class EventCounts:
 def not_resumable() -> ApiError:
     """The refusal to go on with a request that began anew."""
     what = "the request of this Idempotency-Key is not known any more: repeat it without Last-Event-ID"
-    return ApiError(409, what, param=_HEADER, code="not_resumable")
+    return ApiError(409, what, param=_HEADER, code="not_resumable", is_final=True)
 
 
 def event_counts(

@@ -29,6 +29,8 @@ _OWN = {"summary": "Description", "operationId": "description"}
 _ID = {"description": "Id of the request.", "required": True, "schema": {"type": "string"}}
 _RETRY = {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
 _WITH_RETRY = (429, 503, 529)
+_FINAL = {"description": "The same call would fail again: clients do not repeat it.", "schema": {"const": "false"}}
+_MAYBE_FINAL = (409, 500, 504)
 
 
 def describe(routes: Sequence[BaseRoute]) -> dict[str, Any]:
@@ -128,6 +130,8 @@ def _error(answers: Answers, status: int, objects: _Objects) -> dict[str, Any]:
     headers: dict[str, Any] = {}
     if status in _WITH_RETRY:
         headers["retry-after"] = _RETRY
+    if status in _MAYBE_FINAL:
+        headers["x-should-retry"] = _FINAL
     if status == 401:
         headers["www-authenticate"] = {"required": True, "schema": {"const": "Bearer"}}
     if answers.is_anthropics:

@@ -3,15 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
+import anthropic
 import httpx2
+import openai
 import orjson
 import pytest
 from structlog.testing import capture_logs
 
 import quire
 from common.violations import refusal_of
+from gateway_svc.api_error import from_quire
 from gateway_svc.app import create_app
+from gateway_svc.resumption import not_resumable
 from gateway_svc.vocabulary import Vocabulary
+from tests.gateway.described import DOCUMENT
 from tests.gateway.hostile_bodies import BODIES
 from tests.gateway.scripted_client import Scripted, ScriptedClient, chunks_of
 from tests.gateway.wire import WiredCall, unframed
@@ -97,3 +102,54 @@ async def test_more_tokens_are_looked_up_than_the_scheduler_takes_at_once() -> N
     vocabulary = Vocabulary(BoundedClient(Scripted(chunks=[])))
     await vocabulary.load(range(150_000))
     assert [vocabulary.text(each) for each in (0, 70_000, 149_999)] == ["0", "70000", "149999"]
+
+
+class CountingTransport(httpx2.ASGITransport):
+    """The application, with the calls that it gets."""
+
+    num_calls = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self.num_calls += 1
+        return await super().handle_async_request(request)
+
+
+@pytest.mark.parametrize("is_anthropics", [False, True])
+@pytest.mark.parametrize(
+    ("error", "num_calls"),
+    [
+        (quire.RequestFailedError("its worker died three times"), 1),
+        (quire.RequestExpiredError("its deadline has passed"), 1),
+        (quire.OverloadedError("too much is waiting"), 3),
+        (quire.UnavailableError("no server answers"), 3),
+    ],
+)
+async def test_clients_do_not_repeat_a_request_whose_end_is_final(
+    error: quire.QuireError, num_calls: int, is_anthropics: bool
+) -> None:
+    app = create_app(ScriptedClient(Scripted(chunks=[], error=error)), max_body_bytes=1 << 20)
+    transport = CountingTransport(app)
+    turns: list[Any] = [{"role": "user", "content": "x"}]
+    http = httpx2.AsyncClient(transport=transport)
+    caught: pytest.ExceptionInfo[Any]
+    if is_anthropics:
+        async with anthropic.AsyncAnthropic(base_url="http://gateway", api_key="none", http_client=http) as claude:
+            with pytest.raises(anthropic.APIStatusError) as caught:
+                await claude.messages.create(model="scripted", messages=turns, max_tokens=5)
+        path = "/v1/messages"
+    else:
+        async with openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="none", http_client=http) as api:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await api.chat.completions.create(model="scripted", messages=turns)
+        path = "/v1/chat/completions"
+    assert transport.num_calls == num_calls
+    assert caught.value.response.headers.get("x-should-retry") == ("false" if num_calls == 1 else None)
+    described = DOCUMENT["paths"][path]["post"]["responses"][f"{caught.value.status_code}"]
+    assert ("x-should-retry" in described["headers"]) is (num_calls == 1)
+
+
+def test_a_key_that_is_taken_and_a_stream_that_cannot_go_on_are_final() -> None:
+    assert from_quire(quire.AlreadyExistsError("another request has this key"), {}).is_final
+    assert not_resumable().headers == {"x-should-retry": "false"}
+    for error in (quire.InvalidRequestError("x"), quire.QuireError("x"), quire.UnavailableError("x")):
+        assert not from_quire(error, {}).is_final
