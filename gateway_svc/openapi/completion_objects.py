@@ -188,7 +188,7 @@ class Delta(TypedDict):
     """The next piece of a message."""
 
     role: NotRequired[Literal["assistant"]]
-    content: NotRequired[str]
+    content: NotRequired[str | None]
     refusal: NotRequired[None]
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]

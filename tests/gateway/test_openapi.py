@@ -154,6 +154,7 @@ def test_answers_are_as_described(http: httpx2.Client, method: str, path: str, g
         ("/v1/messages", {"tools": [{"name": "weather", "input_schema": {"type": "object"}}]}),
         ("/v1/messages", {"thinking": {"type": "adaptive", "display": "omitted"}}),
         ("/v1/chat/completions", {"tools": TOOLS}),
+        ("/v1/chat/completions", {"tools": TOOLS, "tool_choice": "required"}),
         ("/v1/responses", {"tools": [{"type": "function", **TOOLS[0]["function"]}]}),
     ],
 )
