@@ -113,7 +113,7 @@ class MessageContent:
             has_thinking: reasoning comes back.
             omits_thinking: of reasoning only the signature comes back.
         """
-        self.has_calls = False
+        self._last_call: _ToolUse | None = None
         self._may_call_several = may_call_several
         self._has_thinking = has_thinking
         self._thinking = _OmittedThinking if omits_thinking else _Thinking
@@ -123,6 +123,11 @@ class MessageContent:
     def blocks(self) -> list[dict[str, Any]]:
         """The whole blocks, as a message has them."""
         return [each.made for each in self._blocks]
+
+    @property
+    def last_arguments(self) -> str | None:
+        """Text of the input of the last call that comes back, as far as it goes; None: there are no calls."""
+        return None if self._last_call is None else "".join(self._last_call.pieces)
 
     def add(self, deltas: Iterable[Delta]) -> list[Event]:
         """Add deltas."""
@@ -134,8 +139,8 @@ class MessageContent:
                 case quire.ReasoningDelta(text) if self._has_thinking:
                     events += self._append(self._thinking, text)
                 case quire.ToolCallBegun(index) if self._comes_back(index):
-                    self.has_calls = True
-                    events += self._begin(_ToolUse(each))
+                    self._last_call = _ToolUse(each)
+                    events += self._begin(self._last_call)
                 case quire.ArgumentsDelta(index, text) if self._comes_back(index):
                     events += self._extend(text)
         return events

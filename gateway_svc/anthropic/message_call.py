@@ -13,6 +13,7 @@ from gateway_svc.anthropic.fields import MessageRequest
 from gateway_svc.api_error import ApiError
 from gateway_svc.event_stream import named_event
 from gateway_svc.text_templates import TextTemplates
+from gateway_svc.tool_use import ends_within_call
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.answer_parser import AnswerParser
 
@@ -52,7 +53,7 @@ class MessageCall(Call):
         sample = completions[0].samples[0]
         assert self._parser is not None, "it has begun"
         self._content.add(self._parser.push(sample.text) + self._parser.end())
-        stop = stop_fields(sample.finish_reason, sample.stop_cause, has_calls=self._content.has_calls)
+        stop = stop_fields(sample.finish_reason, sample.stop_cause, arguments=self._content.last_arguments)
         return to_json(self._message(self._content.blocks, stop, usage_object(usage)))
 
     def first_events(self, num_prompt_tokens: int) -> Iterable[bytes]:
@@ -77,7 +78,7 @@ class MessageCall(Call):
     def last_event(self, usage: quire.Usage) -> bytes:
         """The end of the content and of the message."""
         assert self._finish is not None, "the output has ended"
-        stop = stop_fields(self._finish.reason, self._finish.cause, has_calls=self._content.has_calls)
+        stop = stop_fields(self._finish.reason, self._finish.cause, arguments=self._content.last_arguments)
         end = {"type": "message_delta", "delta": stop, "usage": usage_object(usage)}
         return b"".join(map(_event, [*self._content.end(), end, {"type": "message_stop"}]))
 
@@ -99,11 +100,13 @@ class MessageCall(Call):
         return {**head, "content": content, **stop, "usage": usage}
 
 
-def stop_fields(reason: quire.FinishReason, cause: quire.StopCause | None, *, has_calls: bool) -> dict[str, str | None]:
-    """The fields that say why a message ended."""
+def stop_fields(
+    reason: quire.FinishReason, cause: quire.StopCause | None, *, arguments: str | None
+) -> dict[str, str | None]:
+    """The fields that say why a message ended; `arguments` are those of its last call, None: it has no calls."""
     if cause is not None and cause.stop_string is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": cause.stop_string}
-    if has_calls and reason is quire.FinishReason.STOP:
+    if arguments is not None and reason is quire.FinishReason.STOP and not ends_within_call(cause, arguments):
         return {"stop_reason": "tool_use", "stop_sequence": None}
     return {"stop_reason": _STOP_REASONS[reason], "stop_sequence": None}
 

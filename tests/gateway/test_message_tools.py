@@ -290,6 +290,23 @@ def test_a_stop_sequence_within_a_call_ends_the_message(claude: anthropic.Anthro
         assert blocks_of(message)[-1] == use("weather", {"city": "Paris"})
 
 
+@pytest.mark.parametrize(
+    ("last", "reason", "given"), [('"Paris"', "end_turn", {"city": "Paris"}), ("}\n", "tool_use", PARIS)]
+)
+def test_a_call_that_a_stop_token_cuts_off_is_not_to_be_made(
+    claude: anthropic.Anthropic, sdk: quire.Client, last: str, reason: str, given: dict[str, Any]
+) -> None:
+    """Regression: it was told as a call to be made, with the part of its input that had come."""
+    told = sdk.chat(asking("call"), tools=TOOLS, temperature=0, keep_special_tokens=True).samples[0].token_ids
+    texts = [sdk.detokenize(told[: number + 1], keep_special_tokens=True) for number in range(len(told))]
+    number = next(number for number, each in enumerate(texts) if last in each)  # the first token behind is the end
+    extra = {"temperature": 0, "stop_token_ids": [told[number + 1]]}
+    fields: dict[str, Any] = CALL | {"extra_body": extra}
+    for message in (claude.messages.create(**fields), streamed(claude, **fields)):
+        assert (message.stop_reason, message.stop_sequence) == (reason, None)
+        assert blocks_of(message)[-1] == use("weather", given)
+
+
 def test_anthropics_tool_runner_calls_a_function_and_goes_on(claude: anthropic.Anthropic) -> None:
     given: list[tuple[str, str]] = []
 
