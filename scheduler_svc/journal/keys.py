@@ -30,7 +30,8 @@ each shard in one slot, and the shards in several.
                                    Trimmed up to the oldest admission, restatement or pin that is still needed.
     {quire:<deployment>}:record:<request_id>
                                    string, a serialised quire.v1.RequestRecord. Written once when the request has
-                                   ended, read by GetRequest and by late attachment. Expires (one hour later unless
+                                   ended; only its deletion replaces it, and the repair of a damaged one. Read by
+                                   GetRequest and by late attachment. Expires (one hour later unless
                                    configured), or is dropped when records take more than they may.
     {quire:<deployment>}:record_bytes
                                    string, an integer. What all records count for together. This key and those below

@@ -77,6 +77,8 @@ class MemoryStore:
         self._ledger.expire(time.time_ns() - ttl_ns)
         num_dropped = 0
         for each in records:
+            if not each.replaces and self._is_kept(each.request_id):
+                continue
             self._records.pop(each.request_id, None)
             self._records[each.request_id] = (time.monotonic_ns() + ttl_ns, each.payload)
             dropped = self._ledger.add(each, limits.max_bytes, limits.max_tenant_bytes)
@@ -90,8 +92,7 @@ class MemoryStore:
         return {tenant: dropped_until[tenant] for tenant in tenants if tenant in dropped_until}
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:
-        now_ns = time.monotonic_ns()
-        return {each for each in request_ids if each in self._records and self._records[each][0] > now_ns}
+        return {each for each in request_ids if self._is_kept(each)}
 
     async def get_record(self, request_id: str) -> bytes | None:
         until_ns, payload = self._records.get(request_id, (0, None))
@@ -99,6 +100,9 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""
+
+    def _is_kept(self, request_id: str) -> bool:
+        return request_id in self._records and self._records[request_id][0] > time.monotonic_ns()
 
     def _drop_expired(self) -> None:
         now_ns = time.monotonic_ns()

@@ -14,7 +14,10 @@ RECORDS_AT_ONCE = 16  # the store does no other command while a script runs
 
 # KEYS: record_bytes, record_bytes_of, record_ends, records_dropped. ARGV: the prefixes of records_of and of records;
 # now and the time to live, in microseconds; the bytes that all and that one tenant may have; then of each record its
-# request_id, tenant, end in Unix microseconds, and payload. Returns how many records were dropped for want of room.
+# request_id, tenant, end in Unix microseconds, payload, and 1 if it replaces another, else 0. Returns how many records
+# were dropped for want of room.
+# A record that is there stays, unless one that replaces it comes: a write may come late, from a leader that was frozen
+# or over a stalled path, and must not undo a deletion that was acknowledged since.
 # Records take no more than what leaves a quarter of the server's memory free, where that is limited, whatever else it
 # keeps: full, it would take no entry of the journal, and nothing would go on before records expire.
 # A record lives from when it is written, by the server's clock: those of schedulers may be hours apart, and then its
@@ -78,27 +81,29 @@ local excess = tonumber(string.match(memory, '\\nused_memory:(%d+)') or 0) - roo
 if room > 0 and excess > 0 then most = math.min(most, tonumber(redis.call('GET', bytes) or 0) - excess) end
 
 redis.call('ZREMRANGEBYSCORE', dropped_of, '-inf', string.format('%.0f', expired))
-for i = 7, #ARGV, 4 do
-  local id, tenant, ended, payload = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+for i = 7, #ARGV, 5 do
+  local id, tenant, ended, payload, replaces = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   for _ = 1, 64 do
     local oldest = redis.call('ZRANGE', ends, 0, 0, 'WITHSCORES')
     if not oldest[1] or tonumber(oldest[2]) > expired then break end
     pop_first(oldest[1])
   end
-  local known = member(id, redis.call('STRLEN', record .. id))
-  if redis.call('ZREM', ledger .. tenant, known) == 1 then count(tenant, -weight_of(known)) end
-  redis.call('SET', record .. id, payload, 'PX', string.format('%.0f', ttl / 1000))
-  local name = member(id, #payload)
-  if redis.call('ZADD', ledger .. tenant, ended, name) == 1 then count(tenant, weight_of(name)) end
-  note_first(tenant)
-  while tonumber(redis.call('ZSCORE', bytes_of, tenant) or 0) > tenant_most and number_of(tenant) > 1 do
-    drop_first(tenant)
-  end
-  while tonumber(redis.call('GET', bytes) or 0) > most do
-    local largest = redis.call('ZREVRANGE', bytes_of, 0, 0)[1]
-    if not largest then redis.call('DEL', bytes) break end
-    if number_of(largest) == 1 and redis.call('ZCARD', bytes_of) == 1 then break end
-    drop_first(largest)
+  if replaces == '1' or redis.call('EXISTS', record .. id) == 0 then
+    local known = member(id, redis.call('STRLEN', record .. id))
+    if redis.call('ZREM', ledger .. tenant, known) == 1 then count(tenant, -weight_of(known)) end
+    redis.call('SET', record .. id, payload, 'PX', string.format('%.0f', ttl / 1000))
+    local name = member(id, #payload)
+    if redis.call('ZADD', ledger .. tenant, ended, name) == 1 then count(tenant, weight_of(name)) end
+    note_first(tenant)
+    while tonumber(redis.call('ZSCORE', bytes_of, tenant) or 0) > tenant_most and number_of(tenant) > 1 do
+      drop_first(tenant)
+    end
+    while tonumber(redis.call('GET', bytes) or 0) > most do
+      local largest = redis.call('ZREVRANGE', bytes_of, 0, 0)[1]
+      if not largest then redis.call('DEL', bytes) break end
+      if number_of(largest) == 1 and redis.call('ZCARD', bytes_of) == 1 then break end
+      drop_first(largest)
+    end
   end
 end
 return num_dropped
@@ -112,5 +117,5 @@ def putting(keys: Keys, records: Sequence[Record], limits: RecordLimits, now_uni
     words += [keys.records_of_prefix, keys.record_prefix]
     words += [now_unix_ns // 1000, limits.ttl_s * 1_000_000, limits.max_bytes, limits.max_tenant_bytes]
     for each in records:
-        words += [each.request_id, each.tenant, each.ended_unix_ns // 1000, each.payload]
+        words += [each.request_id, each.tenant, each.ended_unix_ns // 1000, each.payload, int(each.replaces)]
     return pack(*words)

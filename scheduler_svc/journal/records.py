@@ -79,8 +79,12 @@ class Records:
         *,
         tenant: str = "",
         ended_unix_ns: int | None = None,
+        replaces: bool = False,
     ) -> None:
         """Put a record; never waits. The end of the request is now unless given.
+
+        `replaces` what the store has of this request, which else stays: a record is written once, since a write of it
+        may come late, after another leader's. One that is not in the store yet is replaced by a newer one.
 
         `on_settled` is called once the record is in the store, or was given up: from then on the journal's entries
         of this request serve no one.
@@ -88,7 +92,7 @@ class Records:
         self._remove(request_id)
         now_ns = time.time_ns()  # a later end is by a clock that was ahead of ours
         ended_unix_ns = now_ns if ended_unix_ns is None else min(ended_unix_ns, now_ns)
-        self._pending[request_id] = _Pending(Record(request_id, tenant, ended_unix_ns, payload), on_settled)
+        self._pending[request_id] = _Pending(Record(request_id, tenant, ended_unix_ns, payload, replaces), on_settled)
         self._pending_of.setdefault(tenant, {})[request_id] = len(payload)
         self._bytes_of[tenant] += len(payload)
         self._pending_bytes += len(payload)

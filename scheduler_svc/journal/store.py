@@ -40,6 +40,7 @@ class Record(NamedTuple):
     tenant: str
     ended_unix_ns: int
     payload: bytes
+    replaces: bool = False  # what the store has of this request_id; else that stays
 
     @property
     def weight(self) -> int:
@@ -145,7 +146,8 @@ class Store(Protocol):
     async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
         """Keep each record for `ttl_s` from now by the store's clock, as far as there is room.
 
-        Repeating it is harmless. Returns the number of records dropped for want of room, of these or earlier ones.
+        Leaves a record that is there as it is, unless one comes that `replaces` it. So repeating it is harmless, and so
+        is a write that comes late. Returns the number of records dropped for want of room, of these or earlier ones.
         """
 
     async def known_records(self, request_ids: Sequence[str]) -> set[str]:

@@ -180,6 +180,7 @@ class RequestControl:
             end_deletion,
             tenant=ended.tenant,
             ended_unix_ns=ended.created_unix_ns + ended.timings.finished_ns,
+            replaces=True,
         )
         return deleted
 

@@ -109,8 +109,8 @@ async def test_an_end_that_the_store_lost_is_that_of_the_record(store: MemorySto
 
 async def test_a_request_whose_end_the_store_lost_goes_on_if_its_record_is_damaged(store: MemoryStore) -> None:
     await put_records(store, {"r1": b"\xff not a record"})
-    needed, ends = await find_needed(replay_of(admitted(1)), store)
-    assert ([each.number for each in needed], ends) == ([1], [])
+    needed, ends = await find_needed(replay_of(admitted(1), admitted(2)), store)
+    assert ([(each.number, each.replaces_record) for each in needed], ends) == ([(1, True), (2, False)], [])
 
 
 async def test_a_record_that_expires_while_it_is_looked_up_ends_nothing(

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scheduler_svc.journal.memory_store import MemoryStore
+from scheduler_svc.journal.open_store import open_store
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import Record, RecordLimits, Store, StoreUnavailableError
 from tests.scheduler.journal_setup import redis_store, until
@@ -88,7 +89,7 @@ async def test_a_record_put_again_while_it_is_written_is_written_again() -> None
         async def put_records(self, records: Sequence[Record], limits: RecordLimits) -> int:
             num_dropped = await super().put_records(records, limits)
             if records[0].payload == b"old":
-                kept.put("a", b"new")
+                kept.put("a", b"new", replaces=True)
             return num_dropped
 
     store = PutsAgain()
@@ -96,6 +97,25 @@ async def test_a_record_put_again_while_it_is_written_is_written_again() -> None
         kept.put("a", b"old")
         await until(lambda: kept.num_pending == 0)
     assert await store.get_record("a") == b"new"
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+async def test_a_write_that_comes_late_undoes_no_deletion(kind: str, valkey: ValkeyProcess) -> None:
+    """Regression: a leader that had been frozen replaced the record of a deletion by the whole output."""
+    store = await open_store("memory" if kind == "memory" else valkey.url)
+    frozen = Records(store)
+    frozen.put("r", b"the whole output")
+    async with running_records(store) as records:
+        records.put("r", b"the whole output")
+        await until(lambda: records.num_pending == 0)
+        records.put("r", b"deleted", replaces=True)
+        await until(lambda: records.num_pending == 0)
+    writing = asyncio.create_task(frozen.run())
+    await frozen.close()
+    await writing
+    assert frozen.num_pending == 0
+    assert await store.get_record("r") == b"deleted"
+    await store.close()
 
 
 async def test_what_waits_is_bounded_and_the_oldest_goes_first() -> None:

@@ -95,9 +95,10 @@ async def test_a_record_larger_than_the_room_of_its_tenant_is_kept_alone(store: 
 async def test_a_record_put_again_counts_once_whatever_its_size(store: Store) -> None:
     room = limits(all_records=3, of_one_tenant=3)
     for size in (0, len(PAYLOAD), len(PAYLOAD), len(PAYLOAD) // 2, len(PAYLOAD)):
-        assert await store.put_records([record("a0", payload=bytes(size))], room) == 0
+        assert await store.put_records([record("a0", payload=bytes(size))._replace(replaces=True)], room) == 0
+        assert await store.put_records([record("a0", payload=bytes(7 * WEIGHT))], room) == 0  # it stays as it is
     for tenant in ("one", "one", "two"):  # ids belong to no tenant
-        assert await store.put_records([record("a1", tenant, ended_s=1)], room) <= 1
+        assert await store.put_records([record("a1", tenant, ended_s=1)._replace(replaces=True)], room) <= 1
     records = [record("a0"), record("a1", "two", ended_s=1), record("a2", "three", ended_s=2)]
     await store.put_records(records, room)
     assert (await kept(store, records))[-2:] == ["a1", "a2"]

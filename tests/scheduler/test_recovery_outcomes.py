@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from quire.v1 import inference_pb2 as pb
+from quire.v1 import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import Record, RecordLimits
-from tests.scheduler.journal_setup import until
+from tests.scheduler.journal_setup import put_records, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
 from tests.scheduler.sample_outputs import assert_recorded, record_of
 from tests.scheduler.scripted_beams import of_kind
+from tests.scheduler.serving_site import counting
 
 
 class RecordlessStore(MemoryStore):
@@ -117,5 +119,33 @@ async def test_what_is_said_of_a_request_that_goes_on_is_of_its_first_run_or_not
         assert [sum(getattr(seen, name).counts) for name in times] == [0] * 6
         assert (sum(seen.total_s.counts), seen.computed_prompt_tokens.sum) == (2, 2.0)
         assert site.engine.latency.summary(time.monotonic()).num_requests == 0
+    finally:
+        await lives.close()
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_what_is_computed_again_since_its_record_was_damaged_replaces_that(goes_on: bool) -> None:
+    store = MemoryStore()
+    lives = Lives(store)
+    lives.workers.append(worker := speaking_worker())
+    worker.silence_after(4)
+    client = Client(counting(10, 30, "r", on_disconnect=pb.ON_DISCONNECT_CONTINUE))
+    try:
+        site = await lives.begin()
+        await lives.add_workers()
+        await client.come(site)
+        await until(lambda: bool(client.seen.samples) and len(client.seen.token_ids[0]) == 4)
+        await lives.die()
+        await put_records(store, {"r": b"\xff not a record"})
+        site = await lives.begin()
+        if goes_on:
+            worker.speak_again()
+        else:
+            await site.control.cancel("r")
+        await lives.add_workers()
+        await until(lambda: not (site.recovery.num_waiting or site.engine.live or site.records.num_pending))
+        ended = pb.REQUEST_STATE_FINISHED if goes_on else pb.REQUEST_STATE_CANCELLED
+        assert (await record_of(site, "r")).state == ended
+        assert journal_pb2.RequestRecord.FromString(await store.get_record("r") or b"").response.state == ended
     finally:
         await lives.close()

@@ -182,7 +182,7 @@ async def test_who_writes_in_order_is_told_that_a_slot_was_moved_and_who_reads_f
         owned([a, b], {slot: [a]})
         store = RedisStore(f"redis+cluster://{a.address}", timeout_s=LIMIT_S, replicas=1)
         key = KEYS.record("r")
-        for word in ("00000000", "x", key):  # the last of each command
+        for word in ("00000000", "0", key):  # the last of each command
             a.refusals[word] = [f"MOVED {slot} {b.address}"]
         with pytest.raises(StoreUnavailableError, match="was moved to"):
             await store.append(EntryId(7, 1), b"")

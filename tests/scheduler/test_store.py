@@ -117,10 +117,15 @@ async def test_trimming_keeps_the_last_id(store: Store) -> None:
 
 async def test_records_are_kept_by_request_id(store: Store) -> None:
     await put_records(store, {"a": b"one", "b": b"\x00\r\n"})
-    await put_records(store, {"a": b"two"})
-    assert await store.get_record("a") == b"two"
+    assert await store.get_record("a") == b"one"
     assert await store.get_record("b") == b"\x00\r\n"
     assert await store.get_record("c") is None
+
+
+async def test_a_record_that_is_there_stays_unless_one_comes_that_replaces_it(store: Store) -> None:
+    for payload, replaces, kept in ((b"1", False, b"1"), (b"2", False, b"1"), (b"3", True, b"3"), (b"1", False, b"3")):
+        await store.put_records([Record("a", "", time.time_ns(), payload, replaces)], RecordLimits())
+        assert await store.get_record("a") == kept
 
 
 async def test_it_is_known_which_of_many_have_a_record(store: Store) -> None:
@@ -156,7 +161,7 @@ async def test_expired_records_leave_memory_whatever_was_put_again(monkeypatch: 
     store, now_ns = MemoryStore(), time.monotonic_ns()
     for minute, request_id in ((0, "again"), (1, "once"), (30, "again"), (62, "late")):
         monkeypatch.setattr(time, "monotonic_ns", lambda minute=minute: now_ns + minute * MINUTE_NS)
-        await put_records(store, {request_id: b"x"})
+        await store.put_records([Record(request_id, "", time.time_ns(), b"x", replaces=True)], RecordLimits())
     assert set(store._records) == {"again", "late"}
 
 

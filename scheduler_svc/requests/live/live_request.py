@@ -83,6 +83,7 @@ class LiveRequest:
     num_settled_preemptions: int = 0
     admission: journal_pb2.Admission | None = None  # as the journal has it
     durable: DurableState = field(default_factory=DurableState)
+    replaces_record: bool = False  # that the store has of it, which is damaged
     closed: asyncio.Event | None = None  # set when its end is durable; made by who waits for that
 
     @property

@@ -167,6 +167,7 @@ class Publisher:
             partial(self._journal.forget, request.number),
             tenant=request.params.tenant,
             ended_unix_ns=finish.finished_unix_ns,
+            replaces=request.replaces_record,
         )
         self._on_closed(request)
 

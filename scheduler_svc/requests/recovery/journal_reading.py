@@ -62,6 +62,7 @@ async def find_needed(replay: JournalReplay, store: Store) -> tuple[list[Journal
                 response = parsed_record(each.request_id, payload).response
             except FailedPreconditionError as error:
                 log.error("record damaged: computing the rest of the request again", reason=error.message)
+                each.replaces_record = True
                 needed.append(each)
                 continue
             ends.append(

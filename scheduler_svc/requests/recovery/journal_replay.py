@@ -38,6 +38,7 @@ class JournaledRequest:
     num_preemptions: int = 0
     is_paused: bool = False
     finish: journal_pb2.Finish | None = None
+    replaces_record: bool = False  # that the store has of it, which is damaged
 
     @property
     def number(self) -> int:

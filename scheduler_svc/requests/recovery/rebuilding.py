@@ -30,6 +30,7 @@ def rebuild_request(journaled: JournaledRequest, model: ServedModel) -> LiveRequ
     request.num_settled_preemptions = request.durable.num_preemptions = journaled.num_preemptions
     request.durable.beam_steps += journaled.beam_steps
     request.durable.is_paused = journaled.is_paused
+    request.replaces_record = journaled.replaces_record
     if request.beams is not None:
         for step in journaled.beam_steps:
             request.beams.replay(step)

@@ -341,6 +341,7 @@ class Recovery:
             forget,
             tenant=journaled.admission.request.tenant,
             ended_unix_ns=journaled.finish.finished_unix_ns,
+            replaces=journaled.replaces_record,
         )
 
     def _remove_waiting(self, waiting: Waiting) -> None:
