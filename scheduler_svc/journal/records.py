@@ -25,7 +25,7 @@ class _Pending(NamedTuple):
     """Record on its way to the store."""
 
     record: Record
-    on_settled: Callable[[], None] | None
+    on_settled: Callable[[bool], None] | None
 
 
 class Records:
@@ -75,7 +75,7 @@ class Records:
         self,
         request_id: str,
         payload: bytes,
-        on_settled: Callable[[], None] | None = None,
+        on_settled: Callable[[bool], None] | None = None,
         *,
         tenant: str = "",
         ended_unix_ns: int | None = None,
@@ -86,10 +86,10 @@ class Records:
         `replaces` what the store has of this request, which else stays: a record is written once, since a write of it
         may come late, after another leader's. One that is not in the store yet is replaced by a newer one.
 
-        `on_settled` is called once the record is in the store, or was given up: from then on the journal's entries
-        of this request serve no one.
+        `on_settled` is called once the record is in the store, with True, or with False once it was given up, or a
+        newer one has taken its place: from then on the journal's entries of this request serve no one.
         """
-        self._remove(request_id)
+        self._remove(request_id, is_kept=False)
         now_ns = time.time_ns()  # a later end is by a clock that was ahead of ours
         ended_unix_ns = now_ns if ended_unix_ns is None else min(ended_unix_ns, now_ns)
         self._pending[request_id] = _Pending(Record(request_id, tenant, ended_unix_ns, payload, replaces), on_settled)
@@ -101,7 +101,7 @@ class Records:
             oldest = next(iter(self._pending_of[largest]))
             log.error("record given up: too many wait for the store", request_id=oldest)
             self.num_given_up += 1
-            self._remove(oldest)
+            self._remove(oldest, is_kept=False)
         self._wake.set()
 
     async def get(self, request_id: str) -> bytes | None:
@@ -165,9 +165,9 @@ class Records:
         for record in batch:
             pending = self._pending.get(record.request_id)
             if pending is not None and pending.record is record:  # else: put again meanwhile, or given up
-                self._remove(record.request_id)
+                self._remove(record.request_id, is_kept=True)
 
-    def _remove(self, request_id: str) -> None:
+    def _remove(self, request_id: str, *, is_kept: bool) -> None:
         pending = self._pending.pop(request_id, None)
         if pending is None:
             return
@@ -178,4 +178,4 @@ class Records:
         if not self._pending_of[tenant]:
             del self._pending_of[tenant], self._bytes_of[tenant]
         if pending.on_settled is not None:
-            pending.on_settled()
+            pending.on_settled(is_kept)

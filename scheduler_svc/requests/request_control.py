@@ -52,7 +52,8 @@ class RequestControl:
         self._limits = limits
         self._timeout_s = timeout_s
         self._shard_rule = shard_rule
-        self._deletions: dict[str, asyncio.Event] = {}  # on their way to the store, by request_id; set when there
+        # By request_id, those on their way to the store; the result: they are there, and were not given up.
+        self._deletions: dict[str, asyncio.Future[bool]] = {}
 
     def present_ids(self) -> set[str]:
         """Ids of all requests that live, wait for their model, or are on their way in."""
@@ -164,15 +165,16 @@ class RequestControl:
             record = await self._found_record(request_id)
             # Another may have begun meanwhile.
             deleted = self._deletions.get(request_id) or self._begin_deletion(request_id, record)
-        await deleted.wait()
+        if not await asyncio.shield(deleted):  # others may wait for it too
+            raise UnavailableError("the store took no record; repeat the call")
 
-    def _begin_deletion(self, request_id: str, record: journal_pb2.RequestRecord) -> asyncio.Event:
-        ended, deleted = record.response, asyncio.Event()
+    def _begin_deletion(self, request_id: str, record: journal_pb2.RequestRecord) -> "asyncio.Future[bool]":
+        ended, deleted = record.response, asyncio.get_running_loop().create_future()
         self._deletions[request_id] = deleted
 
-        def end_deletion() -> None:
+        def end_deletion(is_kept: bool) -> None:
             del self._deletions[request_id]
-            deleted.set()
+            deleted.set_result(is_kept)
 
         self._engine.records.put(
             request_id,

@@ -49,6 +49,10 @@ async def running_records(
         await writing
 
 
+def note(settled: list[tuple[str, bool]], name: str, is_kept: bool) -> None:
+    settled.append((name, is_kept))
+
+
 async def test_a_record_can_be_read_before_it_is_written() -> None:
     store = AwayStore()
     async with running_records(store, close_timeout_s=0.1) as records:
@@ -60,26 +64,28 @@ async def test_a_record_can_be_read_before_it_is_written() -> None:
 
 async def test_records_wait_for_a_store_that_is_away_and_go_in_one_batch() -> None:
     store = AwayStore()
-    settled: list[str] = []
+    settled: list[tuple[str, bool]] = []
     async with running_records(store) as records:
         for i in range(300):
-            records.put(f"r{i}", b"x", on_settled=partial(settled.append, f"r{i}"))
+            records.put(f"r{i}", b"x", on_settled=partial(note, settled, f"r{i}"))
         await asyncio.sleep(0)
         assert (records.num_pending, settled) == (300, [])
         store.is_away = False
         await until(lambda: records.num_pending == 0)
     assert store.batches == [256, 44]
-    assert settled == [f"r{i}" for i in range(300)]
+    assert settled == [(f"r{i}", True) for i in range(300)]
     assert records.num_given_up == 0
 
 
 async def test_a_newer_record_replaces_one_that_still_waits() -> None:
     store = AwayStore()
+    settled: list[tuple[str, bool]] = []
     async with running_records(store) as records:
-        records.put("a", b"old")
-        records.put("a", b"new")
-        assert records.num_pending == 1
+        records.put("a", b"old", partial(note, settled, "old"))
+        records.put("a", b"new", partial(note, settled, "new"))
+        assert (records.num_pending, settled) == (1, [("old", False)])
         store.is_away = False
+    assert settled[1:] == [("new", True)]
     assert await store.get_record("a") == b"new"
     assert store.batches == [1]
 
@@ -120,15 +126,16 @@ async def test_a_write_that_comes_late_undoes_no_deletion(kind: str, valkey: Val
 
 async def test_what_waits_is_bounded_and_the_oldest_goes_first() -> None:
     store = AwayStore()
-    settled: list[int] = []
+    settled: list[tuple[str, bool]] = []
     with capture_logs() as logs:
         async with running_records(store, max_pending_bytes=100) as records:
             for i in range(5):
-                records.put(f"r{i}", bytes(40), on_settled=partial(settled.append, i))
+                records.put(f"r{i}", bytes(40), on_settled=partial(note, settled, f"r{i}"))
             assert records.num_pending == 2
-            assert settled == [0, 1, 2]
+            assert settled == [("r0", False), ("r1", False), ("r2", False)]
             assert records.num_given_up == 3
             store.is_away = False
+    assert settled[3:] == [("r3", True), ("r4", True)]
     given_up = [log["request_id"] for log in logs if log["event"].startswith("record given up")]
     assert given_up == ["r0", "r1", "r2"]
     assert await store.get_record("r4") == bytes(40)

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from quire.errors import NotFoundError, UnavailableError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.memory_store import MemoryStore
@@ -216,6 +217,27 @@ async def test_callers_are_told_that_the_journal_is_away_and_not_where_it_lies(v
             assert "journal" in details and "repeat the call" in details
             assert str(valkey.socket_path.parent) not in details
         valkey.start()
+
+
+async def test_a_deletion_that_was_given_up_is_no_success_for_anyone_who_waits_for_it() -> None:
+    """Regression: it was answered as if it were durable, and the record could be read again."""
+    store = RecordlessStore()
+    store.is_shut = False
+    async with running_site(store) as site:
+        await site.add_worker()
+        await site.run(counting(10, 3, "ended"))
+        await until(lambda: not site.records.num_pending)
+        store.is_shut = True
+        deletions = [asyncio.create_task(site.control.delete_record("ended")) for _ in range(2)]
+        await until(lambda: site.records.num_pending == 1)
+        site.records.put("newer", bytes(65 << 20))  # more than may wait for the store
+        for each in deletions:
+            with pytest.raises(UnavailableError, match="the store took no record; repeat the call"):
+                await each
+        store.is_shut = False
+        await site.control.delete_record("ended")
+        with pytest.raises(NotFoundError):
+            await site.control.response("ended")
 
 
 async def test_an_answer_is_late_by_turns_of_our_own_loop() -> None:

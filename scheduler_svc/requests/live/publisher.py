@@ -159,12 +159,12 @@ class Publisher:
     def _close(self, request: LiveRequest) -> None:
         assert request.outcome is not None
         request.stream.close(request.outcome)
-        finish = request.durable.finish
+        finish, number = request.durable.finish, request.number
         assert finish is not None
         self._records.put(
             request.request_id,
             record_of(request).SerializeToString(),
-            partial(self._journal.forget, request.number),
+            lambda _: self._journal.forget(number),
             tenant=request.params.tenant,
             ended_unix_ns=finish.finished_unix_ns,
             replaces=request.replaces_record,

@@ -333,12 +333,12 @@ class Recovery:
         self._remove_waiting(waiting)
 
     def _record(self, journaled: JournaledRequest, record: journal_pb2.RequestRecord) -> None:
-        forget = partial(self._engine.journal.forget, journaled.number)
+        number = journaled.number
         assert journaled.finish is not None
         self._engine.records.put(
             journaled.request_id,
             record.SerializeToString(),
-            forget,
+            lambda _: self._engine.journal.forget(number),
             tenant=journaled.admission.request.tenant,
             ended_unix_ns=journaled.finish.finished_unix_ns,
             replaces=journaled.replaces_record,
