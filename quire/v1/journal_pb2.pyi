@@ -27,7 +27,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class JournalEntry(_message.Message):
     """JournalEntry is one group commit: all changes while the entry before it was being written.
     A reader applies restatements, then admissions, then prompt_logprobs, deltas and beam steps, then preemptions and
-    pauses, then sample finishes, then finishes; pins in their own order.
+    pauses, then sample finishes, then finishes, then deletions; pins in their own order.
     A record of a sequence whose admission was trimmed belongs to a request that has ended, and is skipped.
     """
 
@@ -48,6 +48,7 @@ class JournalEntry(_message.Message):
     PAUSES_FIELD_NUMBER: _builtins.int
     LEADER_END_FIELD_NUMBER: _builtins.int
     LEADER_READY_FIELD_NUMBER: _builtins.int
+    DELETIONS_FIELD_NUMBER: _builtins.int
     delta_sequences: _builtins.bytes
     """delta_sequences, int64[n], little-endian: the sequence of each new token. A sequence may occur several times, in
     order.
@@ -114,6 +115,13 @@ class JournalEntry(_message.Message):
         serves, since the leader of that epoch may be alive and know more than the journal.
         """
 
+    @_builtins.property
+    def deletions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """deletions since the last entry: request_ids of ended requests whose records are deleted, so that no leader makes
+        them again. What was read of such an id before is forgotten, unless the last request of this id has no end: the
+        record had expired, and the id was free. Absent in journals of earlier versions.
+        """
+
     def __init__(
         self,
         *,
@@ -132,10 +140,11 @@ class JournalEntry(_message.Message):
         pauses: _abc.Iterable[Global___PauseChange] | None = ...,
         leader_end: Global___LeaderEnd | None = ...,
         leader_ready: Global___LeaderReady | None = ...,
+        deletions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leader_end", b"leader_end", "leader_ready", b"leader_ready", "leader_start", b"leader_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "beam_steps", b"beam_steps", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_end", b"leader_end", "leader_ready", b"leader_ready", "leader_start", b"leader_start", "pauses", b"pauses", "pins", b"pins", "preemptions", b"preemptions", "prompt_logprobs", b"prompt_logprobs", "restatements", b"restatements", "sample_finishes", b"sample_finishes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "beam_steps", b"beam_steps", "deletions", b"deletions", "delta_logprobs", b"delta_logprobs", "delta_sequences", b"delta_sequences", "delta_tokens", b"delta_tokens", "finishes", b"finishes", "leader_end", b"leader_end", "leader_ready", b"leader_ready", "leader_start", b"leader_start", "pauses", b"pauses", "pins", b"pins", "preemptions", b"preemptions", "prompt_logprobs", b"prompt_logprobs", "restatements", b"restatements", "sample_finishes", b"sample_finishes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -648,8 +657,8 @@ class RequestRecord(_message.Message):
     num_samples: _builtins.int
     """num_samples as in Accepted."""
     deleted: _builtins.bool
-    """deleted by DeleteRecord: of the response it has the end alone, and no digest. It keeps its request_id taken, and a
-    new leader from making the record again from the journal.
+    """deleted by DeleteRecord: of the response it has the end alone, and no digest. It keeps its request_id taken. That a
+    new leader does not make the record again, also once this has expired, follows from JournalEntry.deletions.
     """
     @_builtins.property
     def response(self) -> _inference_pb2.GetRequestResponse:

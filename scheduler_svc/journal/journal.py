@@ -174,6 +174,7 @@ class Journal:
         preemptions: Sequence[pb.Preemption] = (),
         finishes: Sequence[pb.Finish] = (),
         pins: Sequence[pb.PinChange] = (),
+        deletions: Sequence[str] = (),
         needed: Mapping[Hashable, Restate] = MappingProxyType({}),
         on_durable: Callable[[], None] | None = None,
     ) -> None:
@@ -190,6 +191,7 @@ class Journal:
             preemptions: of requests.
             finishes: of requests that ended.
             pins: made or removed.
+            deletions: ids of requests that have ended and whose records are deleted: no leader makes them again.
             needed: keys that begin here and are needed until `forget`, each with the function that restates it.
             on_durable: called after the store's acknowledgement, in the order of the calls of append. Never, if
                 the journal ends before. None: nobody waits for it.
@@ -213,6 +215,8 @@ class Journal:
         ):
             if records:
                 entry.add_records(name, records)
+        if deletions:
+            entry.add_deletions(deletions)
         for key, restate in needed.items():
             self._needed.add_coming(key, restate)
             entry.needed.append(key)

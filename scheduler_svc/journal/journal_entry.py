@@ -16,6 +16,7 @@ from scheduler_svc.journal.store import JOURNAL_START, EntryId, JournalDamagedEr
 
 _READ_ENTRIES = 64  # an entry may have a megabyte
 _DELTA_BYTES = 12
+_STRING_BYTES = 3  # beside its own
 _LOGPROBS_BYTES = 128  # a rough guess: an exact count costs more than it is worth
 
 
@@ -39,9 +40,9 @@ class PendingEntry:
 
     @property
     def num_records(self) -> int:
-        """Number of new admissions, tokens, steps of beam searches, preemptions, pauses, pins and finishes."""
+        """Number of new admissions, tokens, steps of beam searches, preemptions, pauses, pins, finishes, deletions."""
         entry = self._entry
-        num_ends = len(entry.sample_finishes) + len(entry.finishes)
+        num_ends = len(entry.sample_finishes) + len(entry.finishes) + len(entry.deletions)
         num_decisions = len(entry.beam_steps) + len(entry.preemptions) + len(entry.pauses) + len(entry.pins)
         return len(entry.admissions) + len(self._tokens) + num_decisions + num_ends - self._num_restated
 
@@ -73,6 +74,11 @@ class PendingEntry:
         """Copy records into the field of this name."""
         getattr(self._entry, name).extend(records)
         self.num_bytes += sum(record.ByteSize() for record in records)
+
+    def add_deletions(self, request_ids: Sequence[str]) -> None:
+        """Add requests whose records are deleted."""
+        self._entry.deletions.extend(request_ids)
+        self.num_bytes += sum(_STRING_BYTES + len(each.encode()) for each in request_ids)
 
     @property
     def ends_epoch(self) -> bool:

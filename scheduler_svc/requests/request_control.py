@@ -52,7 +52,7 @@ class RequestControl:
         self._limits = limits
         self._timeout_s = timeout_s
         self._shard_rule = shard_rule
-        # By request_id, those on their way to the store; the result: they are there, and were not given up.
+        # By request_id, those on their way to the journal and the store; the result: they are there, not given up.
         self._deletions: dict[str, asyncio.Future[bool]] = {}
 
     def present_ids(self) -> set[str]:
@@ -176,14 +176,22 @@ class RequestControl:
             del self._deletions[request_id]
             deleted.set_result(is_kept)
 
-        self._engine.records.put(
-            request_id,
-            deleted_record(record).SerializeToString(),
-            end_deletion,
-            tenant=ended.tenant,
-            ended_unix_ns=ended.created_unix_ns + ended.timings.finished_ns,
-            replaces=True,
-        )
+        def replace_record() -> None:
+            if request_id in self.submissions or request_id in self._engine.live:
+                end_deletion(True)  # the record has expired meanwhile: the id is another request's
+                return
+            self._engine.records.put(
+                request_id,
+                deleted_record(record).SerializeToString(),
+                end_deletion,
+                tenant=ended.tenant,
+                ended_unix_ns=ended.created_unix_ns + ended.timings.finished_ns,
+                replaces=True,
+            )
+
+        # The journal goes first: who repeats a call that another leader had begun, and finds the record deleted, may
+        # rely on it that no later leader makes it again.
+        self._engine.journal.append(deletions=[request_id], on_durable=replace_record)
         return deleted
 
     async def _in_time(self, change: Coroutine[Any, Any, T]) -> T:

@@ -38,6 +38,7 @@ NEWS: dict[str, tuple[Callable[[PendingEntry], None], int]] = {
     "a pin": (add_pin, 1),
     "ends of samples": (add_three("sample_finishes"), 3),
     "ends of requests": (add_three("finishes"), 3),
+    "deletions of records": (lambda entry: entry.add_deletions(["r1", "a" * 100]), 2),
 }
 
 

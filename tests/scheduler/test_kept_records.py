@@ -11,6 +11,7 @@ from quire.errors import NotFoundError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import Record, RecordLimits
+from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
 from tests.scheduler.sample_outputs import record_of
@@ -21,8 +22,8 @@ LONG = 200
 
 
 @asynccontextmanager
-async def lives_of() -> AsyncIterator[Lives]:
-    lives = Lives(MemoryStore())
+async def lives_of(store: MemoryStore | None = None) -> AsyncIterator[Lives]:
+    lives = Lives(store or MemoryStore())
     lives.workers.append(speaking_worker())
     try:
         await lives.begin()
@@ -103,6 +104,60 @@ async def test_a_deleted_record_is_unknown_under_every_leader_and_its_id_stays_t
             assert taken.value.code() is grpc.StatusCode.ALREADY_EXISTS
             assert (await look_up(site, "other")).state == pb.REQUEST_STATE_FINISHED
             await next_life(lives)
+
+
+async def test_a_record_is_not_made_again_once_that_of_its_deletion_has_expired() -> None:
+    """Regression: the journal still had the request and its end, so the next leader made the record again."""
+    store = MemoryStore()
+    async with lives_of(store) as lives:
+        for request_id in ("r", "other"):
+            await lives.site.run(counting(10, 4, request_id))
+        await delete(lives.site)
+        await until(lambda: not lives.site.records.num_pending)
+        store._records.clear()
+        site = await next_life(lives)
+        assert await code_of(look_up(site)) is grpc.StatusCode.NOT_FOUND
+        assert (await look_up(site, "other")).state == pb.REQUEST_STATE_FINISHED
+        assert len(await site.run(counting(10, 4, "r"))) > 1  # its id is free again
+        assert (await look_up(await next_life(lives))).state == pb.REQUEST_STATE_FINISHED
+
+
+async def test_a_deletion_that_was_not_journaled_leaves_the_record_to_the_next_leader() -> None:
+    """The call is repeated there, and its answer is as good as if there had been no other leader before."""
+    store = GatedStore()
+    async with lives_of(store) as lives:
+        await lives.site.run(counting(10, 4, "r"))
+        await until(lambda: not lives.site.records.num_pending)
+        store.may_append.clear()
+        deleting = asyncio.create_task(lives.site.control.delete_record("r"))
+        await until(lambda: store.num_waiting == 1)
+        assert (await look_up(lives.site)).state == pb.REQUEST_STATE_FINISHED and not deleting.done()
+        deleting.cancel()
+        await lives.die()
+        store.may_append.set()
+        site = await lives.begin()
+        assert (await look_up(site)).state == pb.REQUEST_STATE_FINISHED
+        await delete(site)
+        assert await code_of(look_up(site)) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_request_that_took_the_id_of_a_record_that_expired_while_it_was_deleted_goes_on() -> None:
+    store = GatedStore()
+    async with lives_of(store) as lives:
+        site = lives.site
+        await site.run(counting(10, 4, "r"))
+        await until(lambda: not site.records.num_pending)
+        store.may_append.clear()
+        deleting = asyncio.create_task(site.control.delete_record("r"))
+        await until(lambda: store.num_waiting == 1)
+        store._records.clear()
+        running = asyncio.create_task(site.run(counting(20, 4, "r")))
+        await until(lambda: "r" in site.control.submissions)
+        store.may_append.set()
+        await deleting
+        assert tokens_in(await running) == [21, 22, 23, 24]
+        assert (await look_up(site)).samples[0].token_ids == [21, 22, 23, 24]
+        assert (await look_up(await next_life(lives))).samples[0].token_ids == [21, 22, 23, 24]
 
 
 async def test_a_request_that_has_ended_is_sent_again_and_read_though_no_worker_has_come() -> None:

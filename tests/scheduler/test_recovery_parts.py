@@ -75,6 +75,28 @@ def test_the_later_of_two_admissions_owns_their_id_unless_it_was_withdrawn() -> 
         assert not list(replay.disowned())
 
 
+def ended(*numbers: int) -> journal_pb2.JournalEntry:
+    return journal_pb2.JournalEntry(finishes=[journal_pb2.Finish(sequence=number) for number in numbers])
+
+
+def test_a_deletion_forgets_what_has_ended_before_it_and_nothing_that_came_since() -> None:
+    deletion = journal_pb2.JournalEntry(deletions=["r", "unknown"])
+    before = [admitted(1, "r"), admitted(2, "other"), ended(1, 2)]
+    assert set(replayed(*before, deletion).requests) == {2}
+    assert set(replayed(*before, deletion, admitted(3, "r"), ended(3)).requests) == {2, 3}
+    assert set(replayed(*before, admitted(3, "r"), deletion, ended(3)).requests) == {1, 2, 3}  # it had expired
+    restated = journal_pb2.JournalEntry(deletions=["r"])  # in one entry with its restatement, which comes first
+    restated.restatements.add(admission=before[0].admissions[0])
+    restated.finishes.add(sequence=1)
+    assert set(replayed(*before, restated).requests) == {2}
+
+
+def test_a_deletion_makes_no_request_the_owner_again_that_was_sent_once_more() -> None:
+    deletion = journal_pb2.JournalEntry(deletions=["twice"])
+    replay = replayed(admitted(1, "twice"), admitted(2, "twice"), ended(2), deletion)
+    assert (list(replay.owners()), list(replay.disowned())) == ([], [])
+
+
 def test_requests_of_an_older_version_are_counted_and_left_alone() -> None:
     replay = replayed(admitted(1, "old", fingerprint=""), deltas([1], [2]), admitted(2, "older", fingerprint=""))
     assert (replay.num_unreadable, replay.requests, replay.highest_number) == (2, {}, 0)

@@ -106,6 +106,16 @@ async def test_what_has_ended_is_forgotten_once_its_record_is_there(valkey: Valk
         await until(lambda: set(hot.replay.requests) == {4})
 
 
+async def test_what_was_deleted_is_forgotten_though_it_has_no_record(valkey: ValkeyProcess) -> None:
+    async with hot_on(valkey) as (hot, _, journal), following(hot):
+        for number in (1, 2, 3):
+            await journal.admit(admission(number))
+        end(journal, finish(1), finish(2))
+        await until(lambda: set(hot.replay.requests) == {1, 2, 3})
+        journal.append(deletions=["r1"])
+        await until(lambda: set(hot.replay.requests) == {2, 3})
+
+
 async def test_an_end_without_a_record_is_kept_however_long_ago_it_was_by_the_leaders_clock(
     valkey: ValkeyProcess,
 ) -> None:

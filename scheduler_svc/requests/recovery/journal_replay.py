@@ -112,6 +112,7 @@ class JournalReplay:
         self._is_partial = False
         self._was_cut_short = False  # a leader that restated everything was followed before it had finished
         self._sample_of: dict[int, JournaledSample] = {}  # by number of its sequence
+        self._numbers_of: dict[str, list[int]] = {}  # by request_id, of its requests
         # While a leader restates everything: keys not restated yet. They are needed if it dies before the end.
         self._unsaid: set[int | tuple[str, str]] | None = None
 
@@ -148,6 +149,8 @@ class JournalReplay:
                     self._sample_of[each.sequence].finish = each.finish
             for finish in entry.finishes:
                 self._finish(finish)
+            for request_id in entry.deletions:
+                self._forget_deleted(request_id)
             for change in entry.pins:
                 self._pin(entry_id, change)
         except ValueError as error:
@@ -167,7 +170,13 @@ class JournalReplay:
     def forget_request(self, number: int) -> None:
         """Forget a request that is not needed any more; no-op if there is none of this number."""
         request = self.requests.pop(number, None)
-        for index in range(len(request.samples) if request is not None else 0):
+        if request is None:
+            return
+        numbers = self._numbers_of[request.request_id]
+        numbers.remove(number)
+        if not numbers:
+            del self._numbers_of[request.request_id]
+        for index in range(len(request.samples)):
             del self._sample_of[number + index]
 
     def _admit(self, entry_id: EntryId, admission: journal_pb2.Admission) -> None:
@@ -196,6 +205,7 @@ class JournalReplay:
         num_drawn = 0 if admission.request.HasField("beam") else num_sequences
         samples = [JournaledSample() for _ in range(num_drawn)]
         request = self.requests[number] = JournaledRequest(entry_id, admission, samples)
+        self._numbers_of.setdefault(request.request_id, []).append(number)
         for index, sample in enumerate(samples):
             self._sample_of[number + index] = sample
         return request
@@ -269,3 +279,13 @@ class JournalReplay:
             self.forget_request(finish.sequence)
         elif finish.sequence in self.requests:
             self.requests[finish.sequence].finish = finish
+
+    def _forget_deleted(self, request_id: str) -> None:
+        """Forget the requests of this id, also those that never owned it: none of them may become the owner again.
+
+        Not if the last of them has no end: the record expired while it was being deleted, and the id was free.
+        """
+        numbers = self._numbers_of.get(request_id, ())
+        if numbers and self.requests[max(numbers)].finish is not None:
+            for number in list(numbers):
+                self.forget_request(number)
