@@ -7,7 +7,7 @@ the payload.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 import structlog
@@ -70,6 +70,11 @@ class Records:
     def num_pending(self) -> int:
         """Records not yet in the store."""
         return len(self._pending)
+
+    @property
+    def pending_ids(self) -> Set[str]:
+        """Request ids of these."""
+        return self._pending.keys()
 
     def put(
         self,

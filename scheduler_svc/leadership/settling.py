@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from scheduler_svc.journal.shard_plan import ShardPlan
 
-_LATER_S = 5.0  # than its time to live a record may go: it is written after the request's end
+_LATER_S = 5.0  # than by our clock a record may go: its time to live is by the store's
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """Requests that were there when a version was seen first, as far as they live; `ended_s`: since when none does."""
+    """Requests that were there when a version was seen first, as far as they are; `ended_s`: since when none is."""
 
     version: int
     request_ids: set[str]
@@ -30,7 +30,7 @@ class Settling:
         self.settled_version = 0  # of what was accepted before it began, nothing is left
 
     def update(self, plan: ShardPlan, present: Callable[[], set[str]], now_s: float) -> None:
-        """Note what has ended. `present`: ids of all requests that live or are on their way in."""
+        """Note what has ended. `present`: ids of all requests that live, are on their way in, or have no record yet."""
         if plan.version > self._seen_version and not plan.is_settled:
             self._waiting.append(_Waiting(plan.version, present()))
             self._seen_version = plan.version

@@ -56,9 +56,9 @@ class RequestControl:
         self._deletions: dict[str, asyncio.Future[bool]] = {}
 
     def present_ids(self) -> set[str]:
-        """Ids of all requests that live, wait for their model, or are on their way in."""
+        """Ids of all requests that live, wait for their model, are on their way in, or have a record on its way out."""
         waiting = (each.journaled.request_id for each in self._recovery.waiting)
-        return {*self._engine.live, *self.submissions, *waiting}
+        return {*self._engine.live, *self.submissions, *waiting, *self._engine.records.pending_ids}
 
     async def find(self, request_id: str) -> OutputStream:
         """Output of a request, live or recorded. Raises NotFoundError.

@@ -7,10 +7,12 @@ import pytest
 from quire.errors import NotFoundError, ShardsChangedError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.shard_plan import ShardPlan
+from scheduler_svc.leadership.settling import Settling
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
 from tests.scheduler.mortal_sites import Lives
 from tests.scheduler.serving_site import counting, running_site
+from tests.scheduler.test_kept_records import GatedRecords
 from tests.scheduler.test_shard_plan import Leader
 
 PLAN = ShardPlan.first(1).with_wanted(2).with_ready()  # version 3
@@ -77,6 +79,27 @@ async def test_a_request_is_present_from_the_first_moment_to_its_end_under_every
         assert site.control.present_ids() == {"r"} and not site.engine.live
         await site.add_worker()
         await site.idle()
+        await until(lambda: not site.records.num_pending)
         assert site.control.present_ids() == set()
     finally:
         await lives.close()
+
+
+async def test_a_former_number_of_shards_is_known_as_long_as_records_of_then_are_not_written_yet() -> None:
+    """Regression: it was forgotten when the records would have expired, had they been written at once."""
+    store, ttl_s = GatedRecords(), 60.0
+    settling = Settling(ttl_s)
+    async with running_site(store, shards=Leader(PLAN)) as site:
+        await site.add_worker()
+        store.may_put.clear()
+        await site.run(counting(10, request_id="r"))
+        await site.idle()
+        settling.update(ShardPlan.first(1), site.control.present_ids, 0.0)
+        for now_s in (1.0, ttl_s + 7.0):
+            settling.update(PLAN, site.control.present_ids, now_s)
+        store.may_put.set()
+        await until(lambda: not site.records.num_pending)
+        assert settling.settled_version == 0
+        for later_s, version in ((0.0, 0), (ttl_s + 4.0, 0), (ttl_s + 6.0, PLAN.version)):
+            settling.update(PLAN, site.control.present_ids, 100.0 + later_s)
+            assert settling.settled_version == version
