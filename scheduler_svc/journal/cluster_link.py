@@ -244,7 +244,9 @@ class ClusterLink:
 
     def _link_to(self, node: NodeAddress) -> RedisLink:
         try:
-            return RedisLink(self._url.of(node), timeout_s=self._timeout_s, repeatable=False)
+            return RedisLink(
+                self._url.of(node), timeout_s=self._timeout_s, repeatable=False, reports_moves=self._reports_moves
+            )
         except ValueError as error:  # a file of the URL is not there: at the start, or while it is being replaced
             raise StoreConfigurationError(f"{node}: {error}") from error
 

@@ -42,12 +42,12 @@ def open_link(
 ) -> StoreLink:
     """Make a link, which connects when it is used. Raises StoreConfigurationError if the URL is malformed.
 
-    `keys`: one of each shard. The other arguments are those of ClusterLink.
+    `keys`: one of each shard. The other arguments are those of ClusterLink and RedisLink.
     """
     try:
         if is_cluster(url):
             return ClusterLink(url, keys, timeout_s=timeout_s, repeatable=repeatable, reports_moves=reports_moves)
-        return RedisLink(url, timeout_s=timeout_s, repeatable=repeatable)
+        return RedisLink(url, timeout_s=timeout_s, repeatable=repeatable, reports_moves=reports_moves)
     except ValueError as error:
         is_of_password = "@" in url.partition("?")[2]  # where it has a question mark, "options" are a part of it
         is_option = isinstance(error, StoreOptionError) and not is_of_password

@@ -68,19 +68,22 @@ class RedisLink:
     next command's. So are those of all links to this URL once one of them finds a replica there.
     """
 
-    def __init__(self, url: str, *, timeout_s: float, repeatable: bool) -> None:
+    def __init__(self, url: str, *, timeout_s: float, repeatable: bool, reports_moves: bool = False) -> None:
         """Take the address. Raises ValueError if it is malformed; the message may show a part of it.
 
         Args:
             url: redis://, rediss:// or unix://.
             timeout_s: for connecting, sending and the reply together; what is long has longer.
             repeatable: a command whose connection turns out to be lost is sent once more on a new one.
+            reports_moves: a call fails, too, if its connection was lost before anything was sent. For who writes in
+                order: another server may answer by now, which lacks what this one had acknowledged.
         """
         self._connection = _connection_to(url)
         self._address = _addresses.setdefault(url, _Address())
         self._connected_s = -math.inf
         self._timeout_s = timeout_s
         self._attempts = 2 if repeatable else 1
+        self._reports_moves = reports_moves
         self._lock = asyncio.Lock()
         self._num_calls = 0  # under way, or waiting for their turn
 
@@ -147,9 +150,16 @@ class RedisLink:
         connection = self._connection
         if connection.is_connected and self._connected_s <= self._address.left_s:
             await connection.disconnect(nowait=True)
+        if _is_closing(connection):
+            if self._reports_moves:
+                raise ConnectionResetError("the connection was lost while it was idle")
+            await connection.disconnect(nowait=True)
         if not connection.is_connected:
             self._connected_s = time.monotonic()
-        await connection.send_packed_command(commands, check_health=False)  # connects first if it must
+        try:
+            await connection.send_packed_command(commands, check_health=False)  # connects first if it must
+        except RuntimeError as error:  # of uvloop, whose transport was closed meanwhile
+            raise ConnectionResetError(str(error)) from error
         replies: list[Any] = []
         for _ in commands:
             try:
@@ -198,6 +208,12 @@ def _connection_to(url: str) -> AbstractConnection:
     except RedisError as error:  # the value of an option
         raise StoreOptionError(str(error)) from error
     return connection
+
+
+def _is_closing(connection: AbstractConnection) -> bool:
+    """True if the transport was closed, as a reset does it; the library takes it for connected."""
+    writer: asyncio.StreamWriter | None = getattr(connection, "_writer", None)  # no public name leads to it
+    return writer is not None and writer.is_closing()
 
 
 def refusing(replies: list[Any]) -> list[Any]:

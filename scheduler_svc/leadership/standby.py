@@ -65,7 +65,8 @@ class Standby:
     async def wait(self) -> bool:
         """Return once this process shall lead: True if the lease is ours.
 
-        False: another holds it, and begins without the entries that were read here.
+        False: another holds it, and begins without the entries that were read here. Raises what announcing or
+        following ends with before.
         """
         announcing = asyncio.create_task(self._announce())
         following, followed = asyncio.create_task(self._journal.follow()), self._seen
@@ -75,6 +76,9 @@ class Standby:
                     await end_tasks(following)
                     following, followed = asyncio.create_task(self._journal.follow()), self._seen
                 await self._pause(pause_s)
+                for task in (announcing, following):
+                    if task.done():
+                        task.result()
         finally:
             await end_tasks(announcing, following)
             await self._withdraw()

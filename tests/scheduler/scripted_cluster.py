@@ -1,6 +1,9 @@
 """Nodes of a cluster inside the test's process: each listens on a port of its own and answers as the test says."""
 
 import asyncio
+import os
+import socket
+import struct
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -58,6 +61,13 @@ class ScriptedNode:
         for writer in self._writers:
             writer.close()
         await asyncio.sleep(0)
+
+    def reset(self) -> None:
+        """Reset every connection, as a balancer does with one that was idle for long."""
+        for writer in self._writers:
+            with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as each:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
 
     def reads(self) -> list[str]:
         """Commands that were sent, without questions for slots."""

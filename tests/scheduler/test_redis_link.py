@@ -1,11 +1,13 @@
 """Link to one scripted server: whose reply is whose, what a refusal means, how long an answer is waited for."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
+from scheduler_svc.journal import redis_link
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.redis_leases import RedisLeases, RedisShardReader
 from scheduler_svc.journal.redis_link import RedisLink, pack
@@ -25,11 +27,12 @@ TENTH_BYTES = (8 << 20) // 10  # for which a call has a tenth of a second more
 
 @asynccontextmanager
 async def link_and_server(
-    *, repeatable: bool = False, timeout_s: float | None = None, database: str = ""
+    *, repeatable: bool = False, reports_moves: bool = False, timeout_s: float | None = None, database: str = ""
 ) -> AsyncIterator[tuple[RedisLink, ScriptedNode]]:
     async with scripted_nodes(1) as (server,):
         limit_s = patient(20.0) if timeout_s is None else timeout_s
-        link = RedisLink(f"redis://{server.address}{database}", timeout_s=limit_s, repeatable=repeatable)
+        url = f"redis://{server.address}{database}"
+        link = RedisLink(url, timeout_s=limit_s, repeatable=repeatable, reports_moves=reports_moves)
         try:
             yield link, server
         finally:
@@ -175,6 +178,56 @@ async def test_a_command_whose_connection_is_cut_is_sent_once_more_at_most(
         server.commands.clear()
         assert await link.call(pack("GET", "y")) == b"a:y"
         assert server.commands == ["GET y"]
+
+
+def run_as_services_do(main: Coroutine[None, None, None]) -> None:
+    """On the event loop of the services, whose transports refuse to write once they are closed."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+async def reset_while_idle(link: RedisLink, server: ScriptedNode) -> None:
+    """Return once the link's transport knows."""
+    assert await link.call(PING) == b"a:PING"
+    server.reset()
+    await until(lambda: link._connection._writer is None or link._connection._writer.is_closing())
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_a_connection_that_was_reset_while_idle_fails_no_call(repeatable: bool) -> None:
+    async def ask() -> None:
+        async with link_and_server(repeatable=repeatable) as (link, server):
+            await reset_while_idle(link, server)
+            assert await link.call(pack("GET", "x")) == b"a:x"
+            assert server.commands == ["PING", "GET x"]
+
+    run_as_services_do(ask())
+
+
+def test_who_writes_in_order_is_told_that_its_connection_was_reset() -> None:
+    """Another server may answer there by now, which lacks what this one had acknowledged."""
+
+    async def ask() -> None:
+        async with link_and_server(reports_moves=True) as (link, server):
+            await reset_while_idle(link, server)
+            with pytest.raises(StoreUnavailableError):
+                await link.call(pack("GET", "x"))
+            assert server.commands == ["PING"]
+            assert await link.call(pack("GET", "y")) == b"a:y"
+
+    run_as_services_do(ask())
+
+
+def test_a_transport_that_is_closed_while_it_is_written_to_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> None:
+        async with link_and_server() as (link, server):
+            await reset_while_idle(link, server)
+            monkeypatch.setattr(redis_link, "_is_closing", lambda connection: False)
+            with pytest.raises(StoreUnavailableError):
+                await link.call(PING)
+            assert await link.call(PING) == b"a:PING"
+
+    run_as_services_do(ask())
 
 
 ASKING: list[tuple[str, Callable[[str], Awaitable[object]]]] = [  # the last word of the first command

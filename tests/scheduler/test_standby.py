@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -393,3 +394,26 @@ async def test_a_lease_that_a_leader_holds_for_longer_on_purpose_is_not_shortene
     await leases.close()
     assert held is not None
     assert held.left_ms > MOST_LONGER_MS / 2
+
+
+@pytest.mark.parametrize("failing", ["announcing", "following"])
+async def test_a_standby_ends_with_what_its_announcing_or_following_ended_with(
+    valkey: ValkeyProcess, leases: RedisLeases, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Else it would stand by unannounced, or unread, for ever, and nobody would know."""
+
+    announce = leases.announce
+
+    async def fail(*args: Any) -> None:
+        if args[-1] == 0:  # it withdraws
+            return await announce(*args)
+        raise RuntimeError(failing)
+
+    await leases.hold(LEADER, 60_000)
+    if failing == "announcing":
+        monkeypatch.setattr(leases, "announce", fail)
+    else:
+        monkeypatch.setattr(HotJournal, "follow", fail)
+    async with redis_store(valkey.url) as store, standing_by(valkey, leases, store) as (waiting, _):
+        await until(waiting.done)
+        assert str(waiting.exception()) == failing
