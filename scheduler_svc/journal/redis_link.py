@@ -78,6 +78,7 @@ class RedisLink:
             reports_moves: a call fails, too, if its connection was lost before anything was sent. For who writes in
                 order: another server may answer by now, which lacks what this one had acknowledged.
         """
+        self._url = url
         self._connection = _connection_to(url)
         self._address = _addresses.setdefault(url, _Address())
         self._connected_s = -math.inf
@@ -155,7 +156,7 @@ class RedisLink:
                 raise ConnectionResetError("the connection was lost while it was idle")
             await connection.disconnect(nowait=True)
         if not connection.is_connected:
-            self._connected_s = time.monotonic()
+            connection = self._renew_connection()
         try:
             await connection.send_packed_command(commands, check_health=False)  # connects first if it must
         except RuntimeError as error:  # of uvloop, whose transport was closed meanwhile
@@ -169,6 +170,15 @@ class RedisLink:
         if any(map(_is_of_replica, replies)):
             self._address.left_s = time.monotonic()
         return replies
+
+    def _renew_connection(self) -> AbstractConnection:
+        """Make a connection that reads the files of the URL anew; the library keeps what it has read once."""
+        try:
+            self._connection = _connection_to(self._url)
+        except ValueError as error:  # a file is being replaced just now
+            raise StoreUnavailableError(str(error)) from error
+        self._connected_s = time.monotonic()
+        return self._connection
 
     @property
     def is_busy(self) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import ssl
 import struct
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -48,9 +49,9 @@ class ScriptedNode:
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
 
-    async def start(self) -> None:
+    async def start(self, tls: ssl.SSLContext | None = None) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
