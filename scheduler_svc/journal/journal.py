@@ -280,14 +280,13 @@ class Journal:
         one as a reason to look for lost entries.
         """
         epoch = self._writer.epoch
-        newer = await self._store.read_entries(EntryId(epoch + 1, 0), 1)
-        if newer and self._writer.health.is_degraded:
+        wrote = await self._store.first_entry_id(EntryId(epoch + 1, 0))
+        if wrote is not None and self._writer.health.is_degraded:
             raise StoreUnavailableError("another scheduler is about to lead")
-        if newer:
-            wrote = newer[0].entry_id
+        if wrote is not None:
             raise FencedError(f"a newer scheduler took over: it wrote {wrote}, we are of epoch {epoch}")
-        ours = await self._store.read_entries(self._writer.last_id, 1)  # later ones of ours may come meanwhile
-        if not ours:
+        ours = await self._store.first_entry_id(self._writer.last_id)  # later ones of ours may come meanwhile
+        if ours is None:
             self.probe_soon()
             raise StoreUnavailableError("the store has lost the journal, and another scheduler may lead")
 

@@ -186,8 +186,8 @@ class JournalWriter:
 
     async def confirm_entry(self, entry_id: EntryId) -> None:
         """Check that the store still has this entry, which was not trimmed. Raises JournalLostError, GaveUpError."""
-        found = await self._until_answered(lambda: self._store.read_entries(entry_id, 1, is_urgent=True))
-        if not found or found[0].entry_id != entry_id:
+        found = await self._until_answered(lambda: self._store.first_entry_id(entry_id, is_urgent=True))
+        if found != entry_id:
             log.error("the store lost acknowledged entries", acknowledged=str(entry_id))
             raise JournalLostError(f"the store had acknowledged {entry_id}, and has it no more")
 

@@ -67,6 +67,10 @@ class MemoryStore:
             )
         ]
 
+    async def first_entry_id(self, first: EntryId, *, is_urgent: bool = False) -> EntryId | None:
+        start = bisect_left(self._ids, first)
+        return self._ids[start] if start < len(self._ids) else None
+
     async def trim(self, oldest: EntryId) -> None:
         count = bisect_left(self._ids, oldest)
         del self._ids[:count], self._payloads[:count]

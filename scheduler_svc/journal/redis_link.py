@@ -28,7 +28,12 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from scheduler_svc.journal.store import StaleEntryError, StoreConfigurationError, StoreUnavailableError
+from scheduler_svc.journal.store import (
+    StaleEntryError,
+    StoreConfigurationError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
 
 Packed = bytes
 _BYTES_PER_S = 8 << 20  # that even a slow way takes
@@ -129,7 +134,7 @@ class RedisLink:
                 async with asyncio.timeout(timeout_s):
                     return await self._exchange(commands)
             except TimeoutError as error:
-                raise StoreUnavailableError(f"no answer within {timeout_s:.3g} s") from error
+                raise StoreTimeoutError(f"no answer within {timeout_s:.3g} s") from error
             except (RedisError, OSError) as error:
                 # The library may wrap what the server said while connecting.
                 if _is_refusal(error) or _is_refusal(error.__cause__):

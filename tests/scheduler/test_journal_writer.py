@@ -45,14 +45,21 @@ class WatchedStore(MemoryStore):
         return await super().last_entry_id()
 
     async def read_entries(self, first: EntryId, limit: int, *, is_urgent: bool = False) -> Sequence[StoredEntry]:
+        await self._begin_read(is_urgent=is_urgent)
+        found = await super().read_entries(first, limit)
+        self.num_read += len(found)
+        return found
+
+    async def first_entry_id(self, first: EntryId, *, is_urgent: bool = False) -> EntryId | None:
+        await self._begin_read(is_urgent=is_urgent)
+        return await super().first_entry_id(first)
+
+    async def _begin_read(self, *, is_urgent: bool) -> None:
         self.urgent_reads.append(is_urgent)
         if num_lost := self.loses_on_read:
             self.loses_on_read = 0
             await lose_end(self, num_lost)
             raise StoreUnavailableError("replaced")
-        found = await super().read_entries(first, limit)
-        self.num_read += len(found)
-        return found
 
     def _check(self) -> None:
         if self.is_away:

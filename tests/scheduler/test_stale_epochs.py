@@ -122,6 +122,11 @@ class MuteStore(MemoryStore):
             raise StoreUnavailableError("silent")
         return await super().read_entries(first, limit)
 
+    async def first_entry_id(self, first: EntryId, *, is_urgent: bool = False) -> EntryId | None:
+        if self.is_mute:
+            raise StoreUnavailableError("silent")
+        return await super().first_entry_id(first)
+
 
 async def test_while_the_store_does_not_say_who_leads_nobody_ends_and_the_worker_may_come_back() -> None:
     store = MuteStore()

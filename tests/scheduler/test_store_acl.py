@@ -9,7 +9,7 @@ from tests.services import ROOT, free_address, start_scheduler
 from tests.valkey import ValkeyProcess
 
 CODE = ROOT / "scheduler_svc" / "journal"
-SENT = (r'pack\("([A-Z]+)"(?:, "([A-Z]+)")?', r"redis\.call\('([A-Z]+)'()", r'"(XADD|XREAD|EVAL)"()')
+SENT = (r'pack\("([A-Z]+)"(?:, "([A-Z]+)")?', r"redis\.call\('([A-Z]+)'(?:, '([A-Z]+)')?", r'"(XADD|XREAD|EVAL)"()')
 WITH_SUBCOMMANDS = {"config", "cluster", "xinfo"}
 OF_A_CLUSTER = {"+cluster|slots", "+cluster|myid", "+asking"}  # docs/shards.md
 OF_A_CONNECTION = {"+hello", "+auth", "+ping", "+select", "+client|setinfo"}  # redis-py's own

@@ -14,7 +14,7 @@ from quire.v1 import journal_pb2
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.leases import HeldLease, Lease, Leases
 from scheduler_svc.journal.redis_store import RedisStore
-from scheduler_svc.journal.store import EntryId, FencedError, StoredEntry, StoreUnavailableError
+from scheduler_svc.journal.store import EntryId, FencedError, StoreUnavailableError
 from scheduler_svc.leadership.take_over import Leading
 from tests.chaos.proxy import Proxy
 from tests.patience import patient
@@ -285,13 +285,13 @@ async def test_who_leads_next_waits_longer_in_a_slow_store_for_a_leader_that_may
     """Commands of that one take long: some are needed to find that the store was emptied, and to begin in it again."""
     delay_s = 0.15
 
-    async def read_slowly(from_id: EntryId, limit: int, *, is_urgent: bool = False) -> list[StoredEntry]:
+    async def look_slowly(first: EntryId, *, is_urgent: bool = False) -> EntryId | None:
         await asyncio.sleep(delay_s)
-        return list(await RedisStore.read_entries(site.store, from_id, limit, is_urgent=is_urgent))
+        return await RedisStore.first_entry_id(site.store, first, is_urgent=is_urgent)
 
     async with standby_site(valkey.url) as site:
         site.stands_by = False
-        with capture_logs() as logs, patch.object(site.store, "read_entries", read_slowly):
+        with capture_logs() as logs, patch.object(site.store, "first_entry_id", look_slowly):
             async with leading(site, lambda: True) as task:
                 await asyncio.wait_for(task, patient(15))
         waits_s = [line["seconds"] for line in logs if "may know more" in line["event"]]

@@ -128,6 +128,11 @@ class StoreClient:
         )
         return entries
 
+    async def first_entry_id(self, first: EntryId, *, is_urgent: bool = False) -> EntryId | None:
+        link = self._journal if is_urgent else self._side
+        found: EntryId | None = await link.call(f"first {first}", lambda store: store.first_entry_id(first))
+        return found
+
     async def trim(self, oldest: EntryId) -> None:
         await self._side.call(f"trim {oldest}", lambda store: store.trim(oldest), is_write=True)
 
