@@ -250,9 +250,15 @@ class Journal:
             if entry_id.epoch == epoch:
                 return
             self._writer.record_read(entry_id.epoch)
-            self._needed.count_read(entry.ByteSize())
+            num_bytes = entry.ByteSize()
+            self._needed.count_read(num_bytes)
+            self._trimmer.count_read(1, num_bytes)
             yield entry_id, entry
         raise JournalLostError("the store lost the journal while it was read")
+
+    def count_followed(self, num_entries: int, num_bytes: int) -> None:
+        """Count entries that were read before, as a standby, and are not read again."""
+        self._trimmer.count_read(num_entries, num_bytes)
 
     def rewrite_on_begin(self) -> None:
         """Make `begin` rewrite the live state before anything else: the store has lost some of it."""

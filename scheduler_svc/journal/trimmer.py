@@ -18,7 +18,7 @@ class Trimmer:
         self._store = store
         self._every = every
         self._every_bytes = every_bytes
-        self._next = every
+        self._next = every  # less what was read
         self._num_bytes = 0  # since the last
         self.trimmed_to = JOURNAL_START  # entries before it may be gone
         self._trimming: asyncio.Task[None] | None = None
@@ -35,6 +35,11 @@ class Trimmer:
         self._next, self._num_bytes = num_entries + self._every, 0
         self.trimmed_to = oldest
         self._trimming = asyncio.create_task(self._trim(oldest))
+
+    def count_read(self, num_entries: int, num_bytes: int) -> None:
+        """Count entries of earlier leaders as written: short lives would else never trim what they leave together."""
+        self._next -= num_entries
+        self._num_bytes += num_bytes
 
     async def close(self) -> None:
         """Cancel a trim."""

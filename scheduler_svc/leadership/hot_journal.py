@@ -59,6 +59,7 @@ class HotJournal:
         self.has_ended = asyncio.Event()  # set whenever `ended_epoch` is
         self.ended_epoch = 0  # of a leader that handed over, while no other has begun
         self.ended_leader_id = ""  # of the same leader
+        self.num_entries = self.num_bytes = 0  # followed since the replay began; some may be trimmed by now
         self.forgotten_since_s: float | None = None  # since when a leader is seen to begin without our entries
         self._tail = tail
         self._store = store
@@ -144,6 +145,7 @@ class HotJournal:
     def _record_read(self, entry_id: EntryId) -> None:
         """Record that the replay has applied this entry, too."""
         self.last = entry_id
+        self.num_entries += 1
 
     async def _continues_with(self, stored: StoredEntry) -> bool:
         """True if no entry was trimmed or lost between the last one read and this one, the first behind it.
@@ -208,6 +210,7 @@ class HotJournal:
     def _begin_again(self) -> None:
         self.replay, self.last = JournalReplay(), JOURNAL_START
         self.ended_epoch, self.ended_leader_id = 0, ""
+        self.num_entries = self.num_bytes = 0
         self._ended_s.clear()
         self._epochs.clear()
         self.forgotten_since_s = None
@@ -217,6 +220,8 @@ class HotJournal:
             entry = decode(stored)
             self.replay.apply(stored.entry_id, entry)
             self.last = stored.entry_id
+            self.num_entries += 1
+            self.num_bytes += len(stored.payload or b"")
             self._epochs.add(stored.entry_id.epoch)
             self.ended_epoch = stored.entry_id.epoch if entry.HasField("leader_end") else 0
             self.ended_leader_id = entry.leader_end.leader_id

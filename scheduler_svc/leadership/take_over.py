@@ -231,6 +231,8 @@ async def open_journal(
     if says_all_again:  # though another one may have said it meanwhile: who reads it then counts on that
         journal.rewrite_on_begin()
     begun = await hot.begun(epoch) if hot is not None else None
+    if hot is not None:
+        journal.count_followed(hot.num_entries, hot.num_bytes)
     return await recovery.read(store, begun)
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from structlog.testing import capture_logs
@@ -21,6 +22,8 @@ from scheduler_svc.journal.redis_tail import RedisTail
 from scheduler_svc.journal.store import JOURNAL_START, EntryId, StoredEntry
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
+from scheduler_svc.leadership.take_over import open_journal
+from scheduler_svc.requests.recovery.recovery import JournalContents, Recovery
 from tests.patience import patient
 from tests.scheduler.journal_setup import put_records, redis_store, running_journal, until
 from tests.scheduler.renewed_leases import RenewedLeases, ReturningLeases
@@ -417,3 +420,23 @@ async def test_a_standby_ends_with_what_its_announcing_or_following_ended_with(
     async with redis_store(valkey.url) as store, standing_by(valkey, leases, store) as (waiting, _):
         await until(waiting.done)
         assert str(waiting.exception()) == failing
+
+
+async def test_what_a_standby_has_followed_counts_as_written_for_the_first_trim_when_it_leads(
+    valkey: ValkeyProcess,
+) -> None:
+    recovery = create_autospec(Recovery, instance=True)
+    recovery.read.return_value = JournalContents.SETTLED
+    async with hot_on(valkey) as (hot, store, journal):
+        for number in range(20):
+            await journal.admit(admission(number))
+        async with following(hot):
+            await until(lambda: hot.num_entries == 22)  # with LeaderStart and LeaderReady
+        assert valkey.num_calls("xtrim") == 0
+        successor = Journal(store, leader_id="next", trim_every=24)
+        await open_journal(successor, recovery, store, hot, after_epoch=0)
+        running = asyncio.create_task(successor.run())
+        await successor.admit(admission(99))
+        await until(lambda: valkey.num_calls("xtrim") == 1)
+        await successor.close()
+        await running
