@@ -430,9 +430,10 @@ async def test_wait_ready_does_not_say_that_a_silent_server_answers() -> None:
 
 async def test_wait_ready_waits_for_the_worker(server: ScriptedServer, client: quire.AsyncClient) -> None:
     await server.set_ready(False)
+    assert await client.health() is quire.Health.NOT_SERVING  # it is connected from here on
     with pytest.raises(quire.UnavailableError, match="no worker"):
-        await client.wait_ready(0.05)
-    waiting = asyncio.create_task(client.wait_ready(10))
+        await client.wait_ready(patient(0.5))
+    waiting = asyncio.create_task(client.wait_ready(patient(10)))
     await server.set_ready(True)
     await waiting
 

@@ -156,13 +156,13 @@ async def test_a_server_that_takes_requests_and_never_answers_is_given_up(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, *, was_reached: bool
 ) -> None:
     """A proxy that waits for the end of a stream before it passes any of it on looks so."""
-    monkeypatch.setattr("quire.silence.ANSWER_S", 0.1)
-    monkeypatch.setattr("quire.session.LISTEN_S", 0.01)
-    monkeypatch.setattr("quire.session.SETTLED_S", 0.05)
     async with quire.AsyncClient(server.address, connect_timeout_s=0.15, reconnect_timeout_s=0.3) as client:
         if was_reached:
             await client.generate("hello")
             server.break_sessions()
+        monkeypatch.setattr("quire.silence.ANSWER_S", 0.1)
+        monkeypatch.setattr("quire.session.LISTEN_S", 0.01)
+        monkeypatch.setattr("quire.session.SETTLED_S", 0.05)
         server.default = Script(silent=True)
         with pytest.raises(quire.UnavailableError, match="does not answer: it takes requests and is silent"):
             await asyncio.wait_for(client.generate("hello"), patient(10))

@@ -11,6 +11,7 @@ import pytest
 import quire
 from quire.errors import to_status
 from quire.server_errors import unreachable_error
+from tests.patience import patient
 from tests.peer_certificates import PeerCertificates
 
 DETAILS = {
@@ -64,9 +65,11 @@ async def grpc_server(credentials: grpc.ServerCredentials | None) -> AsyncIterat
 
 async def said_of(address: str, root: Path | None = None) -> tuple[str, str]:
     """Messages of a client for a server that it cannot use: of a call, and of a request."""
-    async with quire.AsyncClient(address, connect_timeout_s=0.5, tls_root=str(root) if root else None) as client:
+    tls_root = str(root) if root else None
+    async with quire.AsyncClient(address, connect_timeout_s=patient(10), tls_root=tls_root) as client:
         with pytest.raises(quire.UnavailableError) as of_call:
             await client.health()
+    async with quire.AsyncClient(address, connect_timeout_s=0.5, tls_root=tls_root) as client:
         with pytest.raises(quire.UnavailableError) as of_request:
             await client.generate("x")
     return of_call.value.message, of_request.value.message
