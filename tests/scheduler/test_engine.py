@@ -171,7 +171,7 @@ async def test_a_deadline_ends_a_request_with_what_it_has(site: Site) -> None:
         return worker.execute(request)
 
     worker.script = script
-    request = counting(10, 500, "late", timeout_ms=300)
+    request = counting(10, 500, "late", timeout_ms=round(1000 * patient(1.5)))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await site.run(request)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -159,10 +159,11 @@ async def test_a_request_that_waits_may_be_paused_and_does_not_count_in_the_queu
 async def test_a_paused_request_is_cancelled_expires_and_is_abandoned_as_any_other() -> None:
     async with running_site(grace_s=0.05) as site:
         worker = await site.add_worker()
+        late = await started(site, worker, counting(10, LONG, "late", timeout_ms=round(1000 * patient(1.5))))
+        await pause(site, "late")
         cancelled = await started(site, worker, counting(10, LONG, "cancelled"))
-        late = await started(site, worker, counting(10, LONG, "late", timeout_ms=400))
         abandoned = await started(site, worker, counting(10, LONG, "abandoned"))
-        for request_id in ("cancelled", "late", "abandoned"):
+        for request_id in ("cancelled", "abandoned"):
             await pause(site, request_id)
         worker.may_answer.set()
         await site.inference.Cancel(pb.CancelRequest(request_id="cancelled"))

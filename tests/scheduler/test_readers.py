@@ -14,7 +14,7 @@ from scheduler_svc.requests.live.output_stream import OutputStream, Subscription
 from scheduler_svc.requests.live.readers import Readers
 from scheduler_svc.requests.params.request_params import request_digest
 from tests.scheduler.journal_setup import until
-from tests.scheduler.serving_site import Site, counting, record_of, running_site, tokens_in
+from tests.scheduler.serving_site import FIXED_WINDOWS, Site, counting, record_of, running_site, tokens_in
 
 GRACE_S = 0.05
 
@@ -119,7 +119,7 @@ async def test_a_reader_that_stops_reading_and_goes_away_leaves_nothing_behind(s
     readers = site.admission.readers = WatchedReaders(site.engine, grace_s=GRACE_S)
     request = counting(10, 4, "large")
     site.records.put("large", record_of("large", 3_000_000, request_digest(request)))
-    async with grpc.aio.insecure_channel(site.address) as channel:
+    async with grpc.aio.insecure_channel(site.address, options=[FIXED_WINDOWS]) as channel:
         stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         call: Any = stub.Session() if over_session else stub.Generate(request)
         if over_session:

@@ -14,6 +14,7 @@ from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId, JournalDamagedError, Record, RecordLimits
+from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
@@ -121,7 +122,7 @@ async def test_a_cancellation_counts_at_once_and_survives_another_death(lives: L
 
 async def test_a_deadline_passes_while_nobody_serves(lives: Lives) -> None:
     request = lasting("late")
-    request.timeout_ms = 400
+    request.timeout_ms = round(1000 * patient(1.5))  # it has output first
     _, site = await begun(lives, request)
     await until(lambda: bool(site.journal.stats.entries > 2))
     await lives.add_workers()

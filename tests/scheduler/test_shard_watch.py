@@ -55,7 +55,7 @@ async def test_it_sees_leaders_loads_and_standbys_of_every_shard(leases: list[Re
         await leases[number].take_lease(Lease("us", f"10.0.0.{number}:7847", 3), LONG_MS)
         load = pb.Shard(number=number, epoch=3, num_workers=number)
         await leases[number].publish_shard(load.SerializeToString(), b"", LONG_MS)
-    await until(lambda: watch.leader_of(39) is not None)
+    await until(lambda: watch.shards[39].num_workers == 39)
     assert [shard.number for shard in watch.shards] == list(range(NUM_SHARDS))
     assert {s.number: (s.leader, s.num_workers) for s in watch.shards if s.leader} == {
         number: (f"10.0.0.{number}:7847", number) for number in (0, 7, 39)
@@ -150,8 +150,8 @@ async def test_new_shards_take_requests_when_each_has_a_leader_and_a_worker_and_
     await until(lambda: len(watch.shards) == NUM_SHARDS - 1)
     assert watch.plan.is_settled and watch.leader_of(NUM_SHARDS - 1) is None
 
+    await publish(NUM_SHARDS - 1)  # in place of what its former leader published
     await watch.set_wanted(NUM_SHARDS)
-    await publish(NUM_SHARDS - 1)
     await until(lambda: watch.leader_of(NUM_SHARDS - 1) is not None)
     assert not watch.takes_requests(NUM_SHARDS - 1)
     await publish(NUM_SHARDS - 1, num_workers=1)

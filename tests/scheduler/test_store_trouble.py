@@ -14,6 +14,7 @@ from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.journal_health import JournalHealth
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId, Record, RecordLimits, StoreUnavailableError
+from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import redis_store, until
 from tests.scheduler.pinning import retry_delay_s
@@ -24,7 +25,7 @@ from tests.valkey import ValkeyProcess
 
 @asynccontextmanager
 async def site_on(valkey: ValkeyProcess, **options: Any) -> AsyncIterator[Site]:
-    async with redis_store(valkey.url) as store, running_site(store, late_s=0.4, **options) as site:
+    async with redis_store(valkey.url) as store, running_site(store, late_s=patient(1.0), **options) as site:
         await site.add_worker(num_blocks=64)
         yield site
 
@@ -122,7 +123,7 @@ async def test_a_submission_into_a_frozen_store_is_refused_soon_and_the_next_at_
 
 
 async def test_decoding_goes_on_while_the_store_is_away_and_delivery_waits(valkey: ValkeyProcess) -> None:
-    async with redis_store(valkey.url) as store, running_site(store, late_s=0.4) as site:
+    async with redis_store(valkey.url) as store, running_site(store, late_s=patient(1.0)) as site:
         worker = await site.add_worker(num_blocks=64)
         worker.silence_after(5)
         messages = aiter(site.inference.Generate(counting(10, 300, "runs")))
