@@ -11,6 +11,7 @@ from common.rpc import Context
 from quire.errors import NotLeaderError
 from quire.v1 import cluster_pb2 as pb
 from tests.patience import patient
+from tests.scheduler.journal_setup import until
 from tests.services import free_address
 from tests.worker.test_registration import IDENTITY, Scheduler, answered
 from worker_svc.service import registration as registration_module
@@ -24,9 +25,11 @@ class ShardLeader(Scheduler):
         super().__init__(epoch)
         self.shard, self.wanted = shard, wanted
         self.registered: list[pb.RegisterRequest] = []
+        self.num_told = 0  # workers, again and again, which shard they shall serve
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         if not request.HasField("shard"):
+            self.num_told += 1
             return pb.RegisterResponse(lease_ms=self.lease_ms, shard=self.wanted)
         assert ("quire-shard", str(request.shard)) in (context.invocation_metadata() or ())
         if request.shard != self.shard:
@@ -47,6 +50,12 @@ class Lives:
     def begin(self) -> WorkerIdentity:
         self.num_begun += 1
         return replace(IDENTITY, incarnation=f"life-{self.num_begun}", step_key=f"key-{self.num_begun}")
+
+
+async def told_anew(leader: ShardLeader) -> None:
+    """Return when a worker that has no shard any more was told one by this leader."""
+    num_before = leader.num_told
+    await until(lambda: leader.num_told > num_before)
 
 
 @asynccontextmanager
@@ -137,13 +146,15 @@ async def test_a_worker_moves_though_the_leader_that_it_drains_at_is_named_no_mo
 
 
 async def test_a_worker_whose_shard_has_no_leader_for_long_asks_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_module, "_LEADERLESS_S", 0.2)
     monkeypatch.setattr(registration_module, "_RESOLVE_S", 0.1)
     first, second = ShardLeader(0, 0, epoch=7), ShardLeader(1, 0, epoch=3)
     async with registered(first, second) as lives:
         await answered(first)
         await first.server.stop(0)
         second.wanted = 1
+        monkeypatch.setattr(registration_module, "_LEADERLESS_S", 0.2)
+        await told_anew(second)
+        monkeypatch.setattr(registration_module, "_LEADERLESS_S", patient(60))  # for a slow answer of the other one
         async with asyncio.timeout(patient(20)):
             await answered(second)
         assert second.registered[-1].incarnation == "life-1" and lives.num_begun == 1
@@ -156,8 +167,11 @@ async def test_a_new_worker_whose_shard_is_gone_before_it_came_asks_for_another(
     monkeypatch.setattr(registration_module, "_RESOLVE_S", 0.1)
     leader = ShardLeader(0, 2, epoch=7)  # nobody leads shard 2
     async with registered(leader) as lives:
-        await asyncio.sleep(0.5)
+        for _ in range(2):
+            await told_anew(leader)
         assert not leader.registered
         leader.wanted = 0
+        await told_anew(leader)
+        monkeypatch.setattr(registration_module, "_LEADERLESS_S", patient(60))  # for a slow answer
         await answered(leader)
         assert leader.registered[-1].incarnation == IDENTITY.incarnation and lives.num_begun == 0
