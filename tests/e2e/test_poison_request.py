@@ -10,6 +10,7 @@ from tests.e2e.beam_searches import search
 from tests.e2e.mixed_load import MixedLoad
 from tests.e2e.model_site import ModelSite, all_free
 from tests.e2e.poisoned_worker import POISON
+from tests.scheduler.journal_setup import until
 from tests.services import Service
 from tests.worker.tiny_models import random_prompts, write_tiny_model
 
@@ -68,6 +69,7 @@ async def test_a_request_that_kills_workers_fails_alone_after_three_deaths(
             await poison
         record = await client.get("poison")
         assert record.state is quire.RequestState.FAILED
+        await until(lambda: workers.num_deaths >= MAX_DEATHS)
         assert workers.num_deaths == MAX_DEATHS
         assert service.wait_for("request isolated")["request_id"] == "poison"
         stats = await all_free(client)

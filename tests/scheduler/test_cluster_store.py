@@ -175,7 +175,7 @@ async def test_what_was_acknowledged_outlives_the_node_that_acknowledged_it(clus
         for _ in range(30):
             writer.append()
             await asyncio.sleep(0.002)
-        await until(lambda: len(writer.durable) >= 5)
+        await until(lambda: len(writer.durable) >= 5 and not journal.stats.degraded)
         with capture_logs() as logs:
             killed.kill()
             num_before = len(writer.durable)
