@@ -9,7 +9,7 @@ import pytest
 
 import quire
 from quire.params import GenerateParams
-from quire.shards import shard_of_id
+from quire.shards import new_request_id, shard_of_id
 from tests.e2e.greedy_reference import assert_greedy
 from tests.e2e.model_site import all_free
 from tests.e2e.scheduler_places import SchedulerPlaces
@@ -30,12 +30,17 @@ class Output(NamedTuple):
     completion: quire.Completion
 
 
-async def stream_on(watched: Watched, prompt: list[int], is_over: asyncio.Event) -> list[Output]:
-    """Outputs of this prompt, again and again; the last one begins after nothing happens any more."""
+async def stream_on(watched: Watched, prompt: list[int], shard: int, is_over: asyncio.Event) -> list[Output]:
+    """Outputs of this prompt, again and again: the first by this shard, the last begun after nothing happens any more.
+
+    Those in between are where the client sends them.
+    """
     outputs = []
+    params: GenerateParams = {**GREEDY, "request_id": new_request_id(shard)}
     while True:
         is_last = is_over.is_set()
-        outputs.append(Output(tuple(prompt), await watched.run(prompt, GREEDY)))
+        outputs.append(Output(tuple(prompt), await watched.run(prompt, params)))
+        params = GREEDY
         if is_last:
             return outputs
 
@@ -65,7 +70,10 @@ class Clustered(SchedulerPlaces[ValkeyCluster]):
             await self.until_led(client)
             watched, is_over = Watched(client), asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                runs = [group.create_task(stream_on(watched, prompt, is_over)) for prompt in PROMPTS]
+                runs = [
+                    group.create_task(stream_on(watched, prompt, number % NUM_SHARDS, is_over))
+                    for number, prompt in enumerate(PROMPTS)
+                ]
                 await until_more_has_come(watched, runs)
                 yield client
                 is_over.set()

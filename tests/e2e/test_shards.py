@@ -35,6 +35,11 @@ def named(request_id: str) -> GenerateParams:
     return {**GREEDY, "request_id": request_id}
 
 
+def in_turn(number: int) -> GenerateParams:
+    """Parameters of one of several requests, of which each shard gets as many."""
+    return named(new_request_id(number % NUM_SHARDS))
+
+
 class Sharded(SchedulerPlaces[ValkeyProcess]):
     """Two shards, places for three schedulers of one store, and workers that know all three places."""
 
@@ -148,6 +153,7 @@ async def test_live_requests_are_listed_and_handled_wherever_they_are(site: Shar
         client = led.client
         for name in ("w0", "w1"):  # so that no request ends while this looks at it
             assert await other.drain_worker(name) == 0
+        await until(client, led.schedulers.values(), num_workers=[0] * NUM_SHARDS)
         streams = [client.stream(PROMPTS[0], **GREEDY) for _ in range(6)]
         for stream in streams:
             await stream.accepted()
@@ -199,13 +205,13 @@ async def test_a_scheduler_to_spare_leads_whichever_shard_lost_its_leader(site: 
     async with site.led(3) as led:
         for shard in range(NUM_SHARDS):
             watched = Watched(led.client)
-            runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
+            runs = [asyncio.create_task(watched.run(prompt, in_turn(i))) for i, prompt in enumerate(PROMPTS)]
             await until_more_has_come(watched, runs)
             place, killed = await led.leader(shard)
             await asyncio.to_thread(killed.kill)
             outputs = await asyncio.gather(*runs)
             assert_greedy(site.reference, PROMPTS, [each.token_ids for each in outputs], NUM_TOKENS)
-            assert {shard_of_id(each.request_id, NUM_SHARDS) for each in outputs} == {0, 1}
+            assert [shard_of_id(each.request_id, NUM_SHARDS) for each in outputs] == [0, 1] * (len(PROMPTS) // 2)
             await led.start(place)
             await until(led.client, led.schedulers.values(), num_workers=[1] * NUM_SHARDS)
         await all_free(led.client)
@@ -216,7 +222,7 @@ async def test_one_scheduler_leads_all_shards_until_another_comes_and_after_it_h
         (alone,) = led.schedulers.values()
         for change in ("comes", "ends", "comes", "is killed"):
             watched = Watched(led.client)
-            runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
+            runs = [asyncio.create_task(watched.run(prompt, in_turn(i))) for i, prompt in enumerate(PROMPTS)]
             await until_more_has_come(watched, runs)
             if change == "comes":
                 other = await led.start(site.places[1])
@@ -237,7 +243,7 @@ async def test_one_scheduler_leads_all_shards_until_another_comes_and_after_it_h
 async def test_a_leader_told_to_end_hands_over_to_the_spare_one(site: Sharded) -> None:
     async with site.led(3) as led:
         watched = Watched(led.client)
-        runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
+        runs = [asyncio.create_task(watched.run(prompt, in_turn(i))) for i, prompt in enumerate(PROMPTS)]
         await until_more_has_come(watched, runs)
         _, leader = await led.leader(1)
         leader.signal(signal.SIGTERM)
@@ -372,7 +378,7 @@ async def test_workers_go_round_where_there_are_fewer_than_shards_and_spread_whe
             stats = await led.client.stats()
             first = {worker.worker_id for worker in stats.workers[:2]}  # those of shard 0
             watched = Watched(led.client)
-            runs = [asyncio.create_task(watched.run(prompt, GREEDY)) for prompt in PROMPTS]
+            runs = [asyncio.create_task(watched.run(prompt, in_turn(i))) for i, prompt in enumerate(PROMPTS)]
             await until_more_has_come(watched, runs)
             for service in (*more, *own_site.workers):
                 (started,) = [line for line in service.lines if line["event"] == "listening"]
