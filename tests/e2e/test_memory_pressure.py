@@ -58,7 +58,7 @@ def pressure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pressure]:
         yield Pressure(answers_of(reference, asks, Margins(roomy.reference)), pool, ample, scarce)
 
 
-@pytest.mark.parametrize("depth", ["2", "1"])
+@pytest.mark.parametrize("depth", ["2", pytest.param("1", marks=pytest.mark.long)])
 def test_swapped_requests_answer_as_those_that_never_gave_way(pressure: Pressure, depth: str) -> None:
     run = pressure.run(pressure.ample, "--preemption", "swap", "--pipeline-depth", depth)
     assert run.num_swaps > 0

@@ -147,6 +147,7 @@ async def in_time(ttl_s: float) -> AsyncIterator[None]:
         raise TooLateError(f"after {loop.time() - began_s:.1f} s of {ttl_s} s") from error
 
 
+@pytest.mark.long
 async def test_requests_of_removed_shards_are_found_until_their_records_expire_and_shards_come_again(
     site: Resharded,
 ) -> None:
@@ -207,6 +208,7 @@ async def find_until_they_expire(site: Resharded, deployment: str, ttl_s: int) -
             assert (await other.generate(PROMPTS[1], **named(name))).token_ids == outputs[0].token_ids
 
 
+@pytest.mark.long
 async def test_pins_are_on_new_shards_and_not_on_a_shard_that_comes_back_after_they_were_removed(
     site: Resharded,
 ) -> None:

@@ -250,8 +250,8 @@ async def test_what_a_reader_missed_comes_in_pieces_and_nobody_waits_behind_it(s
     assert kinds.index((2, "finished")) < kinds.index((1, "finished"))
 
     await site.add_worker()
-    request = counting(0, 4, "long")
-    site.records.put("long", record_of("long", num_tokens, request_digest(request)))
+    request = counting(0, 4, "again")
+    site.records.put("again", record_of("again", num_tokens, request_digest(request)))
     chunks = [message.chunk for message in await site.run(request) if message.HasField("chunk")]
     assert [token for chunk in chunks for token in chunk.token_ids] == list(range(num_tokens))
     assert max(chunk.num_tokens for chunk in chunks) <= MAX_RESPONSE_TOKENS
