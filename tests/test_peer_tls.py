@@ -87,8 +87,9 @@ async def test_peers_of_one_authority_find_no_fault_with_each_other(certificates
 
 
 async def test_each_wrong_certificate_is_told_in_one_line_that_says_what_to_change(
-    certificates: PeerCertificates, others: PeerCertificates, tmp_path: Path
+    certificates: PeerCertificates, others: PeerCertificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("common.peer_tls._TRIAL_S", patient(20))
     right, wrong = tls_of(certificates), tls_of(others)
     half = PeerCertificates(tmp_path / "half", NAME)  # trusts both authorities, and is trusted by its own
     half.root.write_bytes(half.root.read_bytes() + certificates.root.read_bytes())

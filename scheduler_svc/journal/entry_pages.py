@@ -36,6 +36,7 @@ class EntryPages:
         self._most = _MOST_ENTRIES  # in one answer
         self._more_bytes = 0  # that each answer may have until all is read, since one took too long
         self._mean_bytes = 0  # of an entry of the last page
+        self._look_bytes = 0  # that a look at ids has time for: the server copies the entries before it leaves them out
 
     async def read(
         self, ask: Ask, entries_of: Callable[[Any], list[Any]], limit: int, *, is_urgent: bool = False
@@ -63,6 +64,15 @@ class EntryPages:
                 break
         self._more_bytes = 0
         return found
+
+    async def look(self, command: Packed) -> Any:
+        """Reply to a command that shows ids alone. Raises StoreUnavailableError; later looks have longer then."""
+        try:
+            return await self._link.call(command, answer_bytes=self._look_bytes)
+        except StoreTimeoutError:
+            await self._link.call(self._is_there)  # a store that does not answer this is not waited for longer
+            self._look_bytes = min(max(_FEWER * self._look_bytes, _FIRST_MORE_BYTES), _MOST_EXPECTED_BYTES)
+            raise
 
     def _answer_bytes(self, num_asked: int) -> int:
         return max(self._more_bytes, min(num_asked * self._mean_bytes, _MOST_EXPECTED_BYTES))

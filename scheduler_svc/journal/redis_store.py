@@ -148,7 +148,7 @@ class RedisStore:
             if self._replicas.is_unconfirmed:
                 reply = await self._confirmed(show)
             else:
-                reply = await self._journal.call(show)
+                reply = await self._urgent_pages.look(show)
         except StoreUnavailableError as error:
             if "no such key" in error.message:
                 return None
@@ -174,8 +174,8 @@ class RedisStore:
         return await pages.read(ask, list, limit, is_urgent=is_urgent)
 
     async def first_entry_id(self, first: EntryId, *, is_urgent: bool = False) -> EntryId | None:
-        link = self._journal if is_urgent else self._side
-        found = await link.call(asking_first_id(self._keys.journal, first))
+        pages = self._urgent_pages if is_urgent else self._pages
+        found = await pages.look(asking_first_id(self._keys.journal, first))
         return entry_id_of(found) if found is not None else None
 
     async def trim(self, oldest: EntryId) -> None:

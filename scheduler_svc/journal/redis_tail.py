@@ -40,7 +40,7 @@ class RedisTail:
 
     async def has(self, entry_id: EntryId) -> bool:
         """True if this entry is there. Raises StoreUnavailableError."""
-        found = await self._link.call(asking_first_id(self._journal, entry_id))
+        found = await self._pages.look(asking_first_id(self._journal, entry_id))
         return found is not None and entry_id_of(found) == entry_id
 
     async def close(self) -> None:

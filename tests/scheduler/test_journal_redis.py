@@ -121,7 +121,6 @@ async def append_in_the_end(store: RedisStore, entry_id: EntryId) -> None:
             return None  # it has arrived
 
 
-@pytest.mark.long
 async def test_a_long_entry_has_longer_to_be_sent_and_is_looked_at_like_a_short_one(valkey: ValkeyProcess) -> None:
     """Otherwise an entry that takes longer than other commands may would be sent again for ever."""
     async with redis_store(valkey.url, timeout_s=0.2) as store:
