@@ -11,6 +11,7 @@ import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,51 @@ async def test_a_store_that_does_not_answer_is_not_replaced(
         listener.bind(str(folder.socket))
         listener.listen()
         with pytest.raises(StoreFailedError, match="does not answer"):
+            await made_store(folder).start()
+
+
+@asynccontextmanager
+async def answering(folder: DataFolder, *answers: bytes) -> AsyncIterator[None]:
+    """Something on the store's socket that gives these answers, one to each connection, and then is gone."""
+    left = list(answers)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(left.pop(0))
+        if not left:
+            folder.socket.unlink()
+            server.close()
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, folder.socket)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("last", [b"-LOADING The store is loading\r\n", b"-BUSY with a script\r\n", b""])
+async def test_a_store_that_ends_before_it_could_be_adopted_is_started(folder: DataFolder, last: bytes) -> None:
+    store = made_store(folder)
+    try:
+        async with answering(folder, b"-LOADING The store is loading\r\n", last), asyncio.timeout(patient(20)):
+            assert await store.start() is False
+        assert await answers(folder, b"+PONG\r\n", "PING")
+    finally:
+        await store.stop()
+
+
+async def test_a_store_that_ends_before_it_could_be_adopted_and_does_not_start_says_so(folder: DataFolder) -> None:
+    broken = EmbeddedStore(Path(sys.executable), folder.store, folder.socket, folder.log("store"))
+    with pytest.raises(StoreFailedError, match="exit code 2"):
+        async with answering(folder, b"-LOADING The store is loading\r\n"), asyncio.timeout(patient(20)):
+            await broken.start()
+
+
+async def test_a_store_that_refuses_what_it_is_asked_is_not_waited_for(folder: DataFolder) -> None:
+    refusal = b"-MISCONF Errors writing to the AOF file: No space left on device\r\n"
+    async with answering(folder, refusal, b""), asyncio.timeout(patient(20)):
+        with pytest.raises(StoreFailedError, match=r"refuses PING: -MISCONF Errors writing .* left on device"):
             await made_store(folder).start()
 
 

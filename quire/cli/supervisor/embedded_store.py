@@ -33,6 +33,7 @@ LOG_BYTES = 64 << 10  # of the end of the log, in which a start that failed has 
 ON_PATH = ("valkey-server", "redis-server")
 # Lines of the log that matter: `PID:M DATE # TEXT`. Some of them are of every start, or of every end.
 _WARNING = re.compile(rb"^\d+:\w .+? # (?!WARNING |.*bye bye)(.+)$", re.MULTILINE)
+_READING = (b"-LOADING", b"-BUSY")  # answers of one that still reads its file, or whose script runs
 _DAMAGED = re.compile(r"Bad file format reading the append only file ([^:/]+)")
 
 
@@ -79,24 +80,26 @@ class EmbeddedStore:
 
     async def start(self) -> bool:
         """Start the store and wait until it answers; True if a running one was adopted. Raises StoreFailedError."""
-        adopted = await self._ping() is not None
-        begun_at = 0
-        if not adopted:
-            await self._reap()
-            with suppress(FileNotFoundError):
-                begun_at = self._log.stat().st_size
-            try:
-                self._process = self._spawn()
-            except OSError as error:  # no room for its log, no process left, no permission
-                raise StoreFailedError(f"the embedded store cannot be started: {error}") from error
-        while await self._ping() != b"+PONG":  # it may still be reading its file
-            if self._process is not None and self._process.poll() is not None:
+        is_ours, begun_at = False, 0
+        while (answer := await self._ping()) != b"+PONG":
+            if is_ours and self._process is not None and self._process.poll() is not None:
                 raise StoreFailedError(self._why_ended(self._process.returncode, begun_at))
+            if answer is None and not is_ours:  # also one that was to be adopted, and ended before it could answer
+                await self._reap()
+                with suppress(FileNotFoundError):
+                    begun_at = self._log.stat().st_size
+                try:
+                    self._process, is_ours = self._spawn(), True
+                except OSError as error:  # no room for its log, no process left, no permission
+                    raise StoreFailedError(f"the embedded store cannot be started: {error}") from error
+            elif answer and not answer.startswith(_READING):
+                said = answer.decode(errors="replace")
+                raise StoreFailedError(f"the store at {self._socket} refuses PING: {said}{_if_full(self._folder)}")
             await asyncio.sleep(POLL_S)
         self._pid = await self._peer()
-        if adopted:
+        if not is_ours:
             await self._say(f"CONFIG SET appendfsync {self._appendfsync}")
-        return adopted
+        return not is_ours
 
     async def wait_gone(self) -> None:
         """Wait until the server has ended: its connections close with it."""
