@@ -20,6 +20,7 @@ from quire.errors import (
     RequestCancelledError,
     RequestExpiredError,
     RequestFailedError,
+    RequestLostError,
     RetryableError,
     UnauthenticatedError,
     UnavailableError,
@@ -118,7 +119,7 @@ def from_quire(error: QuireError, names: Mapping[str, str], request_id: str | No
         code=code,
         retry_after_s=retry_after_s,
         request_id=request_id,
-        is_final=isinstance(error, _FINAL),
+        is_final=isinstance(error, _FINAL) and not isinstance(error, RequestLostError),
     )
 
 

@@ -15,7 +15,11 @@ from gateway_svc.generation import Generation
 
 SILENCE_S = 15.0  # after which proxies and clients are told that the answer goes on
 _EVENT_END = b"\n\n"
-COMMENT = b": waiting\n"  # without a blank line, which OpenAI's client takes for an event once one had an id
+_ID = b"id: "
+# Readers that split at blank lines skip a comment, and with it the event that follows unless a blank line is between
+# them. OpenAI's client takes a blank line for an event, but only once one had an id.
+COMMENT = b": waiting\n\n"
+COMMENT_AMONG_IDS = b": waiting\n"
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events
 
@@ -46,7 +50,7 @@ def single_events(events: bytes) -> list[bytes]:
 
 def with_id(event_id: str, event: bytes) -> bytes:
     """The event with the id by which a client may resume behind it."""
-    return b"id: " + event_id.encode() + b"\n" + event
+    return _ID + event_id.encode() + b"\n" + event
 
 
 class EventStream(Response):
@@ -82,6 +86,7 @@ class EventStream(Response):
         self._steps = steps
         self._silence_s = silence_s
         self._num_sent = 0
+        self._last = b""  # event that was sent
         self._failure: Exception | None = None  # of what was waited for, which the steps are told
         self._is_idle = False  # while the task waits for output
         self._met: asyncio.Future[Wait]  # what else is to be waited for then
@@ -124,7 +129,7 @@ class EventStream(Response):
             if done:
                 return self._met.result()
             if num_sent == self._num_sent:
-                self._body.write(COMMENT)
+                self._body.write(COMMENT_AMONG_IDS if self._last.startswith(_ID) else COMMENT)
 
     def _write_arrived(self) -> None:
         """Write what has arrived, unless the task waits for something else, and will."""
@@ -146,6 +151,7 @@ class EventStream(Response):
             if not isinstance(step, bytes):
                 return step
             self._num_sent += 1
+            self._last = step or self._last
             self._body.write(step)
         return self._body.drained
 

@@ -144,6 +144,10 @@ class Connection:
         """Makes a reachable server current, if there are several."""
         await self._servers.find_reachable()
 
+    def renew(self) -> None:
+        """Opens a new connection to the current server for later calls: on this one they get no answer."""
+        self._servers.renew_connection(self._servers.current_channel)
+
     async def look_for_leader(self) -> None:
         """Asks the current server for anything that only a leader answers, and follows its hint to the leader."""
         try:

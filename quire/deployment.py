@@ -277,8 +277,11 @@ class Deployment:
             except asyncio.CancelledError:
                 if is_cancelled():
                     raise  # else the connection was given up, or left: the shards are followed over the new one
-            except (TimeoutError, LookupError):  # the latter: a damaged status, which gRPC does not know
+            except LookupError:  # a damaged status, which gRPC does not know
                 pass
+            except TimeoutError:
+                if self._router.shards:  # every call of this connection may be broken since a bit has flipped
+                    self.first.renew()
             finally:
                 self._are_known.set()
             is_several = len(self._router.shards) > 1 or bool(self._router.numbers.version)
@@ -297,7 +300,8 @@ class Deployment:
         async with asyncio.timeout(_FIRST_MESSAGE_S if self._router.shards else _ASK_S) as limit:
             await connection.find_reachable()
             while await self._read_messages(connection, limit):
-                pass
+                if limit.when() is None:
+                    limit.reschedule(asyncio.get_running_loop().time() + _FIRST_MESSAGE_S)
         return len(self._router.shards) == 1 and not self._router.numbers.version
 
     async def _read_messages(self, connection: Connection, limit: asyncio.Timeout) -> bool:

@@ -192,6 +192,13 @@ class RequestFailedError(QuireError):
     reason = "REQUEST_FAILED"
 
 
+class RequestLostError(RequestFailedError):
+    """The server that accepted the request has lost it, as one whose store is its own memory does by a restart.
+
+    Nothing of it goes on anywhere: it may be submitted again.
+    """
+
+
 _BY_CODE: dict[int, type[QuireError]] = {
     kind.code.value[0]: kind
     for kind in (

@@ -4,7 +4,7 @@ import re
 
 import grpc
 
-from quire.errors import NotLeaderError, RequestFailedError, UnavailableError
+from quire.errors import NotLeaderError, RequestLostError, UnavailableError
 from quire.rpc import server_error_of
 
 _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before it; we name ours
@@ -58,9 +58,9 @@ def no_leader_error(address: str, error: NotLeaderError) -> UnavailableError:
     return UnavailableError(f"no Quire server at {address} leads at the moment ({error.message}); try again soon")
 
 
-def lost_request_error(request_id: str, num_tokens: int) -> RequestFailedError:
+def lost_request_error(request_id: str, num_tokens: int) -> RequestLostError:
     """The error for a request that ended with the server that had accepted it."""
-    return RequestFailedError(
+    return RequestLostError(
         f"request {request_id}, after {num_tokens} tokens of output: the server was restarted and no longer "
         "knows it; submit it again"
     )

@@ -155,6 +155,8 @@ class RedisLink:
     async def _send(self, commands: Sequence[Packed]) -> list[Any]:
         connection = self._connection
         if connection.is_connected and self._connected_s <= self._address.left_s:
+            if self._reports_moves:
+                raise ConnectionResetError("another server may answer there by now")
             await connection.disconnect(nowait=True)
         if _is_closing(connection):
             if self._reports_moves:

@@ -77,6 +77,7 @@ class RedisStore:
         self._replicas = ReplicaWait(replicas, timeout_s * _WAIT_PART)  # of the journal's link
         self._record_replicas = ReplicaWait(replicas, timeout_s * _WAIT_PART, logs_changes=False)
         self._records_lock = asyncio.Lock()  # a write and what is asked behind it
+        self._write_of_nothing = pack("INCRBY", self._keys.epoch, 0)  # replicas confirm it like any write
         self._record_reads = RecordReads(self._get_records)
         self._append_head = _head(9 - 1, "XADD", self._keys.journal, "NOMKSTREAM")
         self._create_head = _head(8 - 1, "XADD", self._keys.journal)
@@ -160,8 +161,8 @@ class RedisStore:
 
         Replicas answer for the last write of a connection, and there may have been none on this one.
         """
-        waiting, write = self._replicas.begin(), pack("INCRBY", self._keys.epoch, 0)
-        _, reply, *replies = await self._journal.call_many([write, show], then=waiting.commands)
+        waiting = self._replicas.begin()
+        _, reply, *replies = await self._journal.call_many([self._write_of_nothing, show], then=waiting.commands)
         await self._replicas.check(waiting, replies, self._journal)
         return reply
 
@@ -187,8 +188,11 @@ class RedisStore:
             putting(self._keys, records[start : start + RECORDS_AT_ONCE], limits, now_ns)
             for start in range(0, len(records), RECORDS_AT_ONCE)
         ]
+        # A record that is there is not written again, but may be one that the replicas lack.
+        always = [self._write_of_nothing] if self._record_replicas.wanted else []
         async with self._records_lock:
-            return sum(await self._replicate(commands))
+            replies = await self._replicate([*commands, *always])
+        return sum(replies[: len(commands)])
 
     async def _replicate(self, commands: Sequence[Packed]) -> list[Any]:
         """Replies to these commands, the last of which writes, once the replicas have what the node has then."""
@@ -204,12 +208,11 @@ class RedisStore:
         """
         if not self._record_replicas.wanted:
             return await self._side.call_many(commands)
-        write = pack("INCRBY", self._keys.epoch, 0)
         for attempt in range(_READ_ATTEMPTS):
             try:
                 async with self._records_lock:
                     replies = await self._records.call_many(commands)
-                    await self._replicate([write])
+                    await self._replicate([self._write_of_nothing])
                 return replies
             except StoreUnavailableError as error:
                 if attempt + 1 == _READ_ATTEMPTS or isinstance(error, StoreConfigurationError):

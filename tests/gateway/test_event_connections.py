@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway_svc.app import create_app
 from gateway_svc.departure import unless_departed
-from gateway_svc.event_stream import COMMENT, EventStream, data_event, with_id
+from gateway_svc.event_stream import COMMENT, COMMENT_AMONG_IDS, EventStream, data_event, with_id
 from gateway_svc.generation import Generation
 from quire.open_request import OpenRequest
 from quire.results import Chunk
@@ -99,5 +99,5 @@ def test_clients_read_over_comments(decoder: type[SSEDecoder]) -> None:
 @pytest.mark.parametrize("decoder", [openai._streaming.SSEDecoder, SSEDecoder])
 def test_clients_read_over_comments_between_events_with_ids(decoder: type[SSEDecoder]) -> None:
     """Regression: OpenAI's takes each blank line for the end of an event once an event had an id."""
-    sent = [with_id("0", data_event(b"1")), COMMENT, COMMENT, with_id("1", data_event(b"2"))]
+    sent = [with_id("0", data_event(b"1")), COMMENT_AMONG_IDS, COMMENT_AMONG_IDS, with_id("1", data_event(b"2"))]
     assert [each.data for each in decoder().iter_bytes(iter(sent))] == ["1", "2"]

@@ -11,10 +11,10 @@ from quire.open_request import OpenRequest
 from quire.results import Chunk
 from quire.stream import CompletionStream
 from tests.gateway.scripted_client import ScriptedSession, outcome
-from tests.gateway.wire import WiredCall, frames, texts
+from tests.gateway.wire import WiredCall, frames, texts, unframed
 from tests.patience import patient
 
-COMMENT = b": waiting\n"
+COMMENT = b": waiting\n\n"
 LONG_S = 3600.0
 
 
@@ -156,6 +156,29 @@ async def test_a_stream_without_events_says_that_it_waits() -> None:
     answering.end()
     await answering.ended()
     assert answering.wire.body.replace(frames(COMMENT), b"") == frames(b"1", b"2") + b"0\r\n\r\n"
+
+
+async def test_a_comment_takes_no_event_with_it_where_readers_skip_what_begins_like_one() -> None:
+    answering = Answering(silence_s=0.01)
+    await answering.begun()
+    await answering.push("1\n\n")
+    await turns_until(lambda: answering.wire.body.count(COMMENT) >= 1, pause_s=0.01)
+    await answering.push("2\n\n")
+    answering.end()
+    await answering.ended()
+    read = [each for each in unframed(answering.wire.body).split(b"\n\n") if not each.startswith(b":")]
+    assert b"".join(read) == b"12"
+
+
+async def test_a_comment_among_events_with_ids_has_no_blank_line() -> None:
+    """OpenAI's client would take it for the end of an event."""
+    answering = Answering(silence_s=0.01)
+    await answering.begun()
+    await answering.push("id: 7")
+    await turns_until(lambda: answering.wire.body.count(b": waiting\n") >= 2, pause_s=0.01)
+    assert COMMENT not in answering.wire.body
+    answering.end()
+    await answering.ended()
 
 
 async def test_a_stream_that_goes_on_has_no_comments() -> None:

@@ -254,6 +254,7 @@ class ChangingLoads(TwoShards):
         self.may_begin = asyncio.Event()
         self.may_begin.set()
         self.refusal: Any = None  # code
+        self.num_damaged = 0  # messages to come that no server would say
 
     def change_loads(self) -> None:
         self.num_running += 1
@@ -269,6 +270,9 @@ class ChangingLoads(TwoShards):
         await self.may_begin.wait()
         while not self.has_ended.is_set():
             have_changed = self.have_changed
+            if self.num_damaged:
+                self.num_damaged -= 1
+                yield cluster_pb2.TopologyResponse(num_shards=7)
             yield cluster_pb2.TopologyResponse(
                 shards=[
                     cluster_pb2.Shard(number=number, leader=self.address, num_workers=1, num_running=self.num_running)
@@ -322,6 +326,21 @@ async def test_shards_are_followed_on_after_a_message_that_cannot_be_read() -> N
         server.num_unreadable["Topology"] = 2
         await server.end_stream()
         assert not server.num_unreadable["Topology"]
+        await until_told(client, server)
+
+
+async def test_shards_are_followed_on_where_the_stream_behind_a_damaged_message_never_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deployment, "_FIRST_MESSAGE_S", 0.2)
+    async with started(ChangingLoads()) as server, quire.AsyncClient(server.address) as client:
+        await until_told(client, server)
+        num_streams = server.num_streams
+        server.may_begin.clear()
+        server.num_damaged = 1
+        server.change_loads()
+        await until(lambda: server.num_streams == num_streams + 2)  # it is given up, and asked for again
+        server.may_begin.set()
         await until_told(client, server)
 
 

@@ -265,7 +265,7 @@ async def test_a_store_that_does_not_answer_is_not_replaced(
 
 @asynccontextmanager
 async def answering(folder: DataFolder, *answers: bytes) -> AsyncIterator[None]:
-    """Something on the store's socket that gives these answers, one to each connection, and then is gone."""
+    """A listener on the store's socket that gives these answers, one to each connection, and then is gone."""
     left = list(answers)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -199,7 +199,7 @@ async def test_a_request_that_a_new_server_does_not_know_has_failed(
     await anext(stream)
     del server.runs["forgotten"]
     server.break_sessions()
-    with pytest.raises(quire.RequestFailedError, match=r"forgotten, after 2 tokens of output: .* submit it again"):
+    with pytest.raises(quire.RequestLostError, match=r"forgotten, after 2 tokens of output: .* submit it again"):
         await anext(stream)
 
 

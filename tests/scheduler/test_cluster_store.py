@@ -224,6 +224,9 @@ async def test_an_entry_that_no_replica_has_does_not_count_until_one_has_it(clus
                 await store.last_entry_id()
             with pytest.raises(StoreUnavailableError, match="0 of 1 replicas"):
                 await put_records(store, {"a": b""})
+            await store._records.close()
+            with pytest.raises(StoreUnavailableError, match="0 of 1 replicas"):
+                await put_records(store, {"a": b""})  # over a connection that has written nothing: it is there
             with pytest.raises(StoreUnavailableError, match="0 of 1 replicas"):
                 await store.known_records(["a"])  # whoever leads next would not write it again
             with pytest.raises(StoreUnavailableError, match="0 of 1 replicas"):

@@ -1,6 +1,7 @@
 """Link to one scripted server: whose reply is whose, what a refusal means, how long an answer is waited for."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 
@@ -216,6 +217,16 @@ def test_who_writes_in_order_is_told_that_its_connection_was_reset() -> None:
             assert await link.call(pack("GET", "y")) == b"a:y"
 
     run_as_services_do(ask())
+
+
+async def test_who_writes_in_order_is_told_that_another_link_has_found_a_replica_there() -> None:
+    async with link_and_server(reports_moves=True) as (link, server):
+        assert await link.call(PING) == b"a:PING"
+        link._address.left_s = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match="another server may answer there by now"):
+            await link.call(pack("GET", "x"))
+        assert server.commands == ["PING"]
+        assert await link.call(pack("GET", "y")) == b"a:y"
 
 
 def test_a_transport_that_is_closed_while_it_is_written_to_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ async def test_records_are_written_with_their_replicas_on_a_connection_of_their_
         await store.append(EntryId(7, 1), b"")
         assert server.num_open == 1
         assert await put_records(store, {f"r{number}": b"x" for number in range(33)}) == 6
-        assert sent(server)[2:] == ["EVAL"] * 3 + [WAIT]
+        assert sent(server)[2:] == ["EVAL"] * 3 + [WRITE, WAIT]
         assert server.num_open == 2
         server.answers["WAIT"] = 0
         with pytest.raises(StoreUnavailableError, match="0 of 1 replicas"):
@@ -182,8 +182,8 @@ async def test_who_writes_in_order_is_told_that_a_slot_was_moved_and_who_reads_f
         owned([a, b], {slot: [a]})
         store = RedisStore(f"redis+cluster://{a.address}", timeout_s=LIMIT_S, replicas=1)
         key = KEYS.record("r")
-        for word in ("00000000", "0", key):  # the last of each command
-            a.refusals[word] = [f"MOVED {slot} {b.address}"]
+        for word, num_commands in (("00000000", 1), ("0", 2), (key, 1)):  # the last of each command
+            a.refusals[word] = [f"MOVED {slot} {b.address}"] * num_commands
         with pytest.raises(StoreUnavailableError, match="was moved to"):
             await store.append(EntryId(7, 1), b"")
         with pytest.raises(StoreUnavailableError, match="was moved to"):
