@@ -163,6 +163,8 @@ class Admission:
                 return await self._control.attach(journaled.request_id)
             if self.model is None and await self._is_recorded(request):
                 return await self._control.attach(request.request_id)
+            if self.model is None and self._shard_rule is not None:  # a shard that is removed gets no workers any more
+                self._shard_rule.check_new(request.request_id, shards_version)
             model = self.require_model()
             digest = request_digest(request)  # of what was asked for, whatever the model's defaults are meanwhile
             request = with_defaults(request, model.sampling_defaults)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quire.errors import NotFoundError, ShardsChangedError
+from quire.errors import NotFoundError, ShardsChangedError, UnavailableError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.journal.shard_plan import ShardPlan
 from scheduler_svc.leadership.settling import Settling
@@ -30,6 +30,15 @@ async def test_a_request_that_was_sent_here_by_other_numbers_is_refused_and_come
             assert accepted.attached is is_attached
             await site.idle()
         assert site.engine.num_admitted == 1
+
+
+async def test_a_shard_without_workers_says_that_numbers_have_changed_too() -> None:
+    """Regression: a removed shard gets no workers any more, and its next leader let clients wait for one for ever."""
+    async with running_site(shards=Leader(ShardPlan.first(2))) as site:
+        with pytest.raises(ShardsChangedError):
+            await site.admission.submit(counting(10, request_id="r"), None, 2)
+        with pytest.raises(UnavailableError, match="no worker has registered yet"):
+            await site.admission.submit(counting(10, request_id="r"), None, 1)
 
 
 async def test_who_looks_for_an_id_by_numbers_that_are_known_here_finds_deleted_records_too() -> None:
