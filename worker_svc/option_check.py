@@ -145,7 +145,8 @@ def check_length(max_model_len: int | None, model_len: int) -> None:
     if max_model_len is not None and max_model_len > model_len:
         raise OptionError(
             f"--max-model-len {max_model_len} is more than the {model_len} positions of the model: "
-            f"give at most --max-model-len {model_len}"
+            f"give at most --max-model-len {model_len}, or, if its rotary embeddings are made for more, a larger "
+            "max_position_embeddings in config.json"
         )
 
 

@@ -62,6 +62,29 @@ def test_older_and_newer_keys_mean_the_same(scaling: dict[str, Any] | None, tmp_
     assert config.rope.theta == 5e5
 
 
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),  # as Qwen2.5 documents it
+        ({"type": "yarn", "factor": 2.5, "original_max_position_embeddings": 33}, 128),
+        ({"type": "yarn", "factor": 4.03, "original_max_position_embeddings": 33}, 132),
+        ({"type": "yarn", "factor": None, "original_max_position_embeddings": 32}, 128),
+        ({"type": "yarn", "factor": 4.0}, 128),
+        ({"type": "linear", "factor": 4.0}, 128),
+        ({"type": "dynamic", "factor": 4.0}, 128),
+        ({**LLAMA3_ROPE, "original_max_position_embeddings": 128}, 128),
+    ],
+)
+def test_yarn_serves_the_length_that_it_is_for(scaling: dict[str, Any], expected: int, tmp_path: Path) -> None:
+    assert _read(tmp_path, {**LLAMA, "rope_scaling": scaling}).max_model_len == expected
+
+
+def test_an_original_length_beside_the_scaling_counts_and_an_endless_one_is_refused(tmp_path: Path) -> None:
+    raw = {**LLAMA, "original_max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 3.0}}
+    assert _read(tmp_path, raw).max_model_len == 192
+    assert "factor is 1000000.0" in _refusal(tmp_path, {**raw, "rope_scaling": {"type": "yarn", "factor": 1e6}})
+
+
 def test_what_is_left_out_has_the_usual_value(tmp_path: Path) -> None:
     config = _read(tmp_path, LLAMA)
     assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, None)

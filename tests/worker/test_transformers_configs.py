@@ -164,6 +164,15 @@ def test_an_odd_value_means_what_it_means_to_transformers(family: str, change: d
     check({**raw, **change}, (*keys, "factor", "rope_type", "high_freq_factor", "hidden_size", "n_embd"), tmp_path)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "llama_gqa"])
+def test_yarn_beyond_max_position_embeddings_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1e4}
+    raw = {**config_of(family), "architectures": [type(TINY_MODELS[family]()).__name__]}
+    write(tmp_path, {**raw, "max_position_embeddings": 24, "rope_parameters": yarn})
+    assert read_model_config(tmp_path).max_model_len == 96 > NUM_TOKENS
+    compare(tmp_path)
+
+
 @pytest.mark.parametrize("family", ["llama_gqa", "gpt2", "opt_350m_style"])
 @pytest.mark.parametrize("saved", ["both, differing", "both, equal", "the embedding", "the output matrix"])
 def test_matrices_that_config_json_ties_are_tied_if_they_are_equal(family: str, saved: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from worker_svc.model.config_values import (
     read_activation,
     read_size,
 )
-from worker_svc.model.rope import read_rope
+from worker_svc.model.rope import extended_positions, read_rope
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -77,6 +77,7 @@ def parse_olmo2(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
 def _llama_like(raw: JsonTable, common: dict[str, Any], defaults: _Defaults, **differences: Any) -> ModelConfig:
     size = read_size(raw)
     max_positions = raw.integer("max_position_embeddings", defaults.max_positions, most=MOST_POSITIONS)
+    rope = read_rope(raw, max_positions, MOST_POSITIONS)
     shape = {
         "family": Family.LLAMA,
         "vocab_size": size.vocab,
@@ -87,7 +88,7 @@ def _llama_like(raw: JsonTable, common: dict[str, Any], defaults: _Defaults, **d
         "num_kv_heads": _num_kv_heads(raw, size.heads, defaults.num_kv_heads),
         "head_dim": _head_dim(raw, size, defaults.head_dim),
         "intermediate_size": raw.integer("intermediate_size", most=MOST_WIDTH),
-        "max_model_len": max_positions,
+        "max_model_len": extended_positions(raw, rope, max_positions, MOST_POSITIONS),
         "activation": read_activation(raw, "hidden_act", "silu"),
         "gated_mlp": True,
         "rms_norm": True,
@@ -95,7 +96,7 @@ def _llama_like(raw: JsonTable, common: dict[str, Any], defaults: _Defaults, **d
         "qkv_bias": False,
         "out_bias": False,
         "mlp_bias": False,
-        "rope": read_rope(raw, max_positions, MOST_POSITIONS),
+        "rope": rope,
         "sliding_windows": (None,) * size.layers,
         "tie_word_embeddings": raw.flag("tie_word_embeddings", False),
     }

@@ -10,6 +10,7 @@ _MOST_THETA = 1e15
 _MOST_FACTOR = 1e6
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(raw: JsonTable, max_positions: int, most_positions: int) -> RopeConfig:
@@ -33,13 +34,31 @@ def read_rope(raw: JsonTable, max_positions: int, most_positions: int) -> RopeCo
         return RopeConfig(theta=theta, linear_factor=_factor(spelled))
     if kind not in _KINDS:
         spelled.refuse(kind_key, f"only {', '.join(_KINDS)} are supported", "choose another checkpoint")
-    original = spelled.integer("original_max_position_embeddings", max_positions, most=most_positions)
-    original = raw.integer("original_max_position_embeddings", original, most=most_positions)
+    original = spelled.integer(_ORIGINAL, max_positions, most=most_positions)
+    original = raw.integer(_ORIGINAL, original, most=most_positions)
     if kind == "llama3":
         return RopeConfig(theta=theta, llama3=_llama3(spelled, original))
     if theta <= 1.0:
         (spelled if "rope_theta" in spelled else raw).refuse("rope_theta", "must be greater than 1 with yarn")
     return RopeConfig(theta=theta, yarn=_yarn(spelled, original, max_positions))
+
+
+def extended_positions(raw: JsonTable, rope: RopeConfig, max_positions: int, most_positions: int) -> int:
+    """Longest sequence that the scaling is for: with yarn it may be more than `max_position_embeddings`.
+
+    Files that switch yarn on say it by factor and original length, and may leave `max_position_embeddings` as it was.
+    Without an original length nothing says that `max_position_embeddings` is not the extended one. The same holds for
+    linear scaling. Raises CheckpointError for more than `most_positions`.
+    """
+    spelled = _spelled(raw)
+    if rope.yarn is None or (_ORIGINAL not in spelled and _ORIGINAL not in raw):
+        return max_positions
+    extended = int(rope.yarn.original_max_positions * rope.yarn.factor)
+    if extended > most_positions:
+        spelled.refuse(
+            "factor", f"{_ORIGINAL} {rope.yarn.original_max_positions} times it may be at most {most_positions}"
+        )
+    return max(max_positions, extended)
 
 
 def _spelled(raw: JsonTable) -> JsonTable:
