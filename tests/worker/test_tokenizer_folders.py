@@ -1,16 +1,20 @@
 """Tokenizers as a worker sends them, against `AutoTokenizer` on the same folder."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, Qwen2Tokenizer
 from transformers.utils import sentencepiece_model_pb2_new
 
-from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json
+from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json, metaspace_json
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.class_stages import with_class_stages
+from worker_svc.checkpoint.json_file import JsonTable
+from worker_svc.checkpoint.tokenizer_class import TokenizerClass
 from worker_svc.checkpoint.tokenizer_files import check_tokenizer, read_tokenizer_files
 
 TEXTS = (
@@ -19,6 +23,7 @@ TEXTS = (
     "<s>the<extra> dog</s><|im_end|>",
     "你好 <image> é",
     " a space, and </s> another spaced  one",
+    "In 2023, the 15 dogs e\u0301 don't\n\n▁<PRE> jump",
     "",
 )
 EXTRA = {"content": "<extra>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
@@ -81,32 +86,132 @@ def test_tokens_of_all_files_count_as_they_do_for_transformers(name: str, tmp_pa
     compare(write(tmp_path, FOLDERS[name]))
 
 
+CODE_TOKENS = ["▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>", "<FILL_ME>"]
+
+
+def with_digits() -> bytes:
+    """Byte-level tokenizer whose file parts each digit from the text around it, as GPT-2's class does not."""
+    tokenizer = Tokenizer.from_buffer(byte_level_json())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.normalizer = normalizers.Lowercase()
+    return tokenizer.to_str().encode()
+
+
+KINDS: dict[str, Callable[[], bytes]] = {
+    "fallback": byte_fallback_json,
+    "metaspace": metaspace_json,
+    "bytes": byte_level_json,
+    "digits": with_digits,
+}
+
+
+# Of a model type, with a tokenizer.json of a kind.
 @pytest.mark.parametrize(
-    ("model_type", "settings"),
+    ("model_type", "kind", "settings"),
     [
-        ("llama", {}),
-        ("llama", {"legacy": True}),
-        ("llama", {"legacy": False, "add_prefix_space": None}),
-        ("llama", {"add_prefix_space": False}),
-        ("llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
-        ("mistral", {"legacy": False}),
+        ("llama", "fallback", {"tokenizer_class": "LlamaTokenizer"}),
+        ("llama", "fallback", {"tokenizer_class": "LlamaTokenizer", "legacy": True}),
+        ("llama", "fallback", {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_prefix_space": None}),
+        ("llama", "fallback", {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False}),
+        ("llama", "fallback", {"tokenizer_class": "LlamaTokenizer", "eos_token": "<|im_end|>", "bos_token": None}),
+        ("llama", "fallback", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("llama", "fallback", {}),
+        ("mistral", "fallback", {"tokenizer_class": "LlamaTokenizer", "legacy": False}),
+        ("mistral", "fallback", {"tokenizer_class": "CodeLlamaTokenizer"}),
+        ("olmo2", "digits", {"tokenizer_class": "GPT2Tokenizer"}),
+        ("qwen3", "fallback", {"tokenizer_class": "LlamaTokenizerFast"}),
+        ("qwen3", "metaspace", {"tokenizer_class": "LlamaTokenizerFast", "legacy": True}),
+        ("gpt2", "fallback", {"tokenizer_class": "LlamaTokenizer"}),
+        (None, "fallback", {"tokenizer_class": "LlamaTokenizer"}),
+        ("llama", "fallback", {"tokenizer_class": "CodeLlamaTokenizer"}),
+        ("llama", "fallback", {"tokenizer_class": "CodeLlamaTokenizerFast", "add_prefix_space": False, "legacy": True}),
+        ("llama", "fallback", {"tokenizer_class": "CodeLlamaTokenizer", "add_bos_token": False, "add_eos_token": True}),
+        (
+            "llama",
+            "metaspace",
+            {"tokenizer_class": "CodeLlamaTokenizer", "bos_token": "</s>", "eot_token": "<|im_end|>"},
+        ),
+        ("gpt2", "bytes", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}),
+        ("gpt2", "digits", {}),
+        ("opt", "digits", {"add_prefix_space": True}),
+        ("llama", "digits", {"tokenizer_class": "GPT2Tokenizer", "bos_token": None}),
+        ("llama", "digits", {"tokenizer_class": "GPT2TokenizerFast", "eos_token": "</s>"}),
+        ("llama", "digits", {"tokenizer_class": "LlamaTokenizerFast"}),
+        ("llama", "digits", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("llama", "digits", {"tokenizer_class": "Qwen2Tokenizer"}),
+        ("qwen2", "bytes", {"tokenizer_class": "Qwen2Tokenizer"}),
+        ("qwen2", "digits", {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": True}),
+        ("qwen2", "digits", {"tokenizer_class": "LlamaTokenizerFast", "pad_token": None, "unk_token": "<s>"}),
+        ("qwen3", "digits", {"eos_token": "<|im_end|>"}),
+        ("qwen3", "digits", {"tokenizer_class": "TokenizersBackend"}),
     ],
 )
-def test_a_folder_of_llamas_class_has_the_stages_of_that_class(
-    model_type: str, settings: dict[str, Any], tmp_path: Path
+def test_a_folder_has_the_stages_and_special_tokens_of_its_class(
+    model_type: str | None, kind: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    tokenizer = Tokenizer.from_buffer(byte_fallback_json())
+    tokenizer = Tokenizer.from_buffer(KINDS[kind]())
     tokenizer.add_tokens([AddedToken("<more>", lstrip=True), AddedToken(" spaced ", normalized=True)])
+    if str(settings.get("tokenizer_class")).startswith("CodeLlama"):
+        tokenizer.add_special_tokens(CODE_TOKENS)
+    elif kind in ("bytes", "digits"):
+        tokenizer.add_special_tokens(["<|endoftext|>"])
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
-    roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    config = {"tokenizer_class": "LlamaTokenizer", **roles, **settings}
-    compare(write(tmp_path, {"config": {"model_type": model_type}, "tokenizer_config": config}))
+    config = {} if model_type is None else {"config": {"model_type": model_type}}
+    compare(write(tmp_path, {**config, "tokenizer_config": {"tokenizer_class": None, **settings}}))
 
 
-def test_a_file_that_llamas_class_cannot_have_made_keeps_its_stages(tmp_path: Path) -> None:
+def test_a_role_that_another_file_sets_has_no_default(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(byte_fallback_json())
+    config = {"tokenizer_class": "LlamaTokenizer", "unk_token": None}
+    special = {"bos_token": "<|im_start|>"}
+    folder = write(
+        tmp_path, {"config": {"model_type": "llama"}, "tokenizer_config": config, "special_tokens_map": special}
+    )
+    compare(folder)
+    files = read_tokenizer_files(folder)
+    assert files is not None
+    assert files.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "</s>"}
+    assert files.eos_token_id == 2
+
+
+def test_a_default_token_counts_where_the_vocabulary_has_it_and_becomes_special(tmp_path: Path) -> None:
+    document = json.loads(byte_level_json())
+    document["model"]["vocab"]["<|endoftext|>"] = 480
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    config = {"tokenizer_class": "GPT2Tokenizer"}
+    compare(write(tmp_path, {"config": {"model_type": "gpt2"}, "tokenizer_config": config}))
     (tmp_path / "tokenizer.json").write_bytes(byte_level_json())
-    config = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    compare(write(tmp_path, {"config": {"model_type": "llama"}, "tokenizer_config": config}))
+    files = read_tokenizer_files(tmp_path)
+    assert files is not None
+    assert files.special_tokens == {}
+    assert files.eos_token_id is None
+
+
+def test_a_tokenizer_that_has_the_stages_of_its_class_is_sent_as_it_is(tmp_path: Path) -> None:
+    """As saved by Qwen2's own class: large files are not read twice."""
+    vocabulary = json.loads(byte_level_json())["model"]["vocab"]
+    config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "unk_token": None, "pad_token": None}
+    theirs = Qwen2Tokenizer(vocab={**vocabulary, "<|endoftext|>": len(vocabulary)}, merges=[])
+    document = json.loads(theirs.backend_tokenizer.to_str())
+    document["pre_tokenizer"]["pretokenizers"][1]["trim_offsets"] = False  # as in the files of Qwen2.5
+    document["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    folder = write(tmp_path, {"config": {"model_type": "qwen2"}, "tokenizer_config": config})
+    compare(folder)
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    assert with_class_stages(content, TokenizerClass.QWEN2, JsonTable("settings", config), {}) is content
+
+
+@pytest.mark.parametrize("kind", ["fallback", "metaspace"])
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_a_file_that_its_class_would_take_the_text_from_keeps_its_stages(kind: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(KINDS[kind]())
+    config = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    files = read_tokenizer_files(write(tmp_path, {"config": {"model_type": "llama"}, "tokenizer_config": config}))
+    assert files is not None
+    ours, theirs = Tokenizer.from_buffer(files.tokenizer_json), Tokenizer.from_buffer(KINDS[kind]())
+    assert [ours.encode(text).ids for text in TEXTS] == [theirs.encode(text).ids for text in TEXTS]
 
 
 def test_a_flag_of_llamas_class_that_is_none_is_refused(tmp_path: Path) -> None:

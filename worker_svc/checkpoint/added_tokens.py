@@ -4,9 +4,10 @@ They are in tokenizer_config.json, special_tokens_map.json and added_tokens.json
 if tokenizer_config.json has `added_tokens_decoder`, it wins over the two other files, which are older.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -26,6 +27,16 @@ class SpecialTokens:
     by_role: dict[str, str]  # the usual roles and a model's own: variables of its chat template
     listed: tuple[AddedToken, ...]  # they replace those of tokenizer.json
     named: tuple[AddedToken, ...]  # by a role, or as an extra one; added if tokenizer.json lacks them
+    set_roles: frozenset[str]  # by a file, some of them to null: to no token
+
+    def with_defaults(self, roles: Mapping[str, str], has_token: Callable[[str], bool]) -> Self:
+        """These and the default tokens of roles that no file sets, where the vocabulary has them."""
+        added = {role: token for role, token in roles.items() if role not in self.set_roles and has_token(token)}
+        for token in self.listed:
+            token.special = token.special or token.content in added.values()
+        present = {token.content for token in self.named}
+        named = [AddedToken(token, special=True) for token in dict.fromkeys(added.values()) if token not in present]
+        return replace(self, by_role={**self.by_role, **added}, named=(*self.named, *named))
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
@@ -45,6 +56,7 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
         by_role={role: token.content for role, token in roles.items()},
         listed=tuple(listed),
         named=tuple(dict.fromkeys([*(named[each.content] for each in roles.values()), *named.values()])),
+        set_roles=frozenset(key for table in tables for key in table.keys) | roles.keys(),
     )
 
 

@@ -8,16 +8,18 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
 from worker_svc.checkpoint.added_tokens import SpecialTokens, complete_tokenizer, read_special_tokens
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.class_stages import is_byte_level, with_class_stages
 from worker_svc.checkpoint.folder_files import find_file, read_file, read_text
 from worker_svc.checkpoint.json_file import MOST_BYTES, read_optional_table, shown
-from worker_svc.checkpoint.llama_tokenizer import with_llama_stages
 from worker_svc.checkpoint.model_folder import MOST_TOKENIZER_BYTES, TEMPLATE_FILE, TOOLS_TEMPLATE_FILE
 from worker_svc.checkpoint.older_tokenizers import convert_tokenizer
+from worker_svc.checkpoint.tokenizer_class import default_roles, find_class
 
 _TOKENIZER_FILE = "tokenizer.json"
 _OLDER_FILES = ("vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -31,6 +33,7 @@ class TokenizerFiles:
     tokenizer_json: bytes
     chat_template: str | None
     special_tokens: dict[str, str]
+    eos_token_id: int | None = None  # of the special token of that role
 
     @property
     def fingerprint(self) -> str:
@@ -39,47 +42,73 @@ class TokenizerFiles:
         return digest.hexdigest()
 
 
+class EndToken(NamedTuple):
+    """Special token that ends a text."""
+
+    content: str
+    token_id: int
+
+
 def read_tokenizer_files(folder: Path) -> TokenizerFiles | None:
     """The tokenizer of a checkpoint; None if the folder has none.
 
     Raises CheckpointError if it has one that cannot be read.
     """
-    tokens = read_special_tokens(folder)
-    tokenizer_json = read_file(folder, _TOKENIZER_FILE, MOST_TOKENIZER_BYTES)
-    if tokenizer_json is not None:
-        tokenizer_json = _completed(folder, tokenizer_json, tokens)
-    elif _has_older_files(folder):
-        tokenizer_json = convert_tokenizer(folder)
-    else:
-        return None
+    completed = _read_tokenizer(folder)
+    if completed is None:
+        if not _has_older_files(folder):
+            return None
+        completed = _converted(folder)
     return TokenizerFiles(
-        tokenizer_json=tokenizer_json,
+        tokenizer_json=completed.tokenizer_json,
         chat_template=_chat_template(folder),
-        special_tokens=tokens.by_role,
+        special_tokens=completed.tokens.by_role,
+        eos_token_id=completed.eos_token_id,
     )
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Raises CheckpointError if `read_tokenizer_files` would, but does not convert older files."""
-    tokens = read_special_tokens(folder)
-    tokenizer_json = read_file(folder, _TOKENIZER_FILE, MOST_TOKENIZER_BYTES)
-    if tokenizer_json is not None:
-        _completed(folder, tokenizer_json, tokens)
-    else:
+def check_tokenizer(folder: Path) -> EndToken | None:
+    """Raises CheckpointError if `read_tokenizer_files` would, but does not convert older files.
+
+    Returns the special token that ends a text; None if there is none, or only older files have it.
+    """
+    completed = _read_tokenizer(folder)
+    if completed is None:
+        read_special_tokens(folder)
         _has_older_files(folder)
     _chat_template(folder)
+    return None if completed is None else completed.end_token
 
 
-def _completed(folder: Path, tokenizer_json: bytes, tokens: SpecialTokens) -> bytes:
-    """Add the tokens of other files to a tokenizer.json, and give it the stages of its class."""
+class _Completed(NamedTuple):
+    """Tokenizer with the tokens of all files."""
+
+    tokenizer_json: bytes
+    tokens: SpecialTokens
+    eos_token_id: int | None
+
+    @property
+    def end_token(self) -> EndToken | None:
+        return None if self.eos_token_id is None else EndToken(self.tokens.by_role["eos_token"], self.eos_token_id)
+
+
+def _read_tokenizer(folder: Path) -> _Completed | None:
+    """The tokenizer.json with the tokens of other files and the stages of its class; None if there is none."""
+    tokens = read_special_tokens(folder)
+    tokenizer_json = read_file(folder, _TOKENIZER_FILE, MOST_TOKENIZER_BYTES)
+    if tokenizer_json is None:
+        return None
     try:
         tokenizer = _parse(folder, tokenizer_json)
-        staged_json = with_llama_stages(folder, tokenizer_json)
+        settings = read_optional_table(folder, "tokenizer_config.json")
+        found = find_class(folder, settings, is_byte_level=is_byte_level(tokenizer_json))
+        tokens = tokens.with_defaults(default_roles(found), lambda token: tokenizer.token_to_id(token) is not None)
+        staged_json = with_class_stages(tokenizer_json, found, settings, tokens.by_role)
         if staged_json is not tokenizer_json:
             tokenizer = _parse(folder, staged_json)
-        if not complete_tokenizer(tokenizer, tokens):
-            return staged_json
-        return str(tokenizer.to_str()).encode()
+        if complete_tokenizer(tokenizer, tokens):
+            staged_json = str(tokenizer.to_str()).encode()
+        return _Completed(staged_json, tokens, _eos_id(tokenizer, tokens))
     except (CheckpointError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a panic of the Rust library is no Exception
@@ -87,6 +116,21 @@ def _completed(folder: Path, tokenizer_json: bytes, tokens: SpecialTokens) -> by
             f"{folder / _TOKENIZER_FILE} does not accept the tokens of tokenizer_config.json ({shown(str(error))}): "
             "download the checkpoint again"
         ) from error
+
+
+def _converted(folder: Path) -> _Completed:
+    """The tokenizer of older files, to which the conversion has added all tokens."""
+    tokens = read_special_tokens(folder)
+    tokenizer_json = convert_tokenizer(folder)
+    tokenizer = _parse(folder, tokenizer_json)
+    found = find_class(folder, read_optional_table(folder, "tokenizer_config.json"), is_byte_level=False)
+    tokens = tokens.with_defaults(default_roles(found), lambda token: tokenizer.token_to_id(token) is not None)
+    return _Completed(tokenizer_json, tokens, _eos_id(tokenizer, tokens))
+
+
+def _eos_id(tokenizer: Tokenizer, tokens: SpecialTokens) -> int | None:
+    eos_token = tokens.by_role.get("eos_token")
+    return None if eos_token is None else tokenizer.token_to_id(eos_token)
 
 
 def _has_older_files(folder: Path) -> bool:
