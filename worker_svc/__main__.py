@@ -28,10 +28,13 @@ def main() -> None:
     status = Status(settings.status_fd)
     status.phase("checking")
     try:
-        check_start(settings.model, CheckedOptions.of(settings), generation_config=settings.generation_config)
+        warnings = check_start(
+            settings.model, CheckedOptions.of(settings), generation_config=settings.generation_config
+        )
     except (CheckpointError, OptionError) as error:
         refuse_to_start(SERVICE, str(error), names)
     if settings.check:
+        sys.stderr.writelines(f"{SERVICE}: warning: {' '.join(each.split())}\n" for each in warnings)
         return
     status.phase("starting")
     # Imported here because it loads torch, which takes seconds: wrong settings are refused before that.

@@ -15,7 +15,7 @@ from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.class_stages import with_class_stages
 from worker_svc.checkpoint.json_file import JsonTable
 from worker_svc.checkpoint.tokenizer_class import TokenizerClass
-from worker_svc.checkpoint.tokenizer_files import check_tokenizer, read_tokenizer_files
+from worker_svc.checkpoint.tokenizer_files import EndToken, check_tokenizer, read_tokenizer_files
 
 TEXTS = (
     "The quick brown fox",
@@ -172,7 +172,7 @@ def test_a_role_that_another_file_sets_has_no_default(tmp_path: Path) -> None:
     files = read_tokenizer_files(folder)
     assert files is not None
     assert files.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "</s>"}
-    assert files.eos_token_id == 2
+    assert files.end_token == EndToken("</s>", 2)
 
 
 def test_a_default_token_counts_where_the_vocabulary_has_it_and_becomes_special(tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_a_default_token_counts_where_the_vocabulary_has_it_and_becomes_special(
     files = read_tokenizer_files(tmp_path)
     assert files is not None
     assert files.special_tokens == {}
-    assert files.eos_token_id is None
+    assert files.end_token is None
 
 
 def test_a_tokenizer_that_has_the_stages_of_its_class_is_sent_as_it_is(tmp_path: Path) -> None:
-    """As saved by Qwen2's own class: large files are not read twice."""
+    """Saved by Qwen2's own class, it is not parsed twice: such files have ten megabytes."""
     vocabulary = json.loads(byte_level_json())["model"]["vocab"]
     config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "unk_token": None, "pad_token": None}
     theirs = Qwen2Tokenizer(vocab={**vocabulary, "<|endoftext|>": len(vocabulary)}, merges=[])

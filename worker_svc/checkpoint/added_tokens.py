@@ -30,7 +30,7 @@ class SpecialTokens:
     set_roles: frozenset[str]  # by a file, some of them to null: to no token
 
     def with_defaults(self, roles: Mapping[str, str], has_token: Callable[[str], bool]) -> Self:
-        """These and the default tokens of roles that no file sets, where the vocabulary has them."""
+        """Add the default tokens of roles that no file sets, where the vocabulary has them."""
         added = {role: token for role, token in roles.items() if role not in self.set_roles and has_token(token)}
         for token in self.listed:
             token.special = token.special or token.content in added.values()

@@ -125,7 +125,7 @@ def _flag(settings: JsonTable, key: str, default: bool) -> bool:
 
 
 def _effective(document: Mapping[str, Any]) -> list[Any]:
-    """All that decides ids and text: flags of byte-level decoders do not, nor does the place of cut offsets."""
+    """Values that decide ids and text: flags of byte-level decoders do not, nor does the place of cut offsets."""
     decoder = document.get("decoder") or {}
     model = {key: value for key, value in document["model"].items() if value and key not in ("type", "vocab", "merges")}
     return [

@@ -26,6 +26,13 @@ _OLDER_FILES = ("vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.
 _MOST_TOKEN_ID = 1 << 24
 
 
+class EndToken(NamedTuple):
+    """Special token that ends a text."""
+
+    content: str
+    token_id: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
     """Complete tokenizer.json, the chat template, and special tokens by role."""
@@ -33,20 +40,13 @@ class TokenizerFiles:
     tokenizer_json: bytes
     chat_template: str | None
     special_tokens: dict[str, str]
-    eos_token_id: int | None = None  # of the special token of that role
+    end_token: EndToken | None = None
 
     @property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.tokenizer_json)
         digest.update(json.dumps([self.chat_template, self.special_tokens], sort_keys=True).encode())
         return digest.hexdigest()
-
-
-class EndToken(NamedTuple):
-    """Special token that ends a text."""
-
-    content: str
-    token_id: int
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles | None:
@@ -63,7 +63,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles | None:
         tokenizer_json=completed.tokenizer_json,
         chat_template=_chat_template(folder),
         special_tokens=completed.tokens.by_role,
-        eos_token_id=completed.eos_token_id,
+        end_token=completed.end_token,
     )
 
 
@@ -74,7 +74,6 @@ def check_tokenizer(folder: Path) -> EndToken | None:
     """
     completed = _read_tokenizer(folder)
     if completed is None:
-        read_special_tokens(folder)
         _has_older_files(folder)
     _chat_template(folder)
     return None if completed is None else completed.end_token
@@ -85,11 +84,7 @@ class _Completed(NamedTuple):
 
     tokenizer_json: bytes
     tokens: SpecialTokens
-    eos_token_id: int | None
-
-    @property
-    def end_token(self) -> EndToken | None:
-        return None if self.eos_token_id is None else EndToken(self.tokens.by_role["eos_token"], self.eos_token_id)
+    end_token: EndToken | None
 
 
 def _read_tokenizer(folder: Path) -> _Completed | None:
@@ -108,7 +103,7 @@ def _read_tokenizer(folder: Path) -> _Completed | None:
             tokenizer = _parse(folder, staged_json)
         if complete_tokenizer(tokenizer, tokens):
             staged_json = str(tokenizer.to_str()).encode()
-        return _Completed(staged_json, tokens, _eos_id(tokenizer, tokens))
+        return _Completed(staged_json, tokens, _end_token(tokenizer, tokens))
     except (CheckpointError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a panic of the Rust library is no Exception
@@ -125,12 +120,14 @@ def _converted(folder: Path) -> _Completed:
     tokenizer = _parse(folder, tokenizer_json)
     found = find_class(folder, read_optional_table(folder, "tokenizer_config.json"), is_byte_level=False)
     tokens = tokens.with_defaults(default_roles(found), lambda token: tokenizer.token_to_id(token) is not None)
-    return _Completed(tokenizer_json, tokens, _eos_id(tokenizer, tokens))
+    return _Completed(tokenizer_json, tokens, _end_token(tokenizer, tokens))
 
 
-def _eos_id(tokenizer: Tokenizer, tokens: SpecialTokens) -> int | None:
-    eos_token = tokens.by_role.get("eos_token")
-    return None if eos_token is None else tokenizer.token_to_id(eos_token)
+def _end_token(tokenizer: Tokenizer, tokens: SpecialTokens) -> EndToken | None:
+    """The token with the role `eos_token`; None if there is none, or it has no id."""
+    content = tokens.by_role.get("eos_token")
+    token_id = None if content is None else tokenizer.token_to_id(content)
+    return None if content is None or token_id is None else EndToken(content, token_id)
 
 
 def _has_older_files(folder: Path) -> bool:

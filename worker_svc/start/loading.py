@@ -7,6 +7,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+import structlog
 import torch
 
 from common.status import Status
@@ -18,7 +19,7 @@ from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.dtype_choice import choose_dtype, saved_dtype
 from worker_svc.checkpoint.generation_defaults import read_sampling_defaults
 from worker_svc.checkpoint.model_folder import fingerprint, is_local, resolve_checkpoint
-from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
+from worker_svc.checkpoint.tokenizer_files import EndToken, read_tokenizer_files
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.cpu.start import choose_host
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
@@ -31,12 +32,15 @@ from worker_svc.option_check import FP8_WEIGHTS_NEED_16_BITS, CheckedOptions, De
 from worker_svc.ranks.rank_starting import StartRank, spawn_rank
 from worker_svc.runner_choice import RunnerChoice, choose_runner, detect_machine
 from worker_svc.start.block_travel import block_format, travelling_blocks
+from worker_svc.start.end_tokens import end_token_ids, left_out_warning
 from worker_svc.start.group_start import ReductionChoice, StartingGroup, settings_of_rank
 from worker_svc.start.preflight import check_folder
 from worker_svc.start.runner_start import lead_device_runner, start_cpu_runner, start_device_runner
 from worker_svc.start.settled_choices import device_products, requested_runner, seat_grammars, shares_memory
 from worker_svc.start.start_notices import notices
 from worker_svc.start.weight_form import check_weight_form
+
+log = structlog.get_logger()
 
 
 def load_model(
@@ -82,6 +86,9 @@ def _load(
             check_folder(folder, options, sampling_defaults=settings.generation_config == "model")
         model_fingerprint = fingerprint(folder)
         tokenizer = read_tokenizer_files(folder)
+        end_token = None if tokenizer is None else tokenizer.end_token
+        if (warning := left_out_warning(read_model_config(folder), end_token)) is not None:
+            log.warning(warning)
         chosen = choose_dtype(
             settings.dtype,
             saved_dtype(read_model_config(folder).dtype, read_headers(folder)),
@@ -128,7 +135,7 @@ def _load(
         with clock.phase("huge_pages"):
             collapse_memory()
     description = WorkerDescription(
-        model=_describe_model(settings, folder, decoder, model_fingerprint),
+        model=_describe_model(settings, folder, decoder, model_fingerprint, end_token),
         tokenizer=tokenizer,
         limits=started.limits,
         bytes_per_block=started.pool.shape.bytes_per_block * settings.tensor_parallel,
@@ -156,14 +163,14 @@ def _load(
 
 
 def _describe_model(
-    settings: WorkerSettings, folder: Path, decoder: Decoder, model_fingerprint: str
+    settings: WorkerSettings, folder: Path, decoder: Decoder, model_fingerprint: str, end_token: EndToken | None
 ) -> ModelDescription:
     return ModelDescription(
         name=settings.model_name or settings.model,
         fingerprint=model_fingerprint,
         architecture=decoder.config.architecture,
         dtype=_dtype_name(decoder.dtype),
-        eos_token_ids=decoder.config.eos_token_ids,
+        eos_token_ids=end_token_ids(decoder.config, end_token),
         sampling_defaults=read_sampling_defaults(folder) if settings.generation_config == "model" else {},
     )
 

@@ -19,11 +19,15 @@ from worker_svc.option_check import (
     installed_attention,
     num_cuda_devices,
 )
+from worker_svc.start.end_tokens import left_out_warning
 from worker_svc.start.pool_check import check_pool
 
 
-def check_start(model: str, options: CheckedOptions, *, generation_config: str) -> None:
-    """Checks the model and the options of a worker. Raises OptionError or CheckpointError, which say what to do."""
+def check_start(model: str, options: CheckedOptions, *, generation_config: str) -> tuple[str, ...]:
+    """Checks the model and the options of a worker. Raises OptionError or CheckpointError, which say what to do.
+
+    Returns warnings, which the start of the worker repeats.
+    """
     check_options(
         options,
         has_driver=has_cuda_driver(),
@@ -31,23 +35,27 @@ def check_start(model: str, options: CheckedOptions, *, generation_config: str) 
         libraries=installed_attention(),
         count_devices=num_cuda_devices,
     )
-    check_model(model, options, sampling_defaults=generation_config == "model")
+    return check_model(model, options, sampling_defaults=generation_config == "model")
 
 
-def check_model(name_or_path: str, options: CheckedOptions | None = None, *, sampling_defaults: bool = True) -> None:
+def check_model(
+    name_or_path: str, options: CheckedOptions | None = None, *, sampling_defaults: bool = True
+) -> tuple[str, ...]:
     """Checks the model that `--model` names; a hub id outside the local cache is checked after its download.
 
-    Raises the errors of `check_folder`.
+    Raises the errors of `check_folder`, and returns its warnings.
     """
     folder = find_checkpoint(name_or_path)
-    if folder is not None:
-        check_folder(folder, options, sampling_defaults=sampling_defaults)
+    return () if folder is None else check_folder(folder, options, sampling_defaults=sampling_defaults)
 
 
-def check_folder(folder: Path, options: CheckedOptions | None = None, *, sampling_defaults: bool = True) -> None:
+def check_folder(
+    folder: Path, options: CheckedOptions | None = None, *, sampling_defaults: bool = True
+) -> tuple[str, ...]:
     """Checks config, tokenizer, names, shapes and dtypes of all tensors, and, with `sampling_defaults`, those values.
 
-    Raises CheckpointError, and OptionError if the model does not allow the options.
+    Returns warnings of a tokenizer.json; older files are read at the start alone. Raises CheckpointError, and
+    OptionError if the model does not allow the options.
     """
     config = read_model_config(folder)
     if options is not None:
@@ -58,6 +66,7 @@ def check_folder(folder: Path, options: CheckedOptions | None = None, *, samplin
         check_tensor(folder, name, headers.get(name), shape)
     if options is not None:
         check_pool(options, config, saved_dtype(config.dtype, headers), has_driver=has_cuda_driver())
-    check_tokenizer(folder)
+    warning = left_out_warning(config, check_tokenizer(folder))
     if sampling_defaults:
         read_sampling_defaults(folder)
+    return () if warning is None else (warning,)

@@ -15,6 +15,7 @@ from worker_svc.model.layers import Linear, MakeProduct
 from worker_svc.runner_choice import RequestedRunner
 from worker_svc.sampling.grammar_matcher import GrammarVocabulary
 from worker_svc.sampling.seat_grammars import SeatGrammars
+from worker_svc.start.end_tokens import end_token_ids
 
 
 def requested_runner(settings: WorkerSettings) -> RequestedRunner:
@@ -41,12 +42,12 @@ def seat_grammars(tokenizer: TokenizerFiles | None, config: ModelConfig) -> Seat
     """Grammars of a worker's seats; None without a tokenizer."""
     if tokenizer is None:
         return None
-    return SeatGrammars(partial(_grammar_vocabulary, tokenizer.tokenizer_json, config))
+    ends = sorted(end_token_ids(config, tokenizer.end_token))
+    return SeatGrammars(partial(_grammar_vocabulary, tokenizer.tokenizer_json, config.vocab_size, ends))
 
 
-def _grammar_vocabulary(tokenizer_json: bytes, config: ModelConfig) -> GrammarVocabulary:
-    faithful_json = faithful_tokenizer(tokenizer_json, config.vocab_size)
-    return GrammarVocabulary(faithful_json, config.vocab_size, sorted(config.eos_token_ids))
+def _grammar_vocabulary(tokenizer_json: bytes, vocab_size: int, ends: list[int]) -> GrammarVocabulary:
+    return GrammarVocabulary(faithful_tokenizer(tokenizer_json, vocab_size), vocab_size, ends)
 
 
 def shares_memory(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> bool:
