@@ -1,7 +1,7 @@
 """Bytes of single tokens, for log-probabilities by token: a token may be a part of a character, which text cannot show.
 
 Reads the tokenizer's decoder: byte-level vocabularies spell each byte as a character, others spell single bytes as
-`<0x0A>` and a space as `▁`, which is U+2581.
+`<0x0A>` and a space as `▁`, which is U+2581; those of word pieces mark what continues a word, `##`, and have no spaces.
 """
 
 import json
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 _SPELLED_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -24,6 +24,7 @@ class TokenPieces:
         kinds = {step.get("type") for step in steps}
         self._bytes_of = _byte_level_alphabet() if "ByteLevel" in kinds else None
         self._has_spelled_bytes = "ByteFallback" in kinds
+        self._word_pieces = next(map(_word_pieces, (step for step in steps if step.get("type") == "WordPiece")), None)
         self._replacements = [each for step in steps for each in _replacements(step)]
 
     def piece(self, token_id: int) -> bytes:
@@ -36,6 +37,8 @@ class TokenPieces:
             return b"".join(alphabet.get(each) or each.encode() for each in spelled)
         if self._has_spelled_bytes and (found := _SPELLED_BYTE.fullmatch(spelled)):
             return bytes([int(found[1], 16)])
+        if self._word_pieces is not None and spelled:
+            return str(self._word_pieces.decode(["", spelled])).encode()  # behind another: the first gets no space
         for before, after in self._replacements:
             spelled = spelled.replace(before, after)
         return spelled.encode()
@@ -47,6 +50,11 @@ def _decoding_steps(tokenizer: Tokenizer) -> Iterator[Mapping[str, Any]]:
         return
     decoder = json.loads(tokenizer.decoder.__getstate__())
     yield from decoder["decoders"] if decoder["type"] == "Sequence" else (decoder,)
+
+
+def _word_pieces(step: Mapping[str, Any]) -> decoders.WordPiece:
+    """The step alone, which puts spaces between words, and with `cleanup` none before signs."""
+    return decoders.WordPiece(prefix=step["prefix"], cleanup=step["cleanup"])
 
 
 def _replacements(step: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

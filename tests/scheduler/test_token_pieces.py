@@ -48,6 +48,21 @@ def test_spelled_bytes_and_spaces(token_id: int, piece: bytes) -> None:
     assert TokenPieces(sentencepiece()).piece(token_id) == piece
 
 
+@pytest.mark.parametrize(("cleanup", "comma"), [(True, b","), (False, b" ,")])
+@pytest.mark.parametrize("in_a_sequence", [True, False])
+def test_word_pieces_have_the_spaces_of_their_text(cleanup: bool, comma: bytes, in_a_sequence: bool) -> None:
+    vocabulary = {"[UNK]": 0, "play": 1, "##ing": 2, "now": 3, ",": 4}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    decoder = decoders.WordPiece(cleanup=cleanup)
+    tokenizer.decoder = decoders.Sequence([decoder, decoders.Fuse()]) if in_a_sequence else decoder
+    pieces = TokenPieces(tokenizer)
+    ids = tokenizer.encode("playing, now").ids
+    assert [pieces.piece(each) for each in ids] == [b" play", b"ing", comma, b" now"]
+    assert b"".join(map(pieces.piece, ids)).decode().lstrip() == tokenizer.decode(ids)
+    assert pieces.piece(99) == b""
+
+
 def test_other_spellings_of_spaces() -> None:
     tokenizer = Tokenizer(models.WordLevel(vocab={"_a": 0, "b</w>": 1}, unk_token="_a"))
     tokenizer.decoder = decoders.Metaspace(replacement="_")

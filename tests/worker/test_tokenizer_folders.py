@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 from transformers.utils import sentencepiece_model_pb2_new
 
+from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.text_tokenizers import byte_fallback_json, byte_level_json, metaspace_json
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.class_stages import with_class_stages
@@ -233,6 +234,35 @@ def sentencepiece_model() -> bytes:
         for piece in pieces:
             model.pieces.add(piece=piece, type=kind, score=-float(words.index(piece)) if kind == 1 else 0.0)
     return bytes(model.SerializeToString())
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "quick", "play", "##ing", "now", ",", ".", "dog", "##s"]
+
+
+def write_words(folder: Path, model_type: str, name: str) -> Path:
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    return write(folder, {"config": {"model_type": model_type}, "tokenizer_config": {"tokenizer_class": name}})
+
+
+@pytest.mark.long
+def test_a_list_of_words_is_read_by_berts_class_and_its_tokens_are_the_text(tmp_path: Path) -> None:
+    folder = write_words(tmp_path, "gpt2", "BertTokenizer")
+    check_tokenizer(folder)
+    files = read_tokenizer_files(folder)
+    assert files is not None
+    compare(folder)
+    tokenizer = ModelTokenizer(files.tokenizer_json, "", files.special_tokens)
+    ids = tokenizer.encode("the quick dogs, playing now.", add_special_tokens=False)
+    assert b"".join(tokenizer.pieces(ids)) == b" the quick dogs, playing now."
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("gpt2", "GPT2Tokenizer"), ("mistral", "BertTokenizer"), ("qwen2", "BertTokenizer")]
+)
+def test_a_list_of_words_is_no_vocabulary_of_another_class(model_type: str, name: str, tmp_path: Path) -> None:
+    folder = write_words(tmp_path, model_type, name)
+    check_tokenizer(folder)
+    assert read_tokenizer_files(folder) is None
 
 
 @pytest.mark.long

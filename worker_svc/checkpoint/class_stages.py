@@ -43,7 +43,7 @@ def with_class_stages(
     that is none.
     """
     of_bytes = found in (TokenizerClass.GPT2, TokenizerClass.QWEN2)
-    if found is None or of_bytes is not is_byte_level(tokenizer_json):
+    if found is None or found is TokenizerClass.BERT or of_bytes is not is_byte_level(tokenizer_json):
         return tokenizer_json
     document = json.loads(tokenizer_json)
     if "merges" not in document["model"]:

@@ -22,6 +22,7 @@ _TEXT_FILES = {
     "tokenizer.json": MOST_TOKENIZER_BYTES,
     "tokenizer.model": MOST_TOKENIZER_BYTES,
     "vocab.json": MOST_TOKENIZER_BYTES,
+    "vocab.txt": MOST_TOKENIZER_BYTES,
     "merges.txt": MOST_TOKENIZER_BYTES,
     "added_tokens.json": MOST_BYTES,
     "tokenizer_config.json": MOST_BYTES,

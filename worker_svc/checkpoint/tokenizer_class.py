@@ -1,7 +1,7 @@
 """Tokenizer class that `transformers` 5 takes for a folder, and the special tokens that the class has by default.
 
-Classes are known by their names alone. Only those that change a tokenizer.json are told apart: with any other, and for
-some model types with every one, `transformers` takes the file as it is.
+Classes are known by their names alone. Only some are told apart: with most others, and for some model types with every
+one, `transformers` takes a tokenizer.json as it is.
 """
 
 from enum import Enum
@@ -12,12 +12,16 @@ from worker_svc.checkpoint.model_folder import CONFIG_FILE
 
 
 class TokenizerClass(Enum):
-    """Class that gives a tokenizer.json stages of its own; the value is the declared name, without `Fast`."""
+    """Class that gives a tokenizer special tokens, or a tokenizer.json stages, of its own.
+
+    The value is the declared name, without `Fast`.
+    """
 
     LLAMA = "LlamaTokenizer"
     CODE_LLAMA = "CodeLlamaTokenizer"
     GPT2 = "GPT2Tokenizer"
     QWEN2 = "Qwen2Tokenizer"
+    BERT = "BertTokenizer"  # the only one whose vocabulary may be a vocab.txt
 
 
 _OF_NAME = {each.value: each for each in TokenizerClass}
@@ -45,11 +49,12 @@ _DEFAULT_ROLES = {
     },
     TokenizerClass.GPT2: dict.fromkeys(("bos_token", "eos_token", "unk_token"), _ENDOFTEXT),
     TokenizerClass.QWEN2: dict.fromkeys(("eos_token", "unk_token", "pad_token"), _ENDOFTEXT),
+    TokenizerClass.BERT: {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")},
 }
 
 
 def find_class(folder: Path, settings: JsonTable, *, is_byte_level: bool) -> TokenizerClass | None:
-    """The class of a folder; None if its tokenizer.json counts as it is. settings: its tokenizer_config.json"""
+    """The class of a folder; None if it is another. settings: its tokenizer_config.json"""
     config = read_optional_table(folder, CONFIG_FILE)
     model_type = config.raw("model_type")
     declared = (settings if settings.raw("tokenizer_class") else config).raw("tokenizer_class")

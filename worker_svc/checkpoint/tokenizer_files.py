@@ -19,10 +19,12 @@ from worker_svc.checkpoint.folder_files import find_file, read_file, read_text
 from worker_svc.checkpoint.json_file import MOST_BYTES, read_optional_table, shown
 from worker_svc.checkpoint.model_folder import MOST_TOKENIZER_BYTES, TEMPLATE_FILE, TOOLS_TEMPLATE_FILE
 from worker_svc.checkpoint.older_tokenizers import convert_tokenizer
-from worker_svc.checkpoint.tokenizer_class import default_roles, find_class
+from worker_svc.checkpoint.tokenizer_class import TokenizerClass, default_roles, find_class
 
 _TOKENIZER_FILE = "tokenizer.json"
+_SETTINGS_FILE = "tokenizer_config.json"
 _OLDER_FILES = ("vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_WORD_LIST = "vocab.txt"
 _MOST_TOKEN_ID = 1 << 24
 
 
@@ -95,7 +97,7 @@ def _read_tokenizer(folder: Path) -> _Completed | None:
         return None
     try:
         tokenizer = _parse(folder, tokenizer_json)
-        settings = read_optional_table(folder, "tokenizer_config.json")
+        settings = read_optional_table(folder, _SETTINGS_FILE)
         found = find_class(folder, settings, is_byte_level=is_byte_level(tokenizer_json))
         tokens = tokens.with_defaults(default_roles(found), lambda token: tokenizer.token_to_id(token) is not None)
         staged_json = with_class_stages(tokenizer_json, found, settings, tokens.by_role)
@@ -118,7 +120,7 @@ def _converted(folder: Path) -> _Completed:
     tokens = read_special_tokens(folder)
     tokenizer_json = convert_tokenizer(folder)
     tokenizer = _parse(folder, tokenizer_json)
-    found = find_class(folder, read_optional_table(folder, "tokenizer_config.json"), is_byte_level=False)
+    found = find_class(folder, read_optional_table(folder, _SETTINGS_FILE), is_byte_level=False)
     tokens = tokens.with_defaults(default_roles(found), lambda token: tokenizer.token_to_id(token) is not None)
     return _Completed(tokenizer_json, tokens, _end_token(tokenizer, tokens))
 
@@ -131,8 +133,15 @@ def _end_token(tokenizer: Tokenizer, tokens: SpecialTokens) -> EndToken | None:
 
 
 def _has_older_files(folder: Path) -> bool:
-    """True if the folder has older vocabulary files. Raises CheckpointError for one that is no regular file in it."""
-    return any(find_file(folder, name) is not None for name in _OLDER_FILES)
+    """True if the folder has older vocabulary files. Raises CheckpointError for one that is no regular file in it.
+
+    A vocab.txt counts where a class is declared that reads it: to others it is any file, and no vocabulary.
+    """
+    names = list(_OLDER_FILES)
+    settings = read_optional_table(folder, _SETTINGS_FILE)
+    if find_class(folder, settings, is_byte_level=False) is TokenizerClass.BERT:
+        names.append(_WORD_LIST)
+    return any(find_file(folder, name) is not None for name in names)
 
 
 def _parse(folder: Path, tokenizer_json: bytes) -> Tokenizer:
@@ -159,7 +168,7 @@ def _chat_template(folder: Path) -> str | None:
     if usual is not None or with_tools is not None:
         return _by_tools(usual, with_tools)
     own = read_optional_table(folder, "chat_template.json")
-    table = own if "chat_template" in own else read_optional_table(folder, "tokenizer_config.json")
+    table = own if "chat_template" in own else read_optional_table(folder, _SETTINGS_FILE)
     template = table.raw("chat_template")
     if template is None or isinstance(template, str):
         return template
