@@ -433,6 +433,8 @@ class StructuredOutput(_message.Message):
     """StructuredOutput is a constraint on the text of an output: only tokens that can still lead to a text that meets it are
     chosen, and an output that did not reach max_tokens or a stop meets it. It applies before all sampling parameters, and
     to each sample and beam. A constraint that cannot be compiled within limits of time and memory is INVALID_ARGUMENT.
+    A request ends FAILED where the next token of its output costs a worker too much: the text can be read in too many
+    ways, or the processor time is used up that one output may take.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -780,7 +780,9 @@ class StepResponse(_message.Message):
     token_ids: _builtins.bytes
     """token_ids, int32[num_samples], in the order of the samples."""
     invalid_samples: _builtins.bytes
-    """invalid_samples, int32[n]: indices of samples whose logits were not finite; their token is meaningless."""
+    """invalid_samples, int32[n]: indices of samples whose logits were not finite, or whose grammar left no token, as one does
+    that goes beyond a limit; their token is meaningless.
+    """
     queue_ns: _builtins.int
     """queue_ns from the arrival of the step to the start of its execution."""
     exec_ns: _builtins.int

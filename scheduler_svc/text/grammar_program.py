@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import BinaryIO
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 LENGTH = struct.Struct("<I")
 USABLE, REFUSED, NO_TOKENIZER = b"u", b"r", b"t"  # what an answer begins with
@@ -35,45 +35,46 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(_STACK_BYTES)
     vocabulary = _read(requests)
-    tokenizer: LLTokenizer | None = None
+    read: tuple[LLTokenizer, LLParserLimits] | None = None
     while vocabulary is not None and (grammar := _read(requests)) is not None:
         try:
-            if tokenizer is None:
+            if read is None:
                 signal.setitimer(signal.ITIMER_PROF, READING_CPU_S)  # the system ends the process at the limit
-                tokenizer = _tokenizer(vocabulary)
+                read = _read_vocabulary(vocabulary)
             signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
-            reason = _fault_within_stack(tokenizer, grammar.decode())
+            reason = _fault_within_stack(*read, grammar.decode())
             answer = REFUSED + _encoded(reason) if reason else USABLE
         except BaseException as error:  # the library panics
-            kind = NO_TOKENIZER if tokenizer is None else REFUSED
+            kind = NO_TOKENIZER if read is None else REFUSED
             answer = kind + _encoded(str(error) or type(error).__name__)
         signal.setitimer(signal.ITIMER_PROF, 0)  # the next request is read in its own time
         answers.write(LENGTH.pack(len(answer)) + answer)
         answers.flush()
 
 
-def vocabulary_message(tokenizer_json: bytes, vocab_size: int, eos_token_ids: list[int]) -> bytes:
-    """First message to the process."""
-    return json.dumps([vocab_size, eos_token_ids]).encode() + b"\n" + tokenizer_json
+def vocabulary_message(tokenizer_json: bytes, vocab_size: int, eos_token_ids: list[int], step_max_items: int) -> bytes:
+    """First message to the process. `step_max_items`: the parser's limit, the same on workers."""
+    return json.dumps([vocab_size, eos_token_ids, step_max_items]).encode() + b"\n" + tokenizer_json
 
 
-def _tokenizer(vocabulary: bytes) -> LLTokenizer:
-    head, tokenizer_json = vocabulary.split(b"\n", 1)
-    vocab_size, eos_token_ids = json.loads(head)
-    return LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=eos_token_ids)
+def _read_vocabulary(message: bytes) -> tuple[LLTokenizer, LLParserLimits]:
+    head, tokenizer_json = message.split(b"\n", 1)
+    vocab_size, eos_token_ids, step_max_items = json.loads(head)
+    tokenizer = LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=eos_token_ids)
+    return tokenizer, LLParserLimits(step_max_items=step_max_items)
 
 
-def _fault_within_stack(tokenizer: LLTokenizer, grammar: str) -> str:
+def _fault_within_stack(tokenizer: LLTokenizer, limits: LLParserLimits, grammar: str) -> str:
     """Fault of a grammar, found on a thread of its own; empty if it has none."""
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(_fault(tokenizer, grammar)))
+    thread = threading.Thread(target=lambda: found.append(_fault(tokenizer, limits, grammar)))
     thread.start()
     thread.join()
     return found[0] if found else "it cannot be compiled"
 
 
-def _fault(tokenizer: LLTokenizer, grammar: str) -> str:
-    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+def _fault(tokenizer: LLTokenizer, limits: LLParserLimits, grammar: str) -> str:
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if not matcher.is_error() and not any(mask):
         return "no token of the model can begin it"

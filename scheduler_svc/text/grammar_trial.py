@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.faithful_tokenizer import faithful_tokenizer
+from common.grammar_limits import STEP_MAX_ITEMS
 from common.native_faults import shortened
 from quire.errors import FailedPreconditionError
 from scheduler_svc.text import grammar_program
@@ -31,7 +32,7 @@ class GrammarTrial:
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: list[int]) -> None:
         tokenizer_json = faithful_tokenizer(tokenizer_json, vocab_size)  # as workers read it
-        self._vocabulary = grammar_program.vocabulary_message(tokenizer_json, vocab_size, eos_token_ids)
+        self._vocabulary = grammar_program.vocabulary_message(tokenizer_json, vocab_size, eos_token_ids, STEP_MAX_ITEMS)
         self._idle = IdleProcesses(_MOST_IDLE)
         self._thread = ThreadPoolExecutor(1, "grammar-trial")
         self._passed: OrderedDict[bytes, None] = OrderedDict()

@@ -14,6 +14,7 @@ from tests.services import DEMO_MODEL, Service, free_address, start_scheduler
 from tests.valkey import ValkeyProcess
 
 ASKS = structured_asks()
+EOS = 1  # of the model
 POOL = ("--num-blocks", "110", "--num-host-blocks", "110")
 Texts = list[list[str]]
 
@@ -116,3 +117,13 @@ async def test_what_cannot_be_compiled_is_refused_and_disturbs_no_other(site: Mo
             with pytest.raises(quire.InvalidRequestError, match=rf"structured_output: cannot be used: .*{reason}"):
                 await client.generate("Once", **constraint)
         assert (await good).text.startswith("{")
+
+
+async def test_a_grammar_that_costs_more_and_more_fails_alone_and_says_which_limit_it_met(site: ModelSite) -> None:
+    lark = "start: e\ne: e e | W\nW: /[a-z ]/"
+    async with site.client() as client:
+        alone = await client.generate("Once upon a time", max_tokens=100, temperature=0)
+        beside = asyncio.create_task(client.generate("Once upon a time", max_tokens=100, temperature=0))
+        with pytest.raises(quire.RequestFailedError, match="can be read in too many ways"):
+            await client.generate("Once", lark=lark, max_tokens=300, temperature=1, seed=1, logit_bias={EOS: -100.0})
+        assert (await beside).text == alone.text

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.errors import FailedPreconditionError, UnavailableError
+from scheduler_svc.text import grammar_trial
 from scheduler_svc.text.grammar_trial import GrammarRefusedError, GrammarTrial
 from tests.services import DEMO_MODEL
 
@@ -90,6 +91,13 @@ async def test_a_grammar_waits_while_the_system_starts_no_process(
         with pytest.raises(UnavailableError, match="cannot start a process for this now: Too many open files"):
             await trial.check(GOOD)
     await trial.check(GOOD)
+
+
+async def test_a_grammar_is_tried_with_the_limit_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_trial, "STEP_MAX_ITEMS", 5)
+    strict = GrammarTrial((DEMO_MODEL / "tokenizer.json").read_bytes(), 2048, [0])
+    with pytest.raises(GrammarRefusedError, match=r"Too many items \(limit 5;"):
+        await strict.check(GOOD)
 
 
 def _no_process(*_: object, **__: object) -> None:

@@ -124,7 +124,8 @@ def _load(
         if settings.weight_dtype in ("fp8", "int4"):
             check_weight_form(decoder, settings.weight_dtype)
         lead = None if starting is None else starting.lead()
-    grammars = seat_grammars(tokenizer, decoder.config)
+    # Ranks on accelerators follow grammars each for itself, and would disagree where the time of one runs out.
+    grammars = seat_grammars(tokenizer, decoder.config, limits_time=lead is None or host is not None)
     if host is None:
         place, on_compiled = None if lead is None else lead.place, partial(status.phase, "compiling")
         started = start_device_runner(settings, decoder, choice, clock, grammars, on_compiled, place)

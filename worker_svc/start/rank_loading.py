@@ -154,7 +154,7 @@ def _load_on_device(rank: _LoadingRank, folder: Path, choice: RunnerChoice) -> S
         reduction = connect_devices(rank.store(), set_up.rank, set_up.size, choice.device, set_up.timeout_s)
     else:
         reduction = rank.reduction_on_cpus()
-    grammars = seat_grammars(read_tokenizer_files(folder), decoder.config)
+    grammars = seat_grammars(read_tokenizer_files(folder), decoder.config, limits_time=False)
     place = RankPlace(reduction, rank.agree_on_least, set_up.num_on_machine, compiles=set_up.num_on_machine == 1)
     started = start_device_runner(settings, decoder, choice, PhaseClock(), grammars, _ignore_progress, place)
     return StepFollower(started.runner, reduction)

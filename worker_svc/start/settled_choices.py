@@ -38,16 +38,20 @@ def device_products(settings: WorkerSettings) -> MakeProduct:
     return Linear if form == "auto" else quantising_maker(form)
 
 
-def seat_grammars(tokenizer: TokenizerFiles | None, config: ModelConfig) -> SeatGrammars | None:
-    """Grammars of a worker's seats; None without a tokenizer."""
+def seat_grammars(
+    tokenizer: TokenizerFiles | None, config: ModelConfig, *, limits_time: bool = True
+) -> SeatGrammars | None:
+    """Grammars of a worker's seats; None without a tokenizer. `limits_time`: as `GrammarVocabulary` has it."""
     if tokenizer is None:
         return None
     ends = sorted(end_token_ids(config, tokenizer.end_token))
-    return SeatGrammars(partial(_grammar_vocabulary, tokenizer.tokenizer_json, config.vocab_size, ends))
+    return SeatGrammars(partial(_grammar_vocabulary, tokenizer.tokenizer_json, config.vocab_size, ends, limits_time))
 
 
-def _grammar_vocabulary(tokenizer_json: bytes, vocab_size: int, ends: list[int]) -> GrammarVocabulary:
-    return GrammarVocabulary(faithful_tokenizer(tokenizer_json, vocab_size), vocab_size, ends)
+def _grammar_vocabulary(
+    tokenizer_json: bytes, vocab_size: int, ends: list[int], limits_time: bool
+) -> GrammarVocabulary:
+    return GrammarVocabulary(faithful_tokenizer(tokenizer_json, vocab_size), vocab_size, ends, limits_time=limits_time)
 
 
 def shares_memory(settings: WorkerSettings, device: torch.device, dtype: torch.dtype) -> bool:

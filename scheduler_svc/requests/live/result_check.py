@@ -29,7 +29,10 @@ class NotFiniteError(QuireError):
     def __init__(self, groups: Collection[SequenceGroup], *, have_grammars: bool) -> None:
         """`have_grammars`: all these requests have one, and a grammar that fails leaves no token either."""
         not_finite = "the model's logits were not finite: check the model's weights and dtype, or change the prompt"
-        failed = "no token could follow: the structured output went beyond a limit, so ask for a simpler one; or"
+        failed = (
+            "no token could follow: the structured output went beyond a limit (its text can be read in too many ways, "
+            "or its masks took too much processor time), so ask for a simpler one; or"
+        )
         super().__init__(f"{failed} {not_finite}" if have_grammars else not_finite)
         self.groups = groups
 
