@@ -48,8 +48,8 @@ class ModelPolicy:
             return
         raise FailedPreconditionError(
             f"worker {worker_id!r} has another model than the {model.name!r} being served{why}: its fingerprint is "
-            f"{fingerprint[:12]!r}, and {model.fingerprint[:12]!r} is served; start it with the same model folder, "
-            "or serve it by a scheduler of its own"
+            f"{fingerprint[:12]!r}, and {model.fingerprint[:12]!r} is served; start it with the same model folder "
+            "and version of Quire, or serve it by a scheduler of its own"
         )
 
     def check_configured(self, worker_id: str, name: str, fingerprint: str) -> None:

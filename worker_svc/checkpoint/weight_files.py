@@ -29,11 +29,13 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """File, dtype and shape of one tensor, from the header of its file."""
+    """File, dtype, shape and place of one tensor, from the header of its file."""
 
     file: str
     dtype: str  # as the file spells it, "BF16"
     shape: tuple[int, ...]
+    begin: int = 0  # of its bytes in the file
+    end: int = 0
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -71,7 +73,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     headers: dict[str, TensorHeader] = {}
     is_indexed = find_file(folder, INDEX_FILE) is not None
     for file in weight_files(folder):
-        of_file = _file_headers(file)
+        of_file = file_headers(file)
         repeated = min(of_file.keys() & headers.keys(), default=None)
         if repeated is not None and not is_indexed:
             raise CheckpointError(
@@ -80,6 +82,15 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
             )
         headers.update(of_file)
     return headers
+
+
+def file_headers(path: Path) -> dict[str, TensorHeader]:
+    """Headers of the tensors of one file, by name. Raises CheckpointError for a damaged file."""
+    try:
+        with path.open("rb") as stream:
+            return _parse_headers(path, stream, path.stat().st_size)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
 
 
 def check_tensor(folder: Path, name: str, header: TensorHeader | None, shape: Sequence[int]) -> None:
@@ -123,14 +134,6 @@ def _indexed_files(folder: Path) -> list[str] | None:
     return sorted(by_name)
 
 
-def _file_headers(path: Path) -> dict[str, TensorHeader]:
-    try:
-        with path.open("rb") as stream:
-            return _parse_headers(path, stream, path.stat().st_size)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-
-
 def _parse_headers(path: Path, stream: BinaryIO, size: int) -> dict[str, TensorHeader]:
     length = int.from_bytes(stream.read(HEADER_LENGTH_BYTES), "little")
     if size < HEADER_LENGTH_BYTES or length > min(size - HEADER_LENGTH_BYTES, _MOST_HEADER_BYTES):
@@ -142,11 +145,13 @@ def _parse_headers(path: Path, stream: BinaryIO, size: int) -> dict[str, TensorH
     if not isinstance(entries, dict):
         raise _damaged(path, "its header is no JSON object")
     entries.pop("__metadata__", None)
-    data_bytes = size - HEADER_LENGTH_BYTES - length
-    return {name: _parse_entry(path, name, entry, data_bytes) for name, entry in entries.items()}
+    return {
+        name: _parse_entry(path, name, entry, HEADER_LENGTH_BYTES + length, size) for name, entry in entries.items()
+    }
 
 
-def _parse_entry(path: Path, name: str, entry: object, data_bytes: int) -> TensorHeader:
+def _parse_entry(path: Path, name: str, entry: object, start: int, size: int) -> TensorHeader:
+    data_bytes = size - start
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             if not all(type(each) is int and 0 <= each < 1 << 48 for each in shape):
@@ -156,7 +161,7 @@ def _parse_entry(path: Path, name: str, entry: object, data_bytes: int) -> Tenso
                 raise _damaged(path, f"tensor {name!r} would end at byte {end} of {data_bytes}: the file is cut off")
             if num_bits is not None and prod(shape) * num_bits != 8 * (end - begin):
                 raise _damaged(path, f"the size of tensor {name!r} does not fit its shape and dtype")
-            return TensorHeader(path.name, dtype, tuple(shape))
+            return TensorHeader(path.name, dtype, tuple(shape), start + begin, start + end)
         case _:
             raise _damaged(path, f"its header does not describe tensor {name!r} by dtype, shape and offsets")
 

@@ -112,7 +112,9 @@ def _load(rank: _LoadingRank) -> Follower | StepFollower:
         torch.set_num_threads(settings.threads)
     folder = resolve_checkpoint(settings.model)
     if fingerprint(folder) != set_up.fingerprint:
-        raise CheckpointError(f"{folder} is not the model of rank 0: give all ranks of a group the same model")
+        raise CheckpointError(
+            f"{folder} is not the model of rank 0: give all ranks of a group the same model folder and version of Quire"
+        )
     choice = choose_runner(requested_runner(settings.model_copy(update={"tensor_parallel": 1})), detect_machine())
     if choice.kind == "cpu":
         return _load_on_host(rank, folder, choice)

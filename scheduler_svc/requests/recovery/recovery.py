@@ -228,7 +228,8 @@ class Recovery:
         if awaited and fingerprint not in awaited and left_s > 0:
             raise FailedPreconditionError(
                 f"worker {worker_id!r} has another model than the {sum(awaited.values())} requests that were accepted "
-                f"before the scheduler was restarted; start a worker of theirs, or they are failed in {left_s:.0f} s"
+                "before the scheduler was restarted; start a worker of theirs (same model folder, same Quire), "
+                f"or they are failed in {left_s:.0f} s"
             )
 
     def model_known(self, model: ServedModel) -> None:
