@@ -63,3 +63,16 @@ def test_what_raises_is_kept_with_its_task() -> None:
     task = MaskTask(panic, "panic")
     makers.make([task, MaskTask(lambda: made.append(1), "short")])
     assert str(task.error) == "a panic" and made and not task.is_given_up
+
+
+def test_tasks_of_one_kind_have_a_limit_together() -> None:
+    def work() -> None:
+        until_s = time.thread_time() + 0.6 * MOST_CPU_S
+        while time.thread_time() < until_s:
+            pass
+
+    tasks = [MaskTask(work, "alike") for _ in range(8)]
+    other = MaskTask(work, "other")
+    MaskMakers(1, MOST_CPU_S).make([*tasks, other])
+    assert 2 <= sum(1 for each in tasks if not each.is_given_up) <= 4
+    assert not other.is_given_up

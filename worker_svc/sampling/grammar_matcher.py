@@ -20,11 +20,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from common.grammar_limits import STEP_MAX_ITEMS
 from common.native_faults import CONTROL_FLOW, shortened
 from quire.machine import num_processors
-from worker_svc.sampling.mask_makers import MOST_MASK_CPU_S, MaskMakers, MaskTask
+from worker_svc.sampling.mask_makers import FREE_MASK_CPU_S, MOST_MASK_CPU_S, MaskMakers, MaskTask
 
 WordArray = npt.NDArray[np.int32]
 
-FREE_MASK_CPU_S = 0.01  # of each mask; a usual one takes 0.0001 s
 MOST_EXCESS_CPU_S = 1.0  # of all masks of an output, beyond what is free
 _MOST_COMPILED = 64  # grammars kept compiled, for seats that come
 _PART_OF_PROCESSORS = 0.8  # for masks, while the pass computes
@@ -97,7 +96,7 @@ class GrammarVocabulary:
             return
         self._costly[matcher.grammar] = matcher.num_tokens, time.monotonic() + _COSTLY_S
         if task.is_given_up:
-            matcher.fail(f"a mask takes more than {MOST_MASK_CPU_S} s of processor time")
+            matcher.fail(f"a mask, or those alike in one step, take more than {MOST_MASK_CPU_S} s of processor time")
         else:
             matcher.fail(f"masks took {MOST_EXCESS_CPU_S} s of processor time beyond {FREE_MASK_CPU_S} s each")
 
