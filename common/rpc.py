@@ -155,9 +155,13 @@ async def _write_all(
     One response at most waits for the client, besides what the connection's windows hold.
     """
     async with aclosing(responses):
+        has_begun = slow_reader_timeout_s is None
         async for response in responses:
             try:
                 async with asyncio.timeout(slow_reader_timeout_s):
+                    if not has_begun:  # gRPC can end no call whose headers are on their way together with a message
+                        await context.send_initial_metadata(())
+                        has_begun = True
                     await context.write(response)
             except TimeoutError:
                 waited = f"the client read nothing for {slow_reader_timeout_s:g} s"

@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 from annotated_types import Le
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.limits import limit_options
 from common.peer_limits import EdgeLimits
@@ -19,9 +18,11 @@ from quire.errors import NotFoundError, OverloadedError, QuireError, RequestFail
 from quire.listening import ListenError
 from quire.rpc import PUBLIC_MESSAGE_BYTES, error_of
 from quire.scheduler_settings import SchedulerSettings
+from tests.hostile.raw_connection import RawConnection, message
 from tests.patience import patient
 
 ECHO = "test.Echo"
+CALM = Keepalive(time_s=3600, timeout_s=3600)  # for peers that answer no ping
 
 
 def plain(data: bytes) -> bytes:
@@ -34,6 +35,8 @@ async def single(request: bytes, context: Any) -> bytes:
             raise OverloadedError("too much", 2.5)
         case b"fault":
             raise KeyError("a secret of ours")
+        case b"abort":
+            await abort_by_itself(request, context)
         case b"other details":
             status = to_status(UnavailableError("details of another status")).SerializeToString()
             context.set_trailing_metadata([("grpc-status-details-bin", status)])
@@ -110,13 +113,9 @@ async def test_details_that_do_not_fit_the_status_are_left_out(
 
 
 async def test_what_a_handler_aborts_with_by_itself_stays_as_it_is(channel: grpc.aio.Channel) -> None:
-    health = health_pb2_grpc.HealthStub(channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    watching = health.Watch(health_pb2.HealthCheckRequest(service=ECHO))
-    assert (await watching.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    watching.cancel()
+        await channel.unary_unary(f"/{ECHO}/Single", plain, plain)(b"abort")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND and caught.value.details() == "not here"
 
 
 async def test_a_method_that_does_not_exist_is_unimplemented(channel: grpc.aio.Channel) -> None:
@@ -235,6 +234,28 @@ async def test_the_state_of_an_aborted_call_is_freed_at_once(limits: EdgeLimits 
     finally:
         gc.enable()
         await server.stop(1)
+
+
+async def test_who_takes_nothing_of_a_stream_from_the_first_message_on_is_told_so_once_it_reads() -> None:
+    has_ended = asyncio.Event()
+
+    async def unread(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        try:
+            yield request
+        finally:
+            has_ended.set()
+
+    server = GrpcServer([ECHO], PUBLIC_MESSAGE_BYTES, slow_reader_timeout_s=0.1, keepalive=CALM)
+    address = await serve(server, {"Stream": grpc.unary_stream_rpc_method_handler(unread, plain, plain)})
+    with await asyncio.to_thread(RawConnection, address, window_bytes=0) as connection:
+        call = connection.open_call(f"/{ECHO}/Stream")
+        connection.send(call, message(b"anything"), ends=True)
+        await asyncio.wait_for(has_ended.wait(), patient(20))
+        connection.open_window(call)
+        trailers = await asyncio.to_thread(connection.until_ended, call, patient(20))
+    assert trailers["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
+    assert "read nothing for 0.1 s" in trailers["grpc-message"]
+    await server.stop(0)
 
 
 class Panic(BaseException):

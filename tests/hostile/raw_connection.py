@@ -16,6 +16,7 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
+import h2.settings
 
 Headers = dict[str, str]
 
@@ -28,11 +29,15 @@ class ConnectionCutError(ConnectionError):
 
 
 class RawConnection:
-    """A connection to host:port. Every method may raise ConnectionCutError."""
+    """A connection to host:port. Every method may raise ConnectionCutError.
 
-    def __init__(self, address: str) -> None:
+    `window_bytes`: of each call's answer, until `open_window`; None: as HTTP/2 has it.
+    """
+
+    def __init__(self, address: str, *, window_bytes: int | None = None) -> None:
         host, _, port = address.rpartition(":")
         self.is_cut = False
+        self.answered: set[int] = set()  # calls whose answer has begun, by stream
         self.trailers: dict[int, Headers] = {}  # of the calls that the server has ended, by stream
         self.resets: dict[int, int] = {}  # error codes of streams that the server has reset
         self.max_streams: int | None = None  # that the server allows at once
@@ -40,6 +45,9 @@ class RawConnection:
         self._socket = socket.create_connection((host, int(port)), timeout=_OUTER_TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        if window_bytes is not None:
+            values = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window_bytes}
+            self._h2.local_settings = h2.settings.Settings(client=True, initial_values=values)
         self._h2.initiate_connection()
         self._flush()
 
@@ -79,6 +87,17 @@ class RawConnection:
             self._flush()
             self.receive(0.0)
         return sent
+
+    def open_window(self, stream: int) -> None:
+        """Lets the server send what a call's answer has."""
+        self._h2.increment_flow_control_window(_CHUNK_BYTES, stream)
+        self._flush()
+
+    def until_answered(self, stream: int) -> None:
+        """Waits until the server has begun to answer a call. Raises TimeoutError."""
+        while stream not in self.answered:
+            if not self.receive(_OUTER_TIMEOUT_S):
+                raise TimeoutError(f"call {stream} has no answer")
 
     def reset(self, stream: int) -> None:
         """Takes back a call."""
@@ -152,8 +171,10 @@ class RawConnection:
     def _note(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.TrailersReceived | h2.events.ResponseReceived):
             fields = {str(name): str(value) for name, value in event.headers or ()}
-            if "grpc-status" in fields and event.stream_id is not None:
-                self.trailers[event.stream_id] = fields
+            if event.stream_id is not None:
+                self.answered.add(event.stream_id)
+                if "grpc-status" in fields:
+                    self.trailers[event.stream_id] = fields
         elif isinstance(event, h2.events.StreamReset) and event.stream_id is not None:
             self.resets[event.stream_id] = int(event.error_code or 0)
         elif isinstance(event, h2.events.DataReceived) and event.stream_id is not None:
