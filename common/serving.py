@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable, Sequence
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from common.connection_watch import ConnectionWatch
+from common.health import SERVICE_NAME, HealthServicer
 from common.key_check import KeyInterceptor
 from common.limits import LimitsInterceptor, limit_options
 from common.peer_limits import EdgeLimits
@@ -54,9 +54,9 @@ class GrpcServer:
         self.grpc = grpc.aio.server(interceptors=interceptors, options=options)
         self._services = services
         self._credentials = credentials
-        self._health = health_aio.HealthServicer()
+        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+        names = (*services, SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
 
     def bind(self, listen: str) -> str:
@@ -76,19 +76,18 @@ class GrpcServer:
     async def start(self) -> None:
         """Begins to serve, with nothing healthy yet: not the services, and not the process itself ("")."""
         for service in ("", *self._services):
-            await self.set_serving(service, False)
+            self.set_serving(service, False)
         await self.grpc.start()
         if self._watch is not None:
             self._watching = asyncio.create_task(self._watch.run())
 
-    async def set_serving(self, service: str, serving: bool) -> None:
+    def set_serving(self, service: str, serving: bool) -> None:
         """Set the health of one service."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set(service, status)
+        self._health.set_serving(service, serving)
 
     async def stop(self, grace_s: float) -> None:
         """Report all services unhealthy, refuse new calls, and give the open ones `grace_s` to end."""
-        await self._health.enter_graceful_shutdown()
+        self._health.close()
         await self.grpc.stop(grace_s)
         if self._watching is not None:
             await end_tasks(self._watching)

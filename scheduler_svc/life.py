@@ -78,7 +78,7 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
     if parts.hot is None:
         await open_server(door)
     for ready in (CLUSTER, JOURNAL):
-        await health.set_serving(ready, True)
+        health.set_serving(ready, True)
     journal.health.on_change = lambda degraded: leader.readiness.announce(JOURNAL, not degraded)
     _log_leading(parts, leader.leading.epoch)
     door.num_live[parts.shard] = lambda: len(engine.sampling_of) + recovery.num_waiting
@@ -89,7 +89,7 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
         if parts.shard and door.settings.prefix_cache:
             leader.running.append(asyncio.create_task(_follow_pins(parts, leader, door.watch)))
     await unless_failed(end.wait(), (leader.fatal, *leader.running))
-    await leader.readiness.close(INFERENCE)
+    leader.readiness.close(INFERENCE)
     leader.keeper.close()
     leader.is_leaving = True
     successors = await lease.standbys()
@@ -103,7 +103,7 @@ async def lead(parts: Parts, leader: LeaderParts, end: asyncio.Event) -> None:
         leader.is_drained = not leader.successors
     if leader.successors:
         log.info("handing over", live=len(engine.live), to=leader.successors)
-        await leader.readiness.close(CLUSTER)
+        leader.readiness.close(CLUSTER)
         parts.gate.close(leader.successors[0])
 
 
@@ -111,7 +111,7 @@ async def end_leading(parts: Parts, leader: LeaderParts) -> None:
     """Close all parts in order: readers, workers, journal, lease, server, records."""
     attempt, lease = leader.leading.attempt, leader.leading.lease
     leader.admission.closed = attempt.readers.closed = True
-    await leader.readiness.close(INFERENCE)
+    leader.readiness.close(INFERENCE)
     leader.keeper.close()
     await attempt.recovery.close()
     await leader.workers.close()
@@ -125,7 +125,7 @@ async def end_leading(parts: Parts, leader: LeaderParts) -> None:
     if not parts.door.is_several:  # else the process may have other shards
         await parts.door.server.stop(1.0)
     for ready in (CLUSTER, JOURNAL):
-        await leader.readiness.close(ready)
+        leader.readiness.close(ready)
     await attempt.records.close()
     await end_tasks(*leader.running)  # the first error is raised already
     if parts.door.is_several:
@@ -138,7 +138,7 @@ async def open_server(door: Door) -> None:
         return
     door.opened.set()
     await door.server.start()
-    await door.server.set_serving("", True)
+    door.server.set_serving("", True)
 
 
 async def _until_succeeded(leader: LeaderParts) -> None:

@@ -3,14 +3,13 @@
 Knows services by their names alone.
 """
 
-import asyncio
 from typing import Protocol
 
 
 class HealthReport(Protocol):
     """Report of the health of services, by their names."""
 
-    async def set_serving(self, service: str, serving: bool) -> None:
+    def set_serving(self, service: str, serving: bool) -> None:
         """Set the health of one service."""
 
 
@@ -25,13 +24,13 @@ class SharedHealth:
         """The health of one shard's services."""
         return _Part(self, shard)
 
-    async def set_serving(self, shard: int, service: str, serving: bool) -> None:
+    def set_serving(self, shard: int, service: str, serving: bool) -> None:
         """Set the health of one service of one shard."""
         if serving:
             self._serving.add((shard, service))
         else:
             self._serving.discard((shard, service))
-        await self._whole.set_serving(service, any(name == service for _, name in self._serving))
+        self._whole.set_serving(service, any(name == service for _, name in self._serving))
 
 
 class _Part:
@@ -39,8 +38,8 @@ class _Part:
         self._shared = shared
         self._shard = shard
 
-    async def set_serving(self, service: str, serving: bool) -> None:
-        await self._shared.set_serving(self._shard, service, serving)
+    def set_serving(self, service: str, serving: bool) -> None:
+        self._shared.set_serving(self._shard, service, serving)
 
 
 class Readiness:
@@ -49,18 +48,12 @@ class Readiness:
     def __init__(self, server: HealthReport) -> None:
         self._server = server
         self._closed: set[str] = set()
-        self._changes: set[asyncio.Task[None]] = set()  # on their way
 
     def announce(self, service: str, is_serving: bool) -> None:
-        """Set soon whether a service is served; changes keep their order."""
-        change = asyncio.create_task(self._say(service, is_serving))
-        self._changes.add(change)
-        change.add_done_callback(self._changes.discard)
+        """Set whether a service is served."""
+        self._server.set_serving(service, is_serving and service not in self._closed)
 
-    async def close(self, service: str) -> None:
+    def close(self, service: str) -> None:
         """Report a service as not served from now on, whatever is or was announced."""
         self._closed.add(service)
-        await self._server.set_serving(service, False)
-
-    async def _say(self, service: str, is_serving: bool) -> None:
-        await self._server.set_serving(service, is_serving and service not in self._closed)
+        self._server.set_serving(service, False)

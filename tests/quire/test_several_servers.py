@@ -47,7 +47,7 @@ class Standby:
 
     async def start(self) -> None:
         await self._server.start()
-        await self._server.set_serving("", True)
+        self._server.set_serving("", True)
 
     async def stop(self) -> None:
         await self._server.stop(0)

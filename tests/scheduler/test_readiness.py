@@ -1,6 +1,5 @@
 """Health of services: what is announced is said, and what is closed stays so."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -47,9 +46,8 @@ async def test_what_is_announced_last_is_said(site: Site) -> None:
 
 
 async def test_a_closed_service_is_not_served_again_whatever_was_or_is_announced(site: Site) -> None:
-    site.readiness.announce(SERVICE, True)  # on its way when the end comes
-    await site.readiness.close(SERVICE)
-    await asyncio.sleep(0)
+    site.readiness.announce(SERVICE, True)
+    site.readiness.close(SERVICE)
     assert not await site.is_serving()
     site.readiness.announce(SERVICE, True)
     assert not await site.is_serving()

@@ -85,7 +85,7 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
         if isinstance(engine.runner, PassCountingRunner):
             figures.passes = engine.runner
         servicer.serve(LoadedWorker(engine.description, executor, _served_blocks(engine, executor, copies, tls)))
-        await _set_serving(server, True)
+        _set_serving(server, True)
         _log_ready(engine)
         identity = WorkerIdentity(
             worker_id=worker_id,
@@ -150,11 +150,11 @@ async def _until_end(
     """
     if registration is None:
         await end.wait()
-        await _set_serving(server, False)
+        _set_serving(server, False)
         return
     keeping = asyncio.create_task(registration.keep_lease())
     await wait_unless_failed(end, keeping)
-    await _set_serving(server, False)
+    _set_serving(server, False)
     await registration.leave_scheduler(drain_timeout_s)
     keeping.cancel()
     await registration.close()
@@ -177,9 +177,9 @@ def _exit_at_once() -> None:
     os._exit(1)
 
 
-async def _set_serving(server: GrpcServer, serving: bool) -> None:
+def _set_serving(server: GrpcServer, serving: bool) -> None:
     for service in ("", SERVICE_NAME):
-        await server.set_serving(service, serving)
+        server.set_serving(service, serving)
 
 
 def _log_ready(engine: LoadedModel) -> None:
