@@ -8,11 +8,10 @@ from typing import Any
 
 import grpc
 
+from common.peer_limits import OPEN_METHODS
 from common.rpc import Context
 from quire.api_keys import AcceptedKeys
 from quire.errors import UnauthenticatedError
-
-_OPEN = ("/grpc.health.", "/grpc.reflection.")
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
@@ -30,7 +29,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_OPEN):
+        if handler is None or handler_call_details.method.startswith(OPEN_METHODS):
             return handler
         pass_ = _Pass(self._keys, handler_call_details)
         if not pass_.is_valid():

@@ -5,7 +5,7 @@ It knows no gRPC and no socket: its caller reports calls and messages.
 """
 
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -20,6 +20,12 @@ CANCEL_BURST_S = 10.0  # of the rate of cancellations
 SHORT_BURST = 8  # part of that burst which a host has left after a cut
 REMEMBER_CUT_S = 60.0
 RETRY_S = 1.0
+# Beginnings of the methods that everybody may call, also without a key. Their calls are counted apart from all others,
+# so that they fill no room of those.
+OPEN_METHODS = ("/grpc.health.", "/grpc.reflection.")
+# Vital calls of one method that a connection may have open and that are not counted: whoever needs them makes one after
+# the other.
+UNCOUNTED_CALLS = 4
 # Bytes that come in over a connection beside those of its messages.
 CALL_BYTES = 1024  # headers
 MESSAGE_BYTES = 64  # frames and prefixes
@@ -28,13 +34,17 @@ IDLE_BYTES_PER_S = 4096.0  # pings, acknowledgements, windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeLimits:
-    """Limits of one server. 0 is none. A connection is an address with its port, a host the address without it."""
+    """Limits of one server. 0 is none. A connection is an address with its port, a host the address without it.
+
+    Calls of OPEN_METHODS are counted apart, up to the same numbers.
+    """
 
     max_connections: int = 4096
     max_calls: int = 10_000  # open, of all
     max_calls_per_host: int = 5_000
     max_calls_per_connection: int = 2_048
     max_calls_of: Mapping[str, int] = field(default_factory=dict)  # open, per host, by full method name
+    vital_methods: frozenset[str] = frozenset()  # full names of short calls that keep a deployment alive
     max_call_rate: float = 1_000.0  # calls per second that a connection may begin
     max_cancel_rate: float = 100.0  # calls per second that it may cancel
     max_unread_bytes_per_connection: int = 64 << 20  # received, and not yet a whole message
@@ -83,6 +93,7 @@ class PeerConnection:
     calls: TokenBucket
     cancels: TokenBucket
     num_open: int = 0
+    num_vital: Counter[str] = field(default_factory=Counter)  # of the open ones, by method
     num_begun: int = 0
     num_messages: int = 0
     num_bytes: int = 0  # of messages that were whole
@@ -114,9 +125,10 @@ class PeerLimits:
         self.connections: dict[str, PeerConnection] = {}
         self._cut = cut
         self._clock = clock
-        self._num_open = 0
-        self._num_open_of_host: defaultdict[str, int] = defaultdict(int)
-        self._num_open_of: defaultdict[tuple[str, str], int] = defaultdict(int)  # host and method
+        # Of OPEN_METHODS (True) and of all others: in all, and by host; then by host and method.
+        self._num_open: Counter[bool] = Counter()
+        self._num_open_of_host: Counter[tuple[bool, str]] = Counter()
+        self._num_open_of: Counter[tuple[str, str]] = Counter()
         self._cuts: dict[str, float] = {}  # by host, when
 
     def begin_call(self, peer: str, method: str) -> PeerConnection:
@@ -130,19 +142,21 @@ class PeerLimits:
                 RETRY_S,
             )
         self._check_rate(connection, now_s)
-        self._check_open(connection, method)
+        if self._is_counted(connection, method):
+            self._check_open(connection, method)
+            self._count(connection, method, 1)
         connection.num_open += 1
-        self._num_open += 1
-        self._num_open_of_host[connection.host] += 1
-        self._num_open_of[connection.host, method] += 1
+        if method in self.limits.vital_methods:
+            connection.num_vital[method] += 1
         return connection
 
     def end_call(self, connection: PeerConnection, method: str, *, is_cancelled: bool) -> None:
         """Count the end of a call; `is_cancelled`: its client cancelled it."""
         connection.num_open -= 1
-        self._num_open -= 1
-        _decrease(self._num_open_of_host, connection.host)
-        _decrease(self._num_open_of, (connection.host, method))
+        if method in self.limits.vital_methods:
+            connection.num_vital[method] -= 1
+        if self._is_counted(connection, method):
+            self._count(connection, method, -1)
         if is_cancelled and self.limits.max_cancel_rate:
             now_s = self._clock()
             if not connection.cancels.take_token(now_s):
@@ -214,15 +228,31 @@ class PeerLimits:
             max(0.1, min(connection.calls.wait_s(), 60.0)),
         )
 
+    def _is_counted(self, connection: PeerConnection, method: str) -> bool:
+        """False for a vital call as long as its connection has few of them: those are let in whatever is open."""
+        return method not in self.limits.vital_methods or connection.num_vital[method] >= UNCOUNTED_CALLS
+
+    def _count(self, connection: PeerConnection, method: str, change: int) -> None:
+        is_open_to_all = method.startswith(OPEN_METHODS)
+        _add(self._num_open, is_open_to_all, change)
+        _add(self._num_open_of_host, (is_open_to_all, connection.host), change)
+        _add(self._num_open_of, (connection.host, method), change)
+
     def _check_open(self, connection: PeerConnection, method: str) -> None:
         limits = self.limits
         host = connection.host
         most_of_method = limits.max_calls_of.get(method, 0)
         name = method.rpartition("/")[2]
+        is_open_to_all = method.startswith(OPEN_METHODS)
+        kind = " that need no key" if is_open_to_all else ""
         for num_open, most, what in (
-            (self._num_open, limits.max_calls, "the server has {} calls open"),
-            (self._num_open_of_host.get(host, 0), limits.max_calls_per_host, "this host has {} calls open"),
-            (self._num_open_of.get((host, method), 0), most_of_method, f"this host has {{}} calls of {name} open"),
+            (self._num_open[is_open_to_all], limits.max_calls, f"the server has {{}} calls{kind} open"),
+            (
+                self._num_open_of_host[is_open_to_all, host],
+                limits.max_calls_per_host,
+                f"this host has {{}} calls{kind} open",
+            ),
+            (self._num_open_of[host, method], most_of_method, f"this host has {{}} calls of {name} open"),
         ):
             if most and num_open >= most:
                 raise OverloadedError(
@@ -236,7 +266,8 @@ def connection_key(peer: str) -> str:
     return rest.replace("[", "").replace("]", "") if scheme in ("ipv4", "ipv6") else peer
 
 
-def _decrease(counts: dict[Key, int], key: Key) -> None:
-    counts[key] -= 1
+def _add(counts: Counter[Key], key: Key, change: int) -> None:
+    """Change a count; one of 0 is not kept."""
+    counts[key] += change
     if not counts[key]:
         del counts[key]

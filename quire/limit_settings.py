@@ -17,8 +17,15 @@ class LimitSettings(Settings):
     max_connections: int = Field(
         4096, ge=0, le=_MOST, description="connections open at once; more are closed as they come"
     )
-    max_calls: int = Field(10_000, ge=0, description="calls open at once, including sessions and streams")
-    max_calls_per_host: int = Field(5_000, ge=0, description="calls that one host may have open at once")
+    max_calls: int = Field(
+        10_000,
+        ge=0,
+        description="calls open at once, including sessions and streams; as many again to health and reflection, which "
+        "need no key",
+    )
+    max_calls_per_host: int = Field(
+        5_000, ge=0, description="calls that one host may have open at once; as many again to health and reflection"
+    )
     max_calls_per_connection: int = Field(
         2_048,
         ge=0,
@@ -26,7 +33,10 @@ class LimitSettings(Settings):
         description="calls that one connection may have open at once; gRPC clients queue further ones",
     )
     max_sessions_per_host: int = Field(
-        1_000, ge=0, description="sessions that one host may have open at once; a client process needs one"
+        1_000,
+        ge=0,
+        description="sessions that one host may have open at once, and as many streams each of Topology, Health/Watch "
+        "and reflection; a client process needs one",
     )
     max_call_rate: float = Field(
         1_000.0,

@@ -10,6 +10,13 @@ from scheduler_svc.requests.queue_limits import AdmissionLimits
 
 _MOST_BATCHED_TOKENS = 65_536  # in a step, whatever bound the worker reports
 _SESSION = "/quire.v1.Inference/Session"
+# Streams of which a client process needs one, as it needs one session.
+_WATCHES = (
+    "/quire.v1.Cluster/Topology",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+)
+_VITAL = frozenset({"/quire.v1.Cluster/Register", "/quire.v1.Cluster/DrainWorker", "/grpc.health.v1.Health/Check"})
 _MIB = 1 << 20
 
 
@@ -19,7 +26,8 @@ def edge_limits(settings: LimitSettings) -> EdgeLimits:
         max_calls=settings.max_calls,
         max_calls_per_host=settings.max_calls_per_host,
         max_calls_per_connection=settings.max_calls_per_connection,
-        max_calls_of={_SESSION: settings.max_sessions_per_host},
+        max_calls_of=dict.fromkeys((_SESSION, *_WATCHES), settings.max_sessions_per_host),
+        vital_methods=_VITAL,
         max_call_rate=settings.max_call_rate,
         max_cancel_rate=settings.max_cancel_rate,
         max_unread_bytes_per_connection=settings.max_unread_mb_per_connection * _MIB,

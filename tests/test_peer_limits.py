@@ -8,13 +8,16 @@ from structlog.testing import capture_logs
 
 from common.connection_watch import ConnectionWatch
 from common.own_sockets import bytes_received
-from common.peer_limits import CALL_BYTES, EdgeLimits, PeerConnection, PeerLimits, connection_key
+from common.peer_limits import CALL_BYTES, UNCOUNTED_CALLS, EdgeLimits, PeerConnection, PeerLimits, connection_key
 from common.waits import end_tasks
 from quire.errors import OverloadedError
 from tests.patience import patient
 
 METHOD = "/quire.v1.Inference/Generate"
 SESSION = "/quire.v1.Inference/Session"
+REGISTER = "/quire.v1.Cluster/Register"
+CHECK = "/grpc.health.v1.Health/Check"
+WATCH = "/grpc.health.v1.Health/Watch"
 MIB = 1 << 20
 
 
@@ -71,6 +74,54 @@ def test_a_method_can_have_a_limit_of_its_own() -> None:
     gate.begin_call()
     with pytest.raises(OverloadedError, match="this host has 1 calls of Session open"):
         gate.begin_call(method=SESSION)
+
+
+@pytest.mark.parametrize("limits", [{"max_calls": 3}, {"max_calls_per_host": 3}, {"max_calls_of": {WATCH: 3}}])
+def test_calls_that_need_no_key_take_no_room_of_others(limits: dict[str, Any]) -> None:
+    gate = Gate(**limits)
+    watching = [gate.begin_call(method=WATCH) for _ in range(3)]
+    with pytest.raises(OverloadedError, match="has 3 calls"):
+        gate.begin_call(method=WATCH)
+    others = [gate.begin_call() for _ in range(3)]
+    gate.peers.end_call(watching.pop(), WATCH, is_cancelled=False)
+    gate.begin_call(method=WATCH)
+    if "max_calls_of" not in limits:
+        with pytest.raises(OverloadedError, match="has 3 calls open"):
+            gate.begin_call()
+    gate.peers.end_call(others.pop(), METHOD, is_cancelled=False)
+    gate.begin_call()
+
+
+@pytest.mark.parametrize("method", [REGISTER, CHECK])
+def test_vital_calls_are_let_in_whatever_else_is_open(method: str) -> None:
+    gate = Gate(max_calls=2, max_calls_per_host=2, vital_methods=frozenset({REGISTER, CHECK}))
+    for each in (METHOD, METHOD, WATCH, WATCH):
+        gate.begin_call(method=each)
+    for port in range(1000, 1010):
+        for _ in range(UNCOUNTED_CALLS):
+            gate.begin_call(f"ipv4:10.0.0.1:{port}", method)
+        with pytest.raises(OverloadedError):  # no connection needs so many at once
+            gate.begin_call(f"ipv4:10.0.0.1:{port}", method)
+
+
+def test_vital_calls_beyond_the_first_of_a_connection_count_until_as_many_have_ended() -> None:
+    gate = Gate(max_calls=2, vital_methods=frozenset({REGISTER, CHECK}))
+    for method in (REGISTER, CHECK):
+        open_calls = [gate.begin_call(method=method) for _ in range(UNCOUNTED_CALLS + 2)]
+        for call in open_calls:
+            gate.peers.end_call(call, method, is_cancelled=False)
+    for _ in range(2):
+        gate.begin_call()
+        gate.begin_call(method=WATCH)
+    gate.begin_call(method=REGISTER)
+
+
+def test_the_rate_of_vital_calls_is_limited_like_that_of_others() -> None:
+    gate = Gate(max_call_rate=10, vital_methods=frozenset({CHECK}))
+    for _ in range(20):
+        gate.peers.end_call(gate.begin_call(method=CHECK), CHECK, is_cancelled=False)
+    with pytest.raises(OverloadedError, match="begins more than 10 calls per second"):
+        gate.begin_call(method=CHECK)
 
 
 def test_a_refused_call_counts_as_begun_and_not_as_open() -> None:
