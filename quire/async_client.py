@@ -14,7 +14,7 @@ from quire.client_home import CLOSED, ClientHome, refuse_copy
 from quire.connection import INFERENCE_SERVICE, Connection
 from quire.credentials import Credentials
 from quire.deployment import Deployment
-from quire.errors import FieldViolation, InvalidRequestError, NotFoundError, UnavailableError
+from quire.errors import FieldViolation, InvalidRequestError, NotFoundError, RetryableError, UnavailableError
 from quire.keywords import in_keywords
 from quire.merging import merged_prefixes, merged_stats, page_of_shard, shard_of_page, shard_of_stats
 from quire.open_request import OpenRequest
@@ -406,7 +406,7 @@ class AsyncClient:
                             return
                         why = f"the server at {self.address} answers, but has no worker yet"
                         await self._deployed().first.look_for_leader()
-                    except (UnavailableError, NotFoundError) as error:
+                    except (RetryableError, NotFoundError) as error:
                         why = error.message
                     await asyncio.sleep(READY_POLL_S)
         except TimeoutError:

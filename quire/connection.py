@@ -186,7 +186,7 @@ class Connection:
             error = self._error_of(rpc_error)
             if isinstance(error, NotFoundError):
                 error = NotFoundError(f"the server at {self._address} has no service {service!r}")
-            else:
+            elif server_error_of(rpc_error) is None:
                 self._servers.renew_connection(channel)
             raise error from rpc_error
         names = {1: Health.SERVING, 2: Health.NOT_SERVING}

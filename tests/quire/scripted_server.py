@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 
+from common.health import HealthServicer
 from common.rpc import EdgeInterceptor, server_options
 from quire.errors import (
     AlreadyExistsError,
@@ -33,6 +33,19 @@ from tests.patience import patient
 from tests.quire.scripted_prefixes import ScriptedPrefixes
 from tests.quire.scripted_run import ALL, Run, Script
 from tests.unreadable_answers import Unreadable
+
+
+class RefusingHealth(HealthServicer):
+    """Health of a server that answers looks with these refusals, until there are none left."""
+
+    def __init__(self, refusals: list[QuireError]) -> None:
+        super().__init__()
+        self._refusals = refusals
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        if self._refusals:
+            raise self._refusals.pop(0)
+        return await super().Check(request, context)
 
 
 class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.ClusterServicer):
@@ -63,7 +76,9 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
         self._sessions: set[ScriptedSession] = set()
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
-        self._health = health_aio.HealthServicer()
+        self.refuse_health: list[QuireError] = []  # looks at it, which the first of these are answers to
+        self._health = RefusingHealth(self.refuse_health)
+        self._health.set_serving("", True)
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.aio.server(interceptors=[EdgeInterceptor()], options=server_options(PUBLIC_MESSAGE_BYTES))
@@ -84,13 +99,11 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, cluster_pb2_grpc.Clus
             self._server = None
 
     async def set_ready(self, ready: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set("quire.v1.Inference", status)
+        self._health.set_serving("quire.v1.Inference", ready)
 
     async def set_degraded(self, degraded: bool) -> None:
         """Health of the journal."""
-        status = health_pb2.HealthCheckResponse.NOT_SERVING if degraded else health_pb2.HealthCheckResponse.SERVING
-        await self._health.set("quire.v1.Journal", status)
+        self._health.set_serving("quire.v1.Journal", not degraded)
 
     def break_sessions(self) -> None:
         for session in self._sessions:

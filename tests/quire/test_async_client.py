@@ -438,6 +438,18 @@ async def test_wait_ready_waits_for_the_worker(server: ScriptedServer, client: q
     await waiting
 
 
+@pytest.mark.parametrize("refusal", [quire.OverloadedError("busy", 60.0), quire.UnavailableError("not yet", 60.0)])
+async def test_wait_ready_waits_until_looks_at_health_are_not_refused(
+    server: ScriptedServer, client: quire.AsyncClient, refusal: quire.RetryableError
+) -> None:
+    server.refuse_health += [refusal, refusal]
+    await client.wait_ready(patient(20))
+    assert not server.refuse_health
+    server.refuse_health += [refusal] * 10_000
+    with pytest.raises(quire.UnavailableError, match=f"not ready after .* s: .*{refusal.message}"):
+        await client.wait_ready(0.5)
+
+
 @pytest.mark.parametrize("tool", [5, None, {}, {"function": None}, {"function": {"name": None}}])
 async def test_tools_without_names_are_left_to_the_server_to_refuse(
     server: ScriptedServer, client: quire.AsyncClient, tool: Any

@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
+import quire
+from quire.cli.serve_settings import settle_all
+from quire.cli.supervisor.announcer import Announcer
 from quire.cli.supervisor.child import Child, StartFailedError, module_command
+from quire.cli.supervisor.data_folder import DataFolder
 from quire.cli.supervisor.log_tail import echo_logs
 from quire.cli.supervisor.service_log import ServiceLog
+from quire.cli.supervisor.supervisor import Supervisor
 from tests.patience import patient
+from tests.quire.scripted_server import ScriptedServer
 from tests.quire.serve_processes import runs
+from tests.services import DEMO_MODEL
 
 ENDLESS = "import signal; print('up', flush=True); signal.pause()"
 STUBBORN = (
@@ -317,3 +324,27 @@ async def test_logs_are_echoed_line_by_line_as_they_grow_and_are_set_aside(tmp_p
     echoing.cancel()
     assert sorted(shown[:2]) == ["late", "whole"]
     assert shown[2:] == ["part of a line", "last of the old", "first of the new"]
+
+
+async def test_an_error_in_place_of_health_ends_no_deployment(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told, and health is asked for again until it can greet."""
+    monkeypatch.setattr("quire.cli.supervisor.supervisor.READY_AGAIN_S", 0.01)
+    announcer, greeted = Announcer(), asyncio.Event()
+    said: list[str] = []
+    monkeypatch.setattr(announcer, "print_message", said.append)
+    folder = DataFolder(tmp_path / "data")
+    supervisor = Supervisor(settle_all({"model": str(DEMO_MODEL), "gateways": "0"}, None), folder, announcer)
+    supervisor.address = server.address
+    supervisor._gateways_listen.set()
+
+    async def greet(_: Supervisor) -> None:
+        greeted.set()
+
+    server.refuse_health += [quire.OverloadedError("busy"), quire.RequestFailedError("a fault of the server")]
+    async with asyncio.timeout(patient(20)):
+        await supervisor._greet(greet)
+    assert greeted.is_set() and said == ["a fault of the server"]
+    await supervisor._end(asyncio.Event())
+    folder.close()

@@ -37,6 +37,7 @@ from quire.redaction import without_passwords
 
 WORKER_END_S = 10.0
 SCHEDULER_END_S = 5.0  # in addition to its own drain timeout
+READY_AGAIN_S = 5.0  # until the services are asked again, after an answer that did not tell whether they are ready
 # Variables that may hold a URL with a password, which workers and store do not need.
 _OURS = "QUIRE_SERVE_"
 _SECRET_VARIABLES = ("REDIS_URL", "QUIRE_SCHEDULER_STORE")
@@ -247,7 +248,7 @@ class Supervisor:
 
     async def _greet(self, on_ready: OnReady) -> None:
         async with quire.AsyncClient(self.address) as client:
-            await client.wait_ready()
+            await self._until_ready(client)
         await self._gateways_listen.wait()
         self._is_ready = True
         self.progress.close()
@@ -255,6 +256,15 @@ class Supervisor:
             await on_ready(self)
         except quire.QuireError as error:  # gone again at once: a missing greeting is no reason to end
             self._say(error.message)
+
+    async def _until_ready(self, client: quire.AsyncClient) -> None:
+        """Wait until requests are served; an answer that does not tell is no reason to end what serves."""
+        while True:
+            try:
+                return await client.wait_ready()
+            except quire.QuireError as error:
+                self._say(error.message)
+            await asyncio.sleep(READY_AGAIN_S)
 
     async def _watch(self, stop: asyncio.Event) -> None:
         """Return on `stop`; raise the error of a task that should not have ended."""
