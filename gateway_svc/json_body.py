@@ -6,6 +6,7 @@ whole number beyond 64 bits becomes a number that is not whole. Knows no field.
 
 import json
 from collections.abc import Callable, Coroutine
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -15,9 +16,11 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from common.bounds import MOST_MESSAGES
 from gateway_svc.api_error import ApiError
 
 MAX_DEPTH = 100  # of objects and lists within each other: copies and dumps of a value call themselves as deeply
+MAX_CONTAINERS = 2 * MOST_MESSAGES  # objects and lists: each is looked at for microseconds, while no stream goes on
 
 
 class JsonRequest(Request):
@@ -72,19 +75,24 @@ def _unsupported(header: str, message: str) -> ApiError:
 def decode_json(data: bytes) -> Any:
     """The value of a JSON text. Raises json.JSONDecodeError."""
     value = orjson.loads(data)
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
-        raise json.JSONDecodeError(f"more than {MAX_DEPTH} objects and lists within each other", "", 0)
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and (fault := _fault(value)):
+        raise json.JSONDecodeError(fault, "", 0)
     return value
 
 
-def _is_deeper(value: Any, depth: int) -> bool:
-    """True if a value has more than `depth` levels; it has too few of them to exhaust the stack."""
-    level = [value]
-    for _ in range(depth):
-        level = [item for each in level for item in _items(each) if isinstance(item, (dict, list))]
+def _fault(value: Any) -> str | None:
+    """Fault of a value with too many objects and lists, within each other or in all; else None."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    num_left = MAX_CONTAINERS - len(level)
+    for _ in range(MAX_DEPTH):
+        inner = (item for each in level for item in _items(each) if isinstance(item, (dict, list)))
+        level = list(islice(inner, num_left + 1))
+        num_left -= len(level)
+        if num_left < 0:
+            return f"more than {MAX_CONTAINERS} objects and lists"
         if not level:
-            return False
-    return True
+            return None
+    return f"more than {MAX_DEPTH} objects and lists within each other"
 
 
 def _items(value: Any) -> Any:

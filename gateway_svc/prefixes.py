@@ -11,7 +11,7 @@ from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.json_body import JsonRoute
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.tools import Tools, template_tools
-from gateway_svc.request_fields import ApiModel
+from gateway_svc.request_fields import ApiModel, Items
 
 # The scheduler checks it.
 PinName = Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9._:-]{1,128}$"})]
@@ -20,8 +20,8 @@ PinName = Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9._:-]{1,
 class PinRequest(ApiModel):
     """A prefix as text, token ids or messages; exactly one of them."""
 
-    prompt: str | list[int] | None = None
-    messages: list[ChatMessage] | None = None
+    prompt: str | Items[int] | None = None
+    messages: Items[ChatMessage] | None = None
     tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tenant: str | None = None

@@ -8,16 +8,18 @@ refused by name unless it is null.
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, WithJsonSchema, create_model, model_validator
-from pydantic.functional_validators import AfterValidator
+from pydantic.functional_validators import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
 
 import quire
+from common.bounds import MOST_BIASED
 from gateway_svc.harmless_fields import NOTHING, model_of
 from quire.params import GenerateParams
 
+MOST_FIELDS = 256  # of an object that is sent: more than any has
 _ALL_TOKENS = (1 << 31) - 1  # as top_k
 _SEED_MASK = (1 << 64) - 1
 _MOST_WHOLE = 1 << 63
@@ -52,6 +54,23 @@ Unsupported = Annotated[
 ]
 Ignored = Annotated[Any, Field(None, description="Accepted, and without effect.")]
 
+_Item = TypeVar("_Item")
+# A list of a body. Its first wrong item is the only one that is told: of a million each would cost time and memory.
+Items = Annotated[list[_Item], Field(fail_fast=True)]
+
+
+def at_most(number: int) -> BeforeValidator:
+    """Refuse an object with more members before each of them has its own error."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > number:
+            raise PydanticCustomError(
+                "too_long", "it has {has} members: give at most {most}", {"has": len(given), "most": number}
+            )
+        return given
+
+    return BeforeValidator(check)
+
 
 class ApiModel(BaseModel):
     """A JSON object with known fields of exact types."""
@@ -60,10 +79,15 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_whole_numbers(cls, given: Any) -> Any:
-        """Take 5.0 as 5: JSON has one kind of numbers, and encoders of some languages write all with a point."""
+    def _read(cls, given: Any) -> Any:
+        """Take 5.0 as 5: JSON has one kind of numbers, and encoders of some languages write all with a point.
+
+        Too many fields are refused by one error, where each that is not known would have its own.
+        """
         if not isinstance(given, dict):
             return given
+        if len(given) > MOST_FIELDS:
+            raise PydanticCustomError("too_long", "it has {has} fields, more than there are", {"has": len(given)})
         return {name: _as_whole(value) if type(value) is float else value for name, value in given.items()}
 
 
@@ -107,7 +131,7 @@ class StructuredOutputs(VllmStructure):
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="JSON Schema.")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = Field(None, description="Grammar in Lark's syntax.")
     json_whitespace: Literal["compact", "flexible"] | None = Field(None, description="Default: compact.")
 
@@ -134,15 +158,15 @@ class _DeclaredFields(ApiModel):
 
     model: str | None = Field(None, description="Name of the served model, if given.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
-    logit_bias: dict[str, float] | None = Field(None, description="Bias by token id.")
+    logit_bias: Annotated[dict[str, float], at_most(MOST_BIASED)] | None = Field(None, description="Bias by token id.")
     seed: int | None = None
     top_k: int | None = Field(None, description="0 and -1: all tokens.")
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Items[int] | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, description="Class from -1000 to 1000; lower is served first.")
     cache_salt: str | None = Field(None, description="Only requests with equal salts share cached prefixes.")

@@ -8,7 +8,7 @@ import quire
 from gateway_svc.api_error import invalid, sdk_refusals
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.tools import Tools, template_tools
-from gateway_svc.request_fields import ApiModel
+from gateway_svc.request_fields import ApiModel, Items
 from gateway_svc.served_model import ServedModel
 
 _NAMES = {"token_ids": "tokens", "text": "prompt", "template_kwargs": "chat_template_kwargs"}  # by the SDK's
@@ -19,7 +19,7 @@ class TokenizeRequest(ApiModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Items[ChatMessage] | None = None
     tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
@@ -32,7 +32,7 @@ class DetokenizeRequest(ApiModel):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
 
 
 class Tokens:

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from pydantic.functional_validators import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
+from gateway_svc.request_fields import ApiModel, Ignored, Items, Unsupported
 from gateway_svc.tool_use import CALLED_NAME
 
 ToolUseId = Annotated[str, Field(min_length=1, max_length=128)]
@@ -35,7 +35,7 @@ class TextBlock(ApiModel):
     citations: Unsupported
 
 
-TextContent = Annotated[list[TextBlock], BeforeValidator(_as_blocks, str | list[TextBlock])]
+TextContent = Annotated[Items[TextBlock], BeforeValidator(_as_blocks, str | Items[TextBlock])]
 
 
 class ThinkingBlock(ApiModel):
@@ -98,4 +98,4 @@ Block = Annotated[
     | Annotated[ToolResultBlock, Tag("ToolResultBlock")],
     Discriminator(_tag_of),
 ]
-Content = Annotated[list[Block], BeforeValidator(_as_blocks, str | list[Block])]
+Content = Annotated[Items[Block], BeforeValidator(_as_blocks, str | Items[Block])]

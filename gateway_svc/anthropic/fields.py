@@ -13,7 +13,7 @@ from gateway_svc.anthropic.thinking import Thinking
 from gateway_svc.anthropic.tools import ToolChoice, Tools, tool_use_of
 from gateway_svc.anthropic.turns import InputMessage, is_continued, turns_of
 from gateway_svc.api_error import invalid
-from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, RequestFields, Unsupported
+from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, Items, RequestFields, Unsupported
 from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams
 from quire.parsing.answer_format import AnswerFormat
@@ -70,14 +70,14 @@ class Edit(ApiModel):
 class ContextManagement(ApiModel):
     """Edits of the context, none of which may change it."""
 
-    edits: Annotated[list[Edit], Field(max_length=16)] | None = None
+    edits: Annotated[Items[Edit], Field(max_length=16)] | None = None
 
 
 class Conversation(ApiModel):
     """The input of a message, whose tokens can be counted."""
 
     model: str | None = Field(None, description="Name of the served model, if given.")
-    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    messages: Annotated[Items[InputMessage], Field(min_length=1)]
     system: TextContent | None = None
     thinking: Thinking | None = Field(None, description="Default: as the chat template has it.")
     tools: Tools | None = None
@@ -141,7 +141,7 @@ class MessageRequest(RequestFields, Conversation):
     """The body of a request for a message."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Items[str] | None = None
     metadata: MessageMetadata | None = None
     service_tier: Ignored
     container: Unsupported

@@ -8,7 +8,7 @@ from pydantic.functional_validators import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from gateway_svc.api_error import invalid
-from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
+from gateway_svc.request_fields import ApiModel, Ignored, Items, Unsupported
 from gateway_svc.tool_use import MAX_TOOLS, TOOL_NAME, ToolUse
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
@@ -50,7 +50,7 @@ class ClientTool(ApiModel):
         return {"type": "function", "function": made | ({"strict": True} if self.strict else {})}
 
 
-Tools = Annotated[list[ClientTool], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[Items[ClientTool], Field(max_length=MAX_TOOLS)]
 
 
 class ToolChoice(ApiModel):

@@ -7,7 +7,7 @@ from pydantic import Field, Tag
 
 import quire
 from gateway_svc.openai.tools import SentCall
-from gateway_svc.request_fields import ApiModel, Ignored, Unsupported, by_type
+from gateway_svc.request_fields import ApiModel, Ignored, Items, Unsupported, by_type
 from quire.params import Tools
 
 MAX_TOOL_CALLS = 128  # of a message
@@ -45,9 +45,9 @@ class ChatMessage(ApiModel):
     """A message of a conversation: text, or parts of text."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
     name: str | None = Field(None, description="For the chat template.")
-    tool_calls: Annotated[list[SentCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
+    tool_calls: Annotated[Items[SentCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="Reasoning of the assistant, for the chat template.")
     reasoning: str | None = Field(None, description="Other name of reasoning_content.")

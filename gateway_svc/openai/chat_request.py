@@ -10,7 +10,7 @@ from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
 from gateway_svc.openai.tools import ToolChoice, Tools, tool_use_of
 from gateway_svc.openai.vllm_fields import VllmChatFields
-from gateway_svc.request_fields import Ignored, Unsupported
+from gateway_svc.request_fields import Ignored, Items, Unsupported
 from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams
 
@@ -26,13 +26,13 @@ _EARLIER_NAMES = {"max_tokens": "max_tokens"}
 class ChatRequest(GenerationFields, VllmChatFields):
     """The body of a request for a chat completion."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1, description="Default: the rest of the context.")
     max_tokens: int | None = Field(None, ge=1, description="Earlier name of max_completion_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Items[Literal["text"]] | None = None
     add_generation_prompt: bool | None = Field(None, description="Default: unless continue_final_message is true.")
     continue_final_message: bool | None = Field(None, description="Continue the last message's content.")
     metadata: Ignored
@@ -48,7 +48,7 @@ class ChatRequest(GenerationFields, VllmChatFields):
     include_reasoning: bool | None = Field(None, description="False: reasoning does not come back.")
     reasoning_effort: str | None = Field(None, description="For the chat template.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
-    documents: list[dict[str, Any]] | None = Field(None, description="For the chat template.")
+    documents: Items[dict[str, Any]] | None = Field(None, description="For the chat template.")
     verbosity: Ignored
     audio: Unsupported
     function_call: Unsupported

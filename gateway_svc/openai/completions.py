@@ -15,7 +15,7 @@ from gateway_svc.generation import Generation
 from gateway_svc.openai.completion_call import CompletionCall, stop_reason
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
 from gateway_svc.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
-from gateway_svc.request_fields import Unsupported, new_request_id
+from gateway_svc.request_fields import Items, Unsupported, new_request_id
 from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
 from gateway_svc.text_templates import TextTemplates
@@ -29,7 +29,9 @@ _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 class CompletionRequest(GenerationFields):
     """The body of a request for completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="Text or token ids, of one or several.")
+    prompt: str | Items[str] | Items[int] | Items[Items[int]] = Field(
+        description="Text or token ids, of one or several."
+    )
     max_tokens: int | None = Field(None, ge=0, description="Default: 16; 0 with echo alone.")
     echo: bool | None = Field(None, description="Begin the output with the prompt.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Most likely tokens to return, too.")

@@ -7,7 +7,7 @@ from pydantic import Field
 from gateway_svc.api_error import invalid
 from gateway_svc.openai.response_format import FORMAT_NAMES, ResponseFormat
 from gateway_svc.openai.vllm_fields import VllmFields
-from gateway_svc.request_fields import ApiModel, Ignored, RequestFields
+from gateway_svc.request_fields import ApiModel, Ignored, Items, RequestFields
 from quire.params import GenerateParams
 
 MAX_LOGPROBS = 20
@@ -26,7 +26,7 @@ class GenerationFields(RequestFields, VllmFields):
 
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=128, description="Number of outputs for each prompt.")
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     response_format: ResponseFormat | None = None
     prompt_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of the prompt's tokens; not in streams."

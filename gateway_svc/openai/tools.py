@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 import quire
-from gateway_svc.request_fields import ApiModel, Ignored, by_type
+from gateway_svc.request_fields import ApiModel, Ignored, Items, by_type
 from gateway_svc.tool_use import CALLED_NAME, MAX_TOOLS, TOOL_NAME, ToolUse
 from quire.parsing.deltas import Delta
 
@@ -30,7 +30,7 @@ class Tool(ApiModel):
     cache_control: Ignored = None  # as in a function
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[Items[Tool], Field(max_length=MAX_TOOLS)]
 
 
 class CalledFunction(ApiModel):
@@ -75,7 +75,7 @@ class AllowedTools(ApiModel):
     """Some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[Items[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedChoice(ApiModel):

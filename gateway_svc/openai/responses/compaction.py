@@ -17,7 +17,7 @@ from gateway_svc.openai.responses.response_object import usage_object
 from gateway_svc.openai.responses.stored_responses import StoredResponses
 from gateway_svc.openai.responses.truncation import last_turns_that_fit
 from gateway_svc.openai.responses.turns import turns_of
-from gateway_svc.request_fields import ApiModel, Ignored
+from gateway_svc.request_fields import ApiModel, Ignored, Items
 from gateway_svc.served_model import ServedModel
 from quire.params import GenerateParams
 
@@ -35,7 +35,7 @@ class CompactionRequest(ApiModel):
     """The body of a request to compact a conversation."""
 
     model: str | None = Field(None, description="Name of the served model, if given.")
-    input: str | list[GivenItem] | None = Field(None, description="Text, or the items of a conversation.")
+    input: str | Items[GivenItem] | None = Field(None, description="Text, or the items of a conversation.")
     previous_response_id: str | None = Field(
         None, max_length=128, description="Stored response whose conversation comes first."
     )

@@ -14,7 +14,7 @@ from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields, StreamOpti
 from gateway_svc.openai.responses.annotation import Annotation
 from gateway_svc.openai.responses.items import GivenItem, InputItem
 from gateway_svc.openai.responses.tools import Choice, FunctionTools, Reasoning, rules_for_calls
-from gateway_svc.request_fields import ApiModel, Ignored, Unsupported
+from gateway_svc.request_fields import ApiModel, Ignored, Items, Unsupported, at_most
 from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams, Messages
 from quire.parsing.answer_format import AnswerFormat
@@ -22,6 +22,7 @@ from quire.parsing.answer_format import AnswerFormat
 _LOGPROBS = "message.output_text.logprobs"
 _NO_INPUT = "Missing required parameter: 'input', or previous_response_id"
 _FORMAT_NAMES = {"structured_output": "text.format", "lark": "text.format", "json_schema": "text.format.schema"}
+_MOST_METADATA = 16
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 _Name = Annotated[str, Field(max_length=512)]
@@ -79,7 +80,7 @@ class ResponseStreamOptions(StreamOptions):
 class ResponseRequest(GenerationFields):
     """The body of a request for a response."""
 
-    input: str | list[GivenItem] | None = Field(
+    input: str | Items[GivenItem] | None = Field(
         None, description="Text, or the items of a conversation; needed without previous_response_id."
     )
     instructions: str | None = Field(None, description="The system's message, before the conversation.")
@@ -89,7 +90,7 @@ class ResponseRequest(GenerationFields):
     max_output_tokens: int | None = Field(None, ge=1, description="Default: the rest of the context.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="With include alone.")
     include: (
-        list[
+        Items[
             Literal[
                 "message.output_text.logprobs",
                 "reasoning.encrypted_content",
@@ -109,7 +110,7 @@ class ResponseRequest(GenerationFields):
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: leave out the oldest turns of a conversation that does not fit into the context."
     )
-    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[_Key, _Value], at_most(_MOST_METADATA), Field(max_length=_MOST_METADATA)] | None = None
     prompt_cache_key: _Name | None = Field(None, description="As session_key, where that is not given.")
     user: _Name | None = Field(None, description="As prompt_cache_key, where that is not given.")
     safety_identifier: _Name | None = None

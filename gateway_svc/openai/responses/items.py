@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway_svc.openai.chat_messages import RefusalPart
 from gateway_svc.openai.tools import CalledFunction
-from gateway_svc.request_fields import ApiModel, Ignored, Unsupported, by_type
+from gateway_svc.request_fields import ApiModel, Ignored, Items, Unsupported, by_type
 
 _ItemId = Annotated[str | None, Field(max_length=128)]
 _COMPACTION_MARK = "quire:"
@@ -50,7 +50,7 @@ class InputMessage(ApiModel):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | Items[Part]
     id: _ItemId = None
     status: Ignored
     phase: Ignored
@@ -92,8 +92,8 @@ class InputReasoning(ApiModel):
     """Reasoning of an earlier response; the summary counts where the reasoning itself is missing."""
 
     type: Literal["reasoning"]
-    summary: list[ReasoningText] = Field(default_factory=list)
-    content: list[ReasoningText] | None = None
+    summary: Items[ReasoningText] = Field(default_factory=list)
+    content: Items[ReasoningText] | None = None
     id: _ItemId = None
     status: Ignored
     encrypted_content: Unsupported
@@ -132,7 +132,7 @@ class InputCallOutput(ApiModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | Items[InputText]
     name: str | None = Field(None, description="Of the function, for the chat template.")
     id: _ItemId = None
     status: Ignored

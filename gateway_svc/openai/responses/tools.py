@@ -16,7 +16,7 @@ from gateway_svc.openai.tools import (
     ToolChoice,
     tool_use_of,
 )
-from gateway_svc.request_fields import ApiModel, Unsupported, by_type
+from gateway_svc.request_fields import ApiModel, Items, Unsupported, by_type
 from gateway_svc.tool_use import MAX_TOOLS, ToolUse
 
 
@@ -49,7 +49,7 @@ def _refuse_other_types(tool: Any) -> Any:
 
 
 FunctionTools = Annotated[
-    list[Annotated[FunctionTool, BeforeValidator(_refuse_other_types)]], Field(max_length=MAX_TOOLS)
+    Items[Annotated[FunctionTool, BeforeValidator(_refuse_other_types)]], Field(max_length=MAX_TOOLS)
 ]
 
 
@@ -64,7 +64,7 @@ class AllowedToolsChoice(ApiModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[Items[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 def _refuse_other_choices(choice: Any) -> Any:
