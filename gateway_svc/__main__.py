@@ -24,6 +24,7 @@ from common.status import Status
 from gateway_svc.app import create_app, for_web_pages
 from gateway_svc.error_answer import answer_busy
 from gateway_svc.http_server import HttpServer
+from gateway_svc.key_check import OPEN_PATHS
 from gateway_svc.listening import listening_socket
 from quire.gateway_settings import GatewaySettings
 from quire.listening import ListenError
@@ -79,6 +80,7 @@ async def serve(
             max_connections=allow_connections(settings.max_http_connections, option="--max-http-connections"),
             drain_timeout_s=settings.drain_timeout_s,
             busy=for_web_pages(answer_busy, settings.origins),
+            open_paths=OPEN_PATHS,
             tls=tls,
         )
         serving = asyncio.create_task(server.serve(sockets=[sock]))

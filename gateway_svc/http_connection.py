@@ -1,9 +1,10 @@
 """One HTTP connection: uvicorn's, with bounds of what a client may leave unfinished, and for clients of HTTP/1.0 and 2.
 
-Knows no route, and no shape of an API: `busy` answers beyond the bound of connections.
+Knows no route, and no shape of an API: `busy` answers beyond the bound of connections, but for the paths of probes.
 """
 
 import asyncio
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,7 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from common.open_files import RESERVE
 from common.rare_warning import RareWarning
 from gateway_svc.body_writer import TurnWrites, offer_body_writer
 
@@ -18,6 +20,7 @@ MAX_HEAD_BYTES = 64 << 10  # of the URL, and the names and values of the fields,
 _MAX_PENDING_BYTES = 2 * MAX_HEAD_BYTES  # received without the end of a field, or a piece of a body
 _FIELD_BYTES = len(b": \r\n")  # beside its name and its value
 MAX_QUEUED = 64  # requests of a connection that wait while one is answered
+MOST_BEYOND = RESERVE // 2  # connections beyond the bound: the other files are for the scheduler and the logs
 _INVALID = b"Invalid HTTP request received."
 _TOO_LARGE = b"The head of the request is too large."
 
@@ -25,17 +28,20 @@ _TOO_LARGE = b"The head of the request is too large."
 class ConnectionRules:
     """Rules and counters that all connections of a server share."""
 
-    def __init__(self, *, max_connections: int, busy: ASGIApp, silence_s: float) -> None:
+    def __init__(self, *, max_connections: int, busy: ASGIApp, open_paths: Collection[str], silence_s: float) -> None:
         """Set the rules.
 
         Args:
-            max_connections: how many may be open at once.
-            busy: answers in place of the application on those beyond.
+            max_connections: how many may be open at once, and some beyond, of which the longest idle is closed.
+            busy: answers in place of the application on those beyond, where as many have a request.
+            open_paths: those of probes, which the application answers there, too: else they would call it dead.
             silence_s: how long a request may stop before it has come whole.
         """
         self.max_connections = max_connections
         self.busy = busy
+        self.open_paths = open_paths
         self.silence_s = silence_s
+        self.idle: dict[HttpConnection, None] = {}  # those without a request, first the one that has been so longest
         self.turn = TurnWrites()
         self.refused = RareWarning("requests refused: too many connections are open", most=max_connections)
         self.invalid = RareWarning("invalid HTTP received")
@@ -66,10 +72,14 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self._is_beyond = self._are_too_many
         self._expect_more()
+        self._rules.idle[self] = None
+        if len(self.connections) > self._rules.max_connections + MOST_BEYOND:
+            self._close_an_idle_one()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
         self._expect_no_more()
+        self._rules.idle.pop(self, None)
         super().connection_lost(exc)
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True  # uvicorn tells the request that came last, which may wait behind it
@@ -143,6 +153,8 @@ class HttpConnection(HttpToolsProtocol):
 
         The rest of an answered request's body may never come, so that only the time of a kept connection counts.
         """
+        if not self.transport.is_closing():
+            self._rules.idle[self] = None
         super().on_response_complete()
         self._expect_no_more()
         is_next = not self._is_answered or not self.cycle.more_body
@@ -182,16 +194,33 @@ class HttpConnection(HttpToolsProtocol):
         return len(self.connections) > most or len(self.tasks) >= most
 
     @property
+    def _has_room(self) -> bool:
+        """True if no more connections have a request, this one included, than may be open, and fewer calls run."""
+        most = self._rules.max_connections
+        return len(self.connections) - len(self._rules.idle) <= most and len(self.tasks) < most
+
+    def _close_an_idle_one(self) -> None:
+        """Close the connection that has been idle longest, and whose last answer is on its way: perhaps this one."""
+        idle = next((each for each in self._rules.idle if not each.transport.get_write_buffer_size()), self)
+        del self._rules.idle[idle]
+        self.connections.discard(idle)
+        idle.transport.abort()  # another one needs its file, and does not wait until its client has heard of it
+
+    @property
     def _is_answered(self) -> bool:
         """True if no answer is under way."""
         return self.cycle is None or self.cycle.response_complete
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        self._rules.idle.pop(self, None)
         offer_body_writer(cycle, self._rules.turn)
-        if self._is_beyond and self._are_too_many:
-            self._rules.refused.record()
-            app = self._rules.busy
+        if self._is_beyond and not self._has_room:
+            if cycle.scope["path"] in self._rules.open_paths:
+                cycle.keep_alive = False
+            else:
+                self._rules.refused.record()
+                app = self._rules.busy
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False  # such a client would take it for the answer
             app = _until_close(cycle, app)

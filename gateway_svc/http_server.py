@@ -1,7 +1,7 @@
 """The HTTP server: uvicorn, with our own handling of signals and logs."""
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,11 +25,12 @@ class HttpServer(uvicorn.Server):
         max_connections: int,
         drain_timeout_s: float,
         busy: ASGIApp,
+        open_paths: Collection[str],
         silence_s: float = SILENCE_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Serve `app`, and `busy` in its place on connections beyond the bound; `tls`: encrypted."""
-        rules = ConnectionRules(max_connections=max_connections, busy=busy, silence_s=silence_s)
+        """Serve `app`, and on connections beyond the bound `busy` but for `open_paths`; `tls`: encrypted."""
+        rules = ConnectionRules(max_connections=max_connections, busy=busy, open_paths=open_paths, silence_s=silence_s)
         connection: Any = partial(HttpConnection, rules=rules)
         config = uvicorn.Config(
             app,

@@ -39,7 +39,9 @@ class GatewaySettings(AccessSettings):
     max_http_body_mb: int = Field(
         16, ge=1, le=1024, description="MiB of a request's body; larger ones are refused with 413"
     )
-    max_http_connections: int = Field(4096, ge=1, description="connections open at once; further ones get 503")
+    max_http_connections: int = Field(
+        4096, ge=1, description="connections open at once; further ones get 503 while as many have requests"
+    )
     slow_reader_timeout_s: float = Field(
         60.0,
         ge=0.1,

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway_svc.error_answer import answer_busy
 from gateway_svc.http_server import HttpServer
+from gateway_svc.key_check import OPEN_PATHS
 from gateway_svc.listening import listening_socket
 from tests.patience import patient
 
@@ -53,7 +54,14 @@ async def served(
     slow_reader_timeout_s: float = PATIENT_S,
 ) -> AsyncIterator[int]:
     """The port of a server of an application."""
-    server = HttpServer(app, max_connections=max_connections, drain_timeout_s=0, busy=busy, silence_s=silence_s)
+    server = HttpServer(
+        app,
+        max_connections=max_connections,
+        drain_timeout_s=0,
+        busy=busy,
+        open_paths=OPEN_PATHS,
+        silence_s=silence_s,
+    )
     sock = listening_socket("127.0.0.1:0", shares_port=False, slow_reader_timeout_s=slow_reader_timeout_s)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:

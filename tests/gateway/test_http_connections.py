@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import orjson
 import pytest
@@ -10,10 +12,12 @@ from structlog.testing import capture_logs
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import quire
+from gateway_svc import http_connection
 from gateway_svc.app import create_app, for_web_pages
 from gateway_svc.error_answer import answer_busy
-from gateway_svc.http_connection import MAX_HEAD_BYTES, MAX_QUEUED
-from tests.gateway.raw_http import BODY, HEAD, OFFER, said, served, talk, told
+from gateway_svc.http_connection import MAX_HEAD_BYTES, MAX_QUEUED, MOST_BEYOND
+from gateway_svc.key_check import OPEN_PATHS
+from tests.gateway.raw_http import BODY, HEAD, OFFER, read_answer, said, served, talk, told
 from tests.patience import patient
 
 
@@ -171,13 +175,8 @@ def test_a_request_that_does_not_go_on_is_given_up(sent: bytes) -> None:
 )
 def test_beyond_the_bound_of_connections_the_answer_has_the_shape_of_its_api(path: bytes, kind: str) -> None:
     async def send() -> bytes:
-        async with served(max_connections=1) as port:
-            _, other = await asyncio.open_connection("127.0.0.1", port)
-            other.write(b"GET / HT")
-            await other.drain()
-            answer = await talk(port, b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n" % path)
-            other.close()
-            return answer
+        async with served(max_connections=1) as port, asked(port):
+            return await talk(port, b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n" % path)
 
     head, _, body = asyncio.run(send()).partition(b"\r\n\r\n")
     assert head.startswith((b"HTTP/1.1 503", b"HTTP/1.1 529"))
@@ -202,22 +201,95 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> byt
     return head.split(b" ", 2)[1]
 
 
-async def test_as_many_connections_as_may_be_open_are_served_while_further_ones_are_refused() -> None:
-    async with served(max_connections=2) as port:
-        first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        assert [await ask(*first), await ask(*second)] == [b"200", b"200"]
+@asynccontextmanager
+async def asked(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection whose request is under way: its head was read, and its body has not come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(HEAD + b"Expect: 100-continue\r\n\r\n")
+        async with asyncio.timeout(patient(30)):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Send the body of such a request. Returns the answer's first bytes."""
+    writer.write(BODY)
+    async with asyncio.timeout(patient(30)):
+        return (await read_answer(reader))[:12]
+
+
+async def test_as_many_requests_as_may_be_under_way_are_served_while_further_ones_are_refused() -> None:
+    async with served(max_connections=2) as port, asked(port) as first, asked(port) as second:
         further = await asyncio.open_connection("127.0.0.1", port)
         assert await ask(*further) == b"503"
         assert await further[0].read() == b""  # it is closed
         waiting = await asyncio.open_connection("127.0.0.1", port)
-        assert [await ask(*first), await ask(*second)] == [b"200", b"200"]
-        second[1].close()
-        await second[1].wait_closed()
-        while await ask(*waiting) != b"200":  # the server may hear of the end later
+        assert await answered(*first) == b"HTTP/1.1 200"  # and is idle
+        while await ask(*waiting) != b"200":  # the call may end after its answer
             waiting[1].close()
             waiting = await asyncio.open_connection("127.0.0.1", port)
-        for _, writer in (first, further, waiting):
+        assert await ask(*first) == b"200"
+        assert await answered(*second) == b"HTTP/1.1 200"
+        for _, writer in (further, waiting):
             writer.close()
+
+
+async def test_connections_that_wait_for_their_next_request_refuse_no_newcomer() -> None:
+    async with served(max_connections=2) as port:
+        kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _ in range(2):
+            assert [await ask(*each) for each in kept] == [b"200"] * 3
+        for _, writer in kept:
+            writer.close()
+
+
+async def test_the_connection_that_is_idle_longest_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "MOST_BEYOND", 1)
+    async with served(max_connections=2) as port:
+        first, second, third = kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        assert [await ask(*second), await ask(*first), await ask(*third)] == [b"200"] * 3
+        fourth = await asyncio.open_connection("127.0.0.1", port)
+        assert await second[0].read() == b""
+        assert [await ask(*each) for each in (first, third, fourth)] == [b"200"] * 3
+        for _, writer in (*kept, fourth):
+            writer.close()
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+async def test_probes_are_answered_beyond_the_bound(path: str) -> None:
+    """Else a full gateway is taken for dead, and restarted with all its streams."""
+    with capture_logs() as logs:
+        async with served(max_connections=0) as port:
+            answer = await talk(port, b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert logs == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT"])
+async def test_idle_connections_do_not_use_up_the_files(sent: bytes) -> None:
+    """None would be left for a probe, nor for a call to the scheduler."""
+    async with served(max_connections=1) as port, asked(port) as under_way:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
+        for _, writer in silent:
+            writer.write(sent)
+        async with asyncio.timeout(patient(30)):
+            for reader, _ in silent[:-MOST_BEYOND]:
+                with suppress(ConnectionResetError):  # of what was not read
+                    assert await reader.read() == b""
+        assert (await talk(port, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert await answered(*under_way) == b"HTTP/1.1 200"
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_new_connection_is_closed_where_all_others_have_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "MOST_BEYOND", 0)
+    async with served(max_connections=2) as port, asked(port) as first, asked(port) as second:
+        assert await talk(port) == b""
+        assert [await answered(*first), await answered(*second)] == [b"HTTP/1.1 200"] * 2
 
 
 async def test_refused_requests_do_not_fill_the_log() -> None:
