@@ -193,6 +193,10 @@ class _DeclaredFields(ApiModel):
         """Key of the session that the request belongs to, of any length, as it is only hashed; None: of none."""
         return self.session_key or None
 
+    def detaches(self, idempotency_key: str | None) -> bool:
+        """True if a reader that goes leaves the request to its on_disconnect: it goes on, or a retry finds it."""
+        return idempotency_key is not None or self.on_disconnect == "continue"
+
     def params(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK."""
         given: Any = {"request_id": request_id} | {

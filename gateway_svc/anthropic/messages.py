@@ -44,7 +44,7 @@ class Messages:
                 **keywords,
             )
         call.read(format)
-        generation = Generation([stream], 1, detaches=idempotency_key is not None)
+        generation = Generation([stream], 1, detaches=body.detaches(idempotency_key))
         try:
             return await answer(generation, call, streamed=bool(body.stream))
         except ApiError as error:

@@ -69,7 +69,7 @@ class Chats:
                 **keywords,
             )
         call.read(format)
-        generation = Generation([stream], body.num_outputs, detaches=idempotency_key is not None)
+        generation = Generation([stream], body.num_outputs, detaches=body.detaches(idempotency_key))
         return await answer(generation, call, streamed=bool(body.stream), counts=counts)
 
 

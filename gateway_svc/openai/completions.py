@@ -95,7 +95,7 @@ class Completions:
                 keywords = body.keywords(call.id_of(number))
                 keywords["text_ends"] = idempotency_key is not None  # whether or not this time it streams
                 streams.append(self._client.stream(text if ids is None else ids, **keywords))
-        generation = Generation(streams, body.num_outputs, detaches=idempotency_key is not None)
+        generation = Generation(streams, body.num_outputs, detaches=body.detaches(idempotency_key))
         return await answer(generation, call, streamed=bool(body.stream), counts=counts)
 
     async def _prompts(self, body: CompletionRequest) -> list[tuple[str, list[int] | None]]:

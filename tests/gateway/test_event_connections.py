@@ -4,6 +4,7 @@ import asyncio
 import re
 
 import openai
+import orjson
 import pytest
 from anthropic._streaming import SSEDecoder
 from starlette.types import Receive, Scope, Send
@@ -19,6 +20,14 @@ from tests.gateway.raw_http import served, talk
 from tests.gateway.scripted_client import Scripted, ScriptedClient, ScriptedSession, chunks_of, outcome
 from tests.gateway.wire import texts
 from tests.patience import patient
+
+TURNS = [{"role": "user", "content": "x"}]
+CALLS = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": TURNS},
+    "/v1/messages": {"messages": TURNS, "max_tokens": 9},
+    "/v1/responses": {"input": "x", "store": False},
+}
 
 
 async def test_a_client_that_does_not_read_stops_its_stream_alone_and_gets_all_of_it_later() -> None:
@@ -101,3 +110,39 @@ def test_clients_read_over_comments_between_events_with_ids(decoder: type[SSEDec
     """Regression: OpenAI's takes each blank line for the end of an event once an event had an id."""
     sent = [with_id("0", data_event(b"1")), COMMENT_AMONG_IDS, COMMENT_AMONG_IDS, with_id("1", data_event(b"2"))]
     assert [each.data for each in decoder().iter_bytes(iter(sent))] == ["1", "2"]
+
+
+class EndlessClient(ScriptedClient):
+    """A client whose requests do not end by themselves."""
+
+    def __init__(self, script: Scripted) -> None:
+        super().__init__(script)
+        self.has_told = asyncio.Event()
+
+    def _go_on(self, request: OpenRequest, number: int) -> None:
+        if number < len(self.script.chunks):
+            super()._go_on(request, number)
+        else:
+            self.has_told.set()
+
+
+@pytest.mark.parametrize("path", CALLS)
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(("on_disconnect", "asked"), [(None, "cancel"), ("cancel", "cancel"), ("continue", "detach")])
+async def test_a_request_whose_client_goes_is_left_to_go_on_if_it_says_so(
+    path: str, streamed: bool, on_disconnect: str | None, asked: str
+) -> None:
+    """The same with and without an Idempotency-Key, which is only for clients that come back."""
+    client = EndlessClient(Scripted(chunks=chunks_of(["a", "b"], finish=None)))
+    body = orjson.dumps(CALLS[path] | {"stream": streamed, "on_disconnect": on_disconnect})
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    async with served(create_app(client, max_body_bytes=1 << 10)) as port, asyncio.timeout(patient(30)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head % (path.encode(), len(body)) + body)
+        if streamed:
+            await reader.readuntil(b"data: ")
+        await client.has_told.wait()
+        writer.close()
+        while not client.session.asked:  # noqa: ASYNC110 - a session has nobody to tell
+            await asyncio.sleep(0)
+    assert client.session.asked[0] == asked

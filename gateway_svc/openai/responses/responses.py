@@ -70,7 +70,8 @@ class Responses:
                 chat.messages, tools=chat.tools, template_kwargs=chat.template_kwargs, **keywords
             )
         # Who streams a stored response may come back for it; who waits for a whole one does not know its id.
-        detaches = idempotency_key is not None or annotation.background or (annotation.store and bool(body.stream))
+        may_return = annotation.background or (annotation.store and bool(body.stream))
+        detaches = may_return or body.detaches(idempotency_key)
         try:
             accepted = await stream.accepted()
             if after >= 0 and not accepted.attached:
