@@ -90,7 +90,7 @@ def create_app(
     _add_models(app, model)
     _add_tokens(app, Tokens(client, model))
     app.include_router(requests_router(client))
-    app.include_router(prefixes_router(client))
+    app.include_router(prefixes_router(client, model))
     _add_health(app, client)
     _add_metrics(app, Metrics(client, figures))
     _add_description(app)

@@ -12,6 +12,8 @@ from gateway_svc.json_body import JsonRoute
 from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.tools import Tools, template_tools
 from gateway_svc.request_fields import ApiModel, Items
+from gateway_svc.served_model import ServedModel
+from quire.parsing.answer_format import AnswerFormat
 
 # The scheduler checks it.
 PinName = Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9._:-]{1,128}$"})]
@@ -27,17 +29,16 @@ class PinRequest(ApiModel):
     tenant: str | None = None
     cache_salt: str | None = None
 
-    @property
-    def prefix(self) -> Any:
-        """The prefix for the SDK. Raises ApiError."""
+    def prefix(self, format: AnswerFormat) -> Any:
+        """The prefix for the SDK; `format` is the model's. Raises ApiError."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "give either this or messages")
         if self.messages is None:
             return self.prompt
-        return chat_of(self.messages, template_tools(self.tools or ()), self.chat_template_kwargs)
+        return chat_of(self.messages, template_tools(self.tools or ()), self.chat_template_kwargs, format=format)
 
 
-def prefixes_router(client: quire.AsyncClient) -> APIRouter:
+def prefixes_router(client: quire.AsyncClient, model: ServedModel) -> APIRouter:
     """Routes that answer by calls to the client; its errors are the application's."""
     router = APIRouter(prefix="/prefixes", route_class=JsonRoute)
 
@@ -49,8 +50,9 @@ def prefixes_router(client: quire.AsyncClient) -> APIRouter:
     @router.put("/{name}", response_model=None)
     async def pin(name: PinName, body: PinRequest) -> Response:
         """201 for a new pin, 200 for the same one again, 409 if the name has another prefix."""
+        prefix = body.prefix((await model.get()).answer_format)
         with sdk_refusals(dict.fromkeys(("prefix", "prompt"), "prompt" if body.messages is None else "messages")):
-            pinned = await client.pin_prefix(name, body.prefix, tenant=body.tenant, cache_salt=body.cache_salt)
+            pinned = await client.pin_prefix(name, prefix, tenant=body.tenant, cache_salt=body.cache_salt)
         return JSONResponse(dataclasses.asdict(pinned), status_code=201 if pinned.created else 200)
 
     @router.delete("/{name}", status_code=204, response_model=None)

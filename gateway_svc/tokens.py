@@ -53,6 +53,7 @@ class Tokens:
                 body.messages,
                 template_tools(body.tools or ()),
                 body.chat_template_kwargs,
+                format=(await self._model.get()).answer_format,
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=bool(body.continue_final_message),
             )

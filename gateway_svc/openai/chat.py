@@ -45,8 +45,8 @@ class Chats:
             raise invalid("top_logprobs", "give logprobs as well")
         name = await self._model.check(body.model)
         tool_use = body.tool_use
-        format = tool_use.format((await self._model.get()).answer_format)
-        chat = body.chat
+        of_model = (await self._model.get()).answer_format
+        chat, format = body.chat(of_model), tool_use.format(of_model)
         request_id = new_request_id(self._client, "chatcmpl-", chat, idempotency_key, body)
         call = _Call(body, name, request_id, self._vocabulary)
         counts = event_counts(idempotency_key, last_event_id, body.num_outputs, streamed=bool(body.stream))

@@ -1,6 +1,7 @@
 """Messages of conversations, in OpenAI's form and with vLLM's fields for reasoning."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
@@ -9,6 +10,8 @@ import quire
 from gateway_svc.openai.tools import SentCall
 from gateway_svc.request_fields import ApiModel, Ignored, Items, Unsupported, by_type
 from quire.params import Tools
+from quire.parsing.answer_format import AnswerFormat
+from quire.parsing.answer_parser import template_call_id
 
 MAX_TOOL_CALLS = 128  # of a message
 _SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
@@ -81,17 +84,27 @@ class ChatMessage(ApiModel):
         )
 
 
+def templated(turn: quire.ChatMessage, format: AnswerFormat) -> quire.ChatMessage:
+    """The turn with ids of calls as the model's templates take them: a conversation may come from another model."""
+    if not (turn.tool_calls or turn.tool_call_id):
+        return turn
+    calls = [replace(each, id=template_call_id(format, each.id)) for each in turn.tool_calls]
+    result_of = turn.tool_call_id and template_call_id(format, turn.tool_call_id)
+    return replace(turn, tool_calls=calls, tool_call_id=result_of)
+
+
 def chat_of(
     messages: Sequence[ChatMessage],
     tools: Tools,
     template_kwargs: Mapping[str, Any] | None,
     *,
+    format: AnswerFormat,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
 ) -> quire.Chat:
-    """The conversation for the SDK."""
+    """The conversation for the SDK; `format` is the model's."""
     return quire.Chat(
-        messages=[each.turn() for each in messages],
+        messages=[templated(each.turn(), format) for each in messages],
         tools=tools,
         template_kwargs=template_kwargs,
         add_generation_prompt=add_generation_prompt,

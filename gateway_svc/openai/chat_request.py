@@ -13,6 +13,7 @@ from gateway_svc.openai.vllm_fields import VllmChatFields
 from gateway_svc.request_fields import Ignored, Items, Unsupported
 from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams
+from quire.parsing.answer_format import AnswerFormat
 
 _NAMES = {
     "prompt": "messages",
@@ -68,15 +69,15 @@ class ChatRequest(GenerationFields, VllmChatFields):
         """Rules for calls."""
         return tool_use_of(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls)
 
-    @property
-    def chat(self) -> quire.Chat:
-        """The conversation for the SDK."""
+    def chat(self, format: AnswerFormat) -> quire.Chat:
+        """The conversation for the SDK; `format` is the model's."""
         named = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
         given = {name: value for name, value in named.items() if value is not None}
         return chat_of(
             self.messages,
             self.tool_use.offered,
             given | (self.chat_template_kwargs or {}),
+            format=format,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=bool(self.continue_final_message),
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from typing import Any
 
 import openai
 import orjson
@@ -22,7 +23,7 @@ from tests.gateway.wire import texts
 from tests.patience import patient
 
 TURNS = [{"role": "user", "content": "x"}]
-CALLS = {
+CALLS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": {"messages": TURNS},
     "/v1/messages": {"messages": TURNS, "max_tokens": 9},

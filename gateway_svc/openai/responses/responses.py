@@ -15,6 +15,7 @@ from gateway_svc.call_grammars import CallGrammars
 from gateway_svc.event_stream import DONE, EventStream, Steps
 from gateway_svc.generation import Generation
 from gateway_svc.grammar_faults import GrammarFaults
+from gateway_svc.openai.chat_messages import templated
 from gateway_svc.openai.errors import ID_HEADER
 from gateway_svc.openai.responses.annotation import ID_PREFIX
 from gateway_svc.openai.responses.compaction import CompactionRequest, Compactions
@@ -161,9 +162,11 @@ class Responses:
         if body.previous_response_id is not None:
             turns = await self._stored.conversation(body.previous_response_id)
         turns += turns_of(items)
+        model = await self._model.get()
+        turns = [templated(each, model.answer_format) for each in turns]
         if body.truncation != "auto":
             return instructions + turns
-        most_tokens = (await self._model.get()).max_model_len - (body.max_output_tokens or 1)
+        most_tokens = model.max_model_len - (body.max_output_tokens or 1)
         return await last_turns_that_fit(self._client, body.chat, instructions, turns, most_tokens)
 
     async def _object(self, stored: StoredResponse) -> dict[str, Any]:
