@@ -136,7 +136,10 @@ class ResponseRequest(GenerationFields):
     beam_width: Unsupported
     length_penalty: Unsupported
     early_stopping: Unsupported
+    prompt_logprobs: Unsupported
     return_token_ids: Unsupported
+    return_tokens_as_token_ids: Unsupported
+    response_format: Unsupported  # text.format is in its place
 
     @property
     def names(self) -> Mapping[str, str]:
