@@ -329,7 +329,7 @@ async def test_logs_are_echoed_line_by_line_as_they_grow_and_are_set_aside(tmp_p
 async def test_an_error_in_place_of_health_ends_no_deployment(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told, and health is asked for again until it can greet."""
+    """Health is asked for again until it can greet."""
     monkeypatch.setattr("quire.cli.supervisor.supervisor.READY_AGAIN_S", 0.01)
     announcer, greeted = Announcer(), asyncio.Event()
     said: list[str] = []
