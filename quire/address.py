@@ -1,10 +1,6 @@
-"""Addresses of servers: checks them, splits lists of them, and resolves their host names."""
+"""Addresses of servers: checks them, and splits lists of them."""
 
-import asyncio
-import ipaddress
 import re
-import socket
-from collections.abc import Awaitable, Callable, Sequence
 
 SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 LOOPBACK = ("127.", "localhost:", "[::1]:", "unix")
@@ -46,37 +42,3 @@ def check_host(address: str) -> str:
 def split_addresses(text: str) -> list[str]:
     """The addresses of a list with commas between."""
     return [each for each in (part.strip() for part in text.split(",")) if each]
-
-
-async def look_up(host: str, port: int) -> list[str]:
-    """IP addresses of a host. Raises OSError or UnicodeError."""
-    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return sorted({str(info[4][0]) for info in infos})
-
-
-async def resolve(addresses: Sequence[str], look_up: Callable[[str, int], Awaitable[list[str]]] = look_up) -> list[str]:
-    """The addresses, with each host name that has several addresses replaced by all of them.
-
-    Names that cannot be resolved here, and localhost, stay as they are: dialling them raises the error.
-    """
-    found = await asyncio.gather(*(_resolve(each, look_up) for each in addresses))
-    return list(dict.fromkeys(address for several in found for address in several))
-
-
-async def _resolve(address: str, look_up: Callable[[str, int], Awaitable[list[str]]]) -> list[str]:
-    host, _, port = address.rpartition(":")
-    if host in ("", "localhost") or not port.isdigit() or _is_literal(host):
-        return [address]
-    try:
-        hosts = await look_up(host, int(port))
-    except (OSError, UnicodeError):
-        return [address]
-    return [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts] if len(hosts) > 1 else [address]
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True

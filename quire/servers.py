@@ -9,29 +9,31 @@ from typing import Any, cast
 
 import grpc
 
-from quire.address import LOOPBACK, SCHEMES, resolve, split_addresses
+from quire.address import LOOPBACK, SCHEMES, split_addresses
 from quire.client_home import CLOSED
 from quire.credentials import Credentials, Metadata
 from quire.errors import NotLeaderError, QuireError
+from quire.host_names import HostNames
 from quire.rpc import PUBLIC_MESSAGE_BYTES, SHARD_KEY, channel_options
 
 _CONNECT_S = 0.5  # for one of several servers; a frozen one would be waited for much longer
 _DOWN_S = 3.0  # for this time a server that was not reached is tried after the others, unless it is reached again
 _RETIRED_S = 130.0  # time for the last calls of a channel that was given up; longer than any call waits
-_RESOLVE_S = 1.0  # between two lookups of the names, while no server leads
+_RESOLVE_S = 1.0  # between two lookups of the names, while no server leads; no call waits for one longer
 
 
 class Servers:
     """The addresses of one client and a channel to each that was tried. Belongs to one event loop."""
 
-    def __init__(self, address: str, credentials: Credentials, shard: int = 0) -> None:
+    def __init__(self, address: str, credentials: Credentials, shard: int = 0, names: HostNames | None = None) -> None:
         """Take one address, or several with commas between; a host name stands for all of its addresses.
 
-        `shard`: number of the shard whose leader is wanted.
+        `shard`: number of the shard whose leader is wanted. `names`: resolves host names.
         """
         self._credentials = credentials
         self._metadata: Metadata = (*credentials.metadata, (SHARD_KEY, str(shard)))
         self._given = [address] if address.startswith(SCHEMES) else split_addresses(address)
+        self._names = names or HostNames()
         self._known: Sequence[str] = self._given  # the given ones, resolved
         self._current = self._given[0]
         self._is_resolved = False
@@ -118,6 +120,7 @@ class Servers:
     async def close(self) -> None:
         """Closes every channel. What asks for another one then gets RuntimeError."""
         self._is_closed = True
+        self._names.close()
         channels = [*self._retired.values(), *self._channels.values()]
         for task in self._retired:
             task.cancel()
@@ -132,8 +135,9 @@ class Servers:
         if self._is_resolved or now_s < self._may_resolve_s or self._given[0].startswith(SCHEMES):
             return
         self._is_resolved, self._may_resolve_s = True, now_s + _RESOLVE_S
-        was_known = self._current in self._known
-        self._known = await resolve(self._given)
+        known = await self._names.resolve(self._given, _RESOLVE_S)
+        was_known = self._current in self._known  # by now: another call may have been told of the leader meanwhile
+        self._known = known
         if was_known and self._current not in self._known:
             self._current = self._known[0]
 

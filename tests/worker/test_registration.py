@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -12,11 +12,13 @@ import structlog
 from common.rpc import CLUSTER_MESSAGE_BYTES, Context
 from common.serving import GrpcServer
 from quire.errors import FailedPreconditionError, NotLeaderError
+from quire.host_names import HostNames
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from tests.patience import patient
 from tests.services import free_address
 from tests.unreadable_answers import Unreadable
+from worker_svc.service import registration as registration_module
 from worker_svc.service.followed_epoch import FollowedEpoch
 from worker_svc.service.registration import Registration, WorkerIdentity
 
@@ -283,27 +285,57 @@ async def test_a_worker_that_is_left_by_its_leader_asks_at_once() -> None:
     await leader.server.stop(0)
 
 
-async def test_names_are_looked_up_again_after_a_look_that_failed() -> None:
-    looks = 0
+class ScriptedNames(HostNames):
+    """Stands for other addresses, on other ports too, than those that are asked for."""
 
-    async def resolve(addresses: Sequence[str]) -> list[str]:
-        nonlocal looks
-        looks += 1
-        if looks == 1:
-            raise OverflowError("getaddrinfo has had enough")
-        return [address]
+    def __init__(self, found: Callable[[], list[str]]) -> None:
+        super().__init__()
+        self._stand_for = found
 
+    async def resolve(self, addresses: Sequence[str], limit_s: float) -> list[str]:
+        return self._stand_for()
+
+
+async def test_names_are_looked_up_again_after_a_look_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the addresses of standbys, which were known, were dropped then."""
+    monkeypatch.setattr(registration_module, "_RESOLVE_S", 0.1)
     scheduler = Scheduler()
     await scheduler.start(address := free_address())
-    registration = Registration("scheduler.invalid:1", IDENTITY, resolve=resolve)
+    port = address.rpartition(":")[2]
+    found = [["127.0.0.1", "127.0.0.2"], ["127.0.0.1"]]
+    looks: list[list[str] | Exception] = [
+        OSError("no such name"),
+        found[0],
+        *[OverflowError("getaddrinfo has had enough")] * 2,
+        found[1],
+    ]
+    wanted: list[list[str]] = []  # at each look
+    has_looked = asyncio.Event()
+
+    async def look_up(host: str, port: int) -> list[str]:
+        wanted.append(worker._wanted_addresses)
+        if not looks:
+            has_looked.set()
+            return found[1]
+        result = looks.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    worker = Registration(f"scheduler.invalid:{port}", IDENTITY, names=HostNames(look_up))
     with structlog.testing.capture_logs() as logs:
-        keeping = asyncio.create_task(registration.keep_lease())
-        await scheduler.requests.get()
+        keeping = asyncio.create_task(worker.keep_lease())
+        async with asyncio.timeout(patient(20)):
+            await scheduler.requests.get()
+            await has_looked.wait()
         keeping.cancel()
-        await registration.close()
+        await worker.close()
     await scheduler.server.stop(0)
+    written, both = [f"scheduler.invalid:{port}"], [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]
+    assert wanted[:6] == [written, written, both, both, both, written]
     assert [log["reason"] for log in logs if log["event"] == "schedulers not looked up"] == [
-        "OverflowError('getaddrinfo has had enough')"
+        "OSError('no such name')",
+        "OverflowError('getaddrinfo has had enough')",
     ]
 
 
@@ -317,11 +349,11 @@ async def test_an_address_that_nobody_names_any_more_is_dropped() -> None:
     lost.leader = leading
     num_asked: list[int] = []  # of the one in between, at each look
 
-    async def resolve(addresses: Sequence[str]) -> list[str]:
+    def found() -> list[str]:
         num_asked.append(lost.requests.qsize())
         return [known]
 
-    registration = Registration("scheduler.invalid:1", IDENTITY, resolve=resolve)
+    registration = Registration("scheduler.invalid:1", IDENTITY, names=ScriptedNames(found))
     keeping = asyncio.create_task(registration.keep_lease())
     async with asyncio.timeout(patient(60)):
         await leader.requests.get()

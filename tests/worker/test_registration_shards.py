@@ -1,7 +1,7 @@
 """A worker of a deployment with several shards: it serves the one that it is told, and moves when it is told to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from quire.v1 import cluster_pb2 as pb
 from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.services import free_address
-from tests.worker.test_registration import IDENTITY, Scheduler, answered
+from tests.worker.test_registration import IDENTITY, Scheduler, ScriptedNames, answered
 from worker_svc.service import registration as registration_module
 from worker_svc.service.registration import Registration, WorkerIdentity
 
@@ -127,11 +127,9 @@ async def test_a_worker_moves_though_the_leader_that_it_drains_at_is_named_no_mo
     await first.start(frozen := free_address())
     await second.start(other := free_address())
 
-    async def resolve(addresses: Sequence[str]) -> list[str]:
-        return [other] if first.drained else [frozen, other]
-
+    names = ScriptedNames(lambda: [other] if first.drained else [frozen, other])
     lives = Lives()
-    registration = Registration("scheduler.invalid:1", IDENTITY, resolve=resolve, begin_life=lives.begin)
+    registration = Registration("scheduler.invalid:1", IDENTITY, names=names, begin_life=lives.begin)
     keeping = asyncio.create_task(registration.keep_lease())
     try:
         async with asyncio.timeout(patient(20)):

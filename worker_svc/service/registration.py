@@ -6,7 +6,7 @@ Worker and scheduler may start in either order. Changes are logged, attempts are
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,9 +14,10 @@ import grpc
 import structlog
 
 from common.rpc import CLUSTER_MESSAGE_BYTES
-from quire.address import resolve, split_addresses
+from quire.address import split_addresses
 from quire.credentials import Credentials, Metadata
 from quire.errors import DataLossError, NotLeaderError, QuireError, UnavailableError
+from quire.host_names import HostNames
 from quire.rpc import SHARD_KEY, channel_options, error_of, is_cancelled, readable
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
@@ -78,7 +79,7 @@ class Registration:
         schedulers: str,
         identity: WorkerIdentity,
         on_epoch: Callable[[int], None] = lambda epoch: None,
-        resolve: Callable[[Sequence[str]], Awaitable[list[str]]] = resolve,
+        names: HostNames | None = None,
         *,
         credentials: Credentials | None = None,
         forget_epoch_s: float = FORGET_AFTER_S,
@@ -90,7 +91,7 @@ class Registration:
             schedulers: addresses separated by commas.
             identity: what is registered.
             on_epoch: gets each new epoch to follow; 0: forget it.
-            resolve: returns every address that the names resolve to.
+            names: resolves host names.
             credentials: key and certificates for the schedulers; None: those of the variables.
             forget_epoch_s: time after which an epoch that nobody confirms is forgotten.
             begin_life: makes the worker a new incarnation, for another shard, which accepts no step of the former one;
@@ -98,12 +99,12 @@ class Registration:
         """
         self._credentials = credentials or Credentials()
         self._configured = split_addresses(schedulers)
-        self._resolve = resolve
+        self._names = names or HostNames()
         self._resolve_failed = False
         self._identity = identity
         self._on_epoch = on_epoch
         self._endpoints: dict[str, _Endpoint] = {}
-        self._resolved = self._configured  # result of the last resolution that succeeded
+        self._resolved: Sequence[str] = self._configured
         self._leader_hint: str | None = None  # address of the leader, as a standby named it
         self._followed = FollowedEpoch(forget_epoch_s)
         self._wake_up = asyncio.Event()
@@ -125,6 +126,7 @@ class Registration:
                 self._give_up_shard()
                 await asyncio.sleep(_RESOLVE_S)
         finally:
+            self._names.close()
             if self._moving is not None:
                 self._moving.cancel()
             for endpoint in self._endpoints.values():
@@ -174,14 +176,11 @@ class Registration:
 
     async def _resolve_names(self) -> None:
         """Resolves the configured names; after a failure the last result counts until the next attempt."""
-        try:
-            async with asyncio.timeout(_RESOLVE_S):  # by itself, a resolver that does not answer takes much longer
-                self._resolved = await self._resolve(self._configured)
-            self._resolve_failed = False
-        except Exception as error:
-            if not self._resolve_failed:
-                log.warning("schedulers not looked up", schedulers=self._configured, reason=repr(error))
-            self._resolve_failed = True
+        self._resolved = await self._names.resolve(self._configured, _RESOLVE_S)
+        failure = self._names.failure
+        if failure is not None and not self._resolve_failed:
+            log.warning("schedulers not looked up", schedulers=self._configured, reason=failure)
+        self._resolve_failed = failure is not None
 
     @property
     def _wanted_addresses(self) -> list[str]:
