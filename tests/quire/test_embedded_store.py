@@ -76,6 +76,41 @@ async def test_a_store_that_does_not_end_when_told_is_killed(
     assert not runs(pid)
 
 
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_once_the_store_has_gone_no_process_is_killed_in_its_place(
+    folder: DataFolder, store: EmbeddedStore, adopted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process id may be another's by then. Regression: ending `quire serve` killed whoever had it."""
+    ending = store
+    if adopted:
+        ending = made_store(folder)
+        assert await ending.start() is True
+    os.kill(await server_pid(folder), signal.SIGKILL)
+    await store.wait_gone()
+    folder.log("store").unlink()
+    folder.log("store").mkdir()
+    with pytest.raises(StoreFailedError, match="cannot be started"):
+        await ending.start()
+    killed: list[tuple[int, int]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("os.kill", lambda *given: killed.append(given))
+        await ending.stop()
+    assert not killed
+
+
+async def test_a_store_whose_start_failed_is_not_killed_again(
+    folder: DataFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = EmbeddedStore(Path(sys.executable), folder.store, folder.socket, folder.log("store"))
+    with pytest.raises(StoreFailedError, match="exit code 2"):
+        await broken.start()
+    killed: list[tuple[int, int]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("os.kill", lambda *given: killed.append(given))
+        await broken.stop()
+    assert not killed
+
+
 def made_store(folder: DataFolder, appendfsync: str = "always") -> EmbeddedStore:
     binary = find_binary()
     assert binary is not None

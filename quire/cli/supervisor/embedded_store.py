@@ -71,7 +71,7 @@ class EmbeddedStore:
         self._log = log
         self._appendfsync = appendfsync
         self._process: subprocess.Popen[bytes] | None = None
-        self._pid: int | None = None  # of the server, also of one that was adopted
+        self._adopted_pid: int | None = None  # of a server that another process has started
 
     @property
     def url(self) -> str:
@@ -96,8 +96,8 @@ class EmbeddedStore:
                 said = answer.decode(errors="replace")
                 raise StoreFailedError(f"the store at {self._socket} refuses PING: {said}{_if_full(self._folder)}")
             await asyncio.sleep(POLL_S)
-        self._pid = await self._peer()
         if not is_ours:
+            self._adopted_pid = await self._peer()
             await self._say(f"CONFIG SET appendfsync {self._appendfsync}")
         return not is_ours
 
@@ -156,10 +156,12 @@ class EmbeddedStore:
             ending.cancel()
 
     async def _kill(self, ending: "asyncio.Task[None]") -> None:
-        pid = self._process.pid if self._process is not None else self._pid
-        if pid is not None:
+        if self._process is not None:
+            self._process.kill()  # unless it has been reaped
+        elif self._adopted_pid is not None and self._adopted_pid == await self._peer():
+            # A process id without a process is given to another one: only who listens is the server.
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(self._adopted_pid, signal.SIGKILL)
         with suppress(TimeoutError):
             async with asyncio.timeout(KILLED_S):
                 await asyncio.shield(ending)
