@@ -1,8 +1,13 @@
 """compose.yaml and the commands of the manuals held against the services: flags, variables, ports, numbers of both."""
 
+import json
+import os
 import re
+import subprocess
 import sys
+import threading
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -11,7 +16,7 @@ from ruamel.yaml import YAML
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import INTERNAL, Settings
 from quire.worker_settings import WorkerSettings
-from tests.services import ROOT
+from tests.services import ROOT, free_address
 from tests.test_kubernetes import settings_of
 
 TEXT = (ROOT / "compose.yaml").read_text()
@@ -63,6 +68,31 @@ def dockerfile_stage(service: str) -> str:
     (stage,) = (each for each in stages if each.partition("\n")[0].endswith(f" AS {target}"))
     base = stage.split()[0]
     return stage if base == "base" else stage + next(each for each in stages if each.startswith(f"base AS {base}"))
+
+
+class Answering(BaseHTTPRequestHandler):
+    """The gateway's answer to whoever asks for its health."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+
+def test_a_gateway_is_healthy_though_its_container_is_given_a_proxy() -> None:
+    """Docker gives every container the proxies of its settings. Regression: the check asked the proxy for loopback."""
+    check = json.loads(dockerfile_stage("gateway").partition("HEALTHCHECK ")[2].partition(" CMD ")[2].splitlines()[0])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        arguments = [each.replace("127.0.0.1:8000/", f"127.0.0.1:{server.server_port}/") for each in check[1:]]
+        proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), f"http://{free_address()}")
+        environment = {key: value for key, value in os.environ.items() if key.lower() != "no_proxy"}
+        checked = subprocess.run([sys.executable, *arguments], env=environment | proxies, capture_output=True)
+        wrong = [each.replace("/health", "/other") for each in arguments]
+        refused = subprocess.run([sys.executable, *wrong], env=environment | proxies, capture_output=True)
+        server.shutdown()
+    assert check[0] == "python" and arguments != check[1:]
+    assert checked.returncode == 0, checked.stderr.decode()
+    assert refused.returncode != 0
 
 
 def test_what_ends_has_longer_than_it_drains() -> None:
