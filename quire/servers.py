@@ -224,6 +224,8 @@ async def _is_ready(channel: grpc.aio.Channel) -> bool:
                     return False
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
-    except (TimeoutError, grpc.aio.UsageError):  # the latter: another call has given the channel up
+    except TimeoutError:  # or our loop was blocked, and has not heard yet that it was reached
+        return channel.get_state() is grpc.ChannelConnectivity.READY
+    except grpc.aio.UsageError:  # another call has given the channel up
         return False
     return True

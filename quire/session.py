@@ -45,6 +45,7 @@ from quire.wire_results import accepted_from_pb, chunk_from_pb, error_from_pb, o
 log = logging.getLogger(__name__)
 
 DEADLINE_SLACK_S = 1.0  # the server reports a passed deadline itself; this long after it the client does
+BLOCKED_S = 0.25  # a timer this late tells of a blocked event loop: what the server has said meanwhile lies unread
 CLOSE_S = 0.5
 
 MAX_UNREADABLE = 8  # unreadable messages in a row, after which the connection is not to blame
@@ -437,6 +438,9 @@ class Session:
         """Fail a request whose deadline passed without word from the server, unless it expires later than this."""
         if entry.request.is_behind or at_s < entry.expires_s:
             return  # the rest, and with it the end, is still to be fetched
+        if (now_s := self._loop.time()) - at_s > BLOCKED_S:
+            self._set_expiry(entry, now_s + DEADLINE_SLACK_S)
+            return
         request = entry.request
         if entry.handle is not None:
             self._send(pb.SessionRequest(handle=entry.handle, cancel=pb.Cancellation()))
