@@ -80,7 +80,7 @@ async def test_a_store_that_does_not_end_when_told_is_killed(
 async def test_once_the_store_has_gone_no_process_is_killed_in_its_place(
     folder: DataFolder, store: EmbeddedStore, adopted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process id may be another's by then. Regression: ending `quire serve` killed whoever had it."""
+    """Regression: ending `quire serve` killed whoever had its process id by then."""
     ending = store
     if adopted:
         ending = made_store(folder)
