@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quire.abandoned_calls import AbandonedCalls
 from quire.client_home import CLOSED
 from quire.credentials import Credentials
 from quire.errors import (
@@ -71,6 +72,7 @@ class Connection:
         self.inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         self.cluster: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(channel)
         self.session = Session(self._servers, address, options, move, on_later_leader)
+        self._abandoned = AbandonedCalls()
         self._is_closed = False
 
     @property
@@ -81,6 +83,7 @@ class Connection:
     async def close(self) -> None:
         """Ends the session, then the channels. Calls that wait for their answer raise RuntimeError."""
         self._is_closed = True
+        self._abandoned.close()
         await self.session.close()
         await self._servers.close()
 
@@ -88,6 +91,8 @@ class Connection:
         self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float | None = None
     ) -> Response:
         """Makes one idempotent call; retries it where it is refused for now or no server leads yet.
+
+        If it is cancelled, what was sent goes on without its caller, but for a pin, which may take long.
 
         Args:
             method: method of a stub.
@@ -106,7 +111,9 @@ class Connection:
             await self._servers.find_reachable()
             channel = self._servers.current_channel
             try:
-                return readable(await method(request, timeout=timeout_s))
+                answer = method(request, timeout=timeout_s)
+                is_pin = isinstance(request, pb.PinPrefixRequest)
+                return readable(await (answer if is_pin else self._abandoned.wait(answer)))
             except asyncio.CancelledError:
                 if is_cancelled() or self._is_closed:
                     raise
