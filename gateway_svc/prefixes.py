@@ -13,7 +13,6 @@ from gateway_svc.openai.chat_messages import ChatMessage, chat_of
 from gateway_svc.openai.tools import Tools, template_tools
 from gateway_svc.request_fields import ApiModel, Items
 from gateway_svc.served_model import ServedModel
-from quire.parsing.answer_format import AnswerFormat
 
 # The scheduler checks it.
 PinName = Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9._:-]{1,128}$"})]
@@ -29,13 +28,14 @@ class PinRequest(ApiModel):
     tenant: str | None = None
     cache_salt: str | None = None
 
-    def prefix(self, format: AnswerFormat) -> Any:
-        """The prefix for the SDK; `format` is the model's. Raises ApiError."""
+    async def prefix(self, model: ServedModel) -> Any:
+        """The prefix for the SDK. Raises ApiError; if it is a conversation, the errors of asking for the model, too."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "give either this or messages")
         if self.messages is None:
             return self.prompt
-        return chat_of(self.messages, template_tools(self.tools or ()), self.chat_template_kwargs, format=format)
+        tools, format = template_tools(self.tools or ()), (await model.get()).answer_format
+        return chat_of(self.messages, tools, self.chat_template_kwargs, format=format)
 
 
 def prefixes_router(client: quire.AsyncClient, model: ServedModel) -> APIRouter:
@@ -50,7 +50,7 @@ def prefixes_router(client: quire.AsyncClient, model: ServedModel) -> APIRouter:
     @router.put("/{name}", response_model=None)
     async def pin(name: PinName, body: PinRequest) -> Response:
         """201 for a new pin, 200 for the same one again, 409 if the name has another prefix."""
-        prefix = body.prefix((await model.get()).answer_format)
+        prefix = await body.prefix(model)
         with sdk_refusals(dict.fromkeys(("prefix", "prompt"), "prompt" if body.messages is None else "messages")):
             pinned = await client.pin_prefix(name, prefix, tenant=body.tenant, cache_salt=body.cache_salt)
         return JSONResponse(dataclasses.asdict(pinned), status_code=201 if pinned.created else 200)

@@ -49,7 +49,7 @@ async def test_a_fault_is_answered_in_the_shape_of_the_api(path: str) -> None:
     assert 'status="5xx"' in figures
 
 
-class UnknowingClient(quire.AsyncClient):
+class UnknowingClient(ScriptedClient):
     """A client of a scheduler whose model lacks a token of its tokenizer."""
 
     async def pin_prefix(self, *arguments: Any, **keywords: Any) -> quire.PinnedPrefix:
@@ -58,7 +58,7 @@ class UnknowingClient(quire.AsyncClient):
 
 @pytest.mark.parametrize(("name", "value"), [("prompt", "x"), ("messages", [{"role": "user", "content": "x"}])])
 async def test_a_refused_prefix_is_named_as_it_was_given(name: str, value: Any) -> None:
-    transport = httpx2.ASGITransport(create_app(UnknowingClient("127.0.0.1:1"), max_body_bytes=1 << 20))
+    transport = httpx2.ASGITransport(create_app(UnknowingClient(Scripted(chunks=[])), max_body_bytes=1 << 20))
     async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as http:
         answer = await http.put("/prefixes/rules", json={name: value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)

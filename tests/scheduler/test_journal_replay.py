@@ -22,6 +22,7 @@ from tests.scheduler.scripted_beams import of_kind, searching
 from tests.scheduler.serving_site import Site, counting, running_site
 
 SICK_TOKEN = 5555
+UNWANTED = "unwanted"  # request_id
 
 
 class ReplayingStore(MemoryStore):
@@ -81,11 +82,11 @@ def mixed_requests(random_: random.Random) -> list[pb.GenerateRequest]:
             request.output.logprobs = i % 3
         requests.append(request)
     sick = sampled(SICK_TOKEN - 9, 30, 3, "sick")
-    return [*requests, sick, counting(SICK_TOKEN - 3, 30, "sick-too")]
+    return [*requests, sick, counting(SICK_TOKEN - 3, 30, "sick-too"), counting(10, 500, UNWANTED)]
 
 
 async def run_all(site: Site, store: ReplayingStore, requests: Sequence[pb.GenerateRequest]) -> list[RequestSeen]:
-    """Runs all with a reader for each; every seventh is cancelled in its course."""
+    """Runs all with a reader for each; every seventh is cancelled in its course, if it runs then, and one at once."""
     readers = []
     for i, request in enumerate(requests):
         if i % 7 == 6:
@@ -95,6 +96,7 @@ async def run_all(site: Site, store: ReplayingStore, requests: Sequence[pb.Gener
         readers.append(CheckingReader(store))
         place = site.readers.subscribe(stream, (), readers[-1].take)
         readers[-1].take(place)
+    site.control.cancel_live(UNWANTED)
     await until(lambda: all(reader.seen.finished is not None for reader in readers))
     return [reader.seen for reader in readers]
 

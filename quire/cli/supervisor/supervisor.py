@@ -257,7 +257,7 @@ class Supervisor:
         except quire.QuireError as error:  # gone again at once: a missing greeting is no reason to end
             self._say(error.message)
 
-    async def _until_ready(self, client: quire.AsyncClient) -> None:
+    async def _until_ready(self, client: "quire.AsyncClient") -> None:
         """Wait until requests are served; an answer that does not tell is no reason to end what serves."""
         while True:
             try:
