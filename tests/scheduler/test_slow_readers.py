@@ -26,7 +26,7 @@ from tests.scheduler.journal_setup import until
 from tests.scheduler.serving_site import FIXED_WINDOWS, Site, counting, record_of, running_site
 from tests.scheduler.test_readers import WatchedReaders
 
-TIMEOUT_S = 0.3
+TIMEOUT_S = patient(0.3)
 GRACE_S = 0.2
 NUM_TOKENS = 100_000
 TOKEN_CHARS = 400  # 40 MB of text in all: more than the windows of a connection hold if they do not grow
