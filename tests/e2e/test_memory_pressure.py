@@ -73,6 +73,7 @@ def test_recomputed_requests_answer_as_those_that_never_gave_way(pressure: Press
     assert run.num_swaps == 0 and run.recomputed_tokens > 0
 
 
+@pytest.mark.long
 def test_either_way_by_cost_gives_the_same_answers(pressure: Pressure) -> None:
     run = pressure.run(pressure.scarce, "--preemption", "auto")
     assert run.num_swaps > 0 and run.recomputed_tokens > 0
@@ -83,6 +84,7 @@ def test_what_does_not_fit_into_the_host_pool_is_computed_again(pressure: Pressu
     assert run.num_swaps > 0 and run.recomputed_tokens > 0
 
 
+@pytest.mark.long
 def test_two_workers_under_pressure_give_the_same_answers(pressure: Pressure) -> None:
     with pressure.ample.start_worker("second", *pressure.pool, *AMPLE):
         run = pressure.run(pressure.ample, "--preemption", "swap", num_workers=2)

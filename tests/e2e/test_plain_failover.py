@@ -21,7 +21,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield Pair(tmp_path_factory, stack)
 
 
-@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("death", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 async def test_a_client_of_the_stubs_alone_goes_on_after_a_failover(pair: Pair, death: signal.Signals) -> None:
     async with pair.led() as (leader, _), quire.AsyncClient(pair.address) as client:
         await client.wait_ready(60)

@@ -97,7 +97,7 @@ def hang_last(ranks: list[int]) -> None:
     os.kill(ranks[-1], signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("runner", ["cpu", "device"])
+@pytest.mark.parametrize("runner", ["cpu", pytest.param("device", marks=pytest.mark.long)])
 @pytest.mark.parametrize("strike", [kill_first, hang_last])
 async def test_requests_of_a_group_whose_rank_is_lost_finish_elsewhere(
     groups: Groups, site: ModelSite, strike: Callable[[list[int]], None], runner: str
