@@ -327,7 +327,9 @@ class AsyncClient:
         try:
             request = pin_to_pb(name, prefix, tenant, cache_salt)
             taking = (await self._deployed().taking()).values()
-            answers = await asyncio.gather(*(at.call(at.inference.PinPrefix, request, timeout_s) for at in taking))
+            answers = await asyncio.gather(
+                *(at.call(at.inference.PinPrefix, request, timeout_s, is_short=False) for at in taking)
+            )
         except InvalidRequestError as error:
             raise in_keywords(error, "prefix") from error
         return prefix_from_pb(answers[0].prefix, created=any(answer.created for answer in answers))

@@ -88,21 +88,28 @@ class Connection:
         await self._servers.close()
 
     async def call(
-        self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float | None = None
+        self,
+        method: Callable[..., Awaitable[Response]],
+        request: Message,
+        timeout_s: float | None = None,
+        *,
+        is_short: bool = True,
     ) -> Response:
         """Makes one idempotent call; retries it where it is refused for now or no server leads yet.
-
-        If it is cancelled, what was sent goes on without its caller, but for a pin, which may take long.
 
         Args:
             method: method of a stub.
             request: the method's argument.
             timeout_s: longest wait for each answer, and for a refusal to pass; None: `call_timeout_s` of the client.
+            is_short: what was sent goes on without its caller, if that is cancelled.
         """
+        wait_s = self._options.call_timeout_s if timeout_s is None else timeout_s
         with self._closing_told():
-            return await self._call(method, request, self._options.call_timeout_s if timeout_s is None else timeout_s)
+            return await self._call(method, request, wait_s, is_short)
 
-    async def _call(self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float) -> Response:
+    async def _call(
+        self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float, is_short: bool
+    ) -> Response:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         backoff_s = FIRST_BACKOFF_S
@@ -112,8 +119,7 @@ class Connection:
             channel = self._servers.current_channel
             try:
                 answer = method(request, timeout=timeout_s)
-                is_pin = isinstance(request, pb.PinPrefixRequest)
-                return readable(await (answer if is_pin else self._abandoned.wait(answer)))
+                return readable(await (self._abandoned.wait(answer) if is_short else answer))
             except asyncio.CancelledError:
                 if is_cancelled() or self._is_closed:
                     raise

@@ -63,6 +63,12 @@ class Answering:
             self._num_pushed[stream] += 1
         await asyncio.sleep(0)
 
+    async def waits_behind(self, event: str, comment: bytes, times: int) -> None:
+        """Silence behind a first event, until so many comments have come."""
+        await self.begun()
+        await self.push(event)
+        await turns_until(lambda: self.wire.body.count(comment) >= times, pause_s=0.01)
+
     def end(self) -> None:
         """The end of all output."""
         for each in self.requests:
@@ -149,9 +155,7 @@ async def test_writing_stops_where_the_connection_is_full() -> None:
 
 async def test_a_stream_without_events_says_that_it_waits() -> None:
     answering = Answering(silence_s=0.01)
-    await answering.begun()
-    await answering.push("1")
-    await turns_until(lambda: answering.wire.body.count(COMMENT) >= 3, pause_s=0.01)
+    await answering.waits_behind("1", COMMENT, 3)
     await answering.push("2")
     answering.end()
     await answering.ended()
@@ -160,9 +164,7 @@ async def test_a_stream_without_events_says_that_it_waits() -> None:
 
 async def test_a_comment_takes_no_event_with_it_where_readers_skip_what_begins_like_one() -> None:
     answering = Answering(silence_s=0.01)
-    await answering.begun()
-    await answering.push("1\n\n")
-    await turns_until(lambda: answering.wire.body.count(COMMENT) >= 1, pause_s=0.01)
+    await answering.waits_behind("1\n\n", COMMENT, 1)
     await answering.push("2\n\n")
     answering.end()
     await answering.ended()
@@ -173,9 +175,7 @@ async def test_a_comment_takes_no_event_with_it_where_readers_skip_what_begins_l
 async def test_a_comment_among_events_with_ids_has_no_blank_line() -> None:
     """OpenAI's client would take it for the end of an event."""
     answering = Answering(silence_s=0.01)
-    await answering.begun()
-    await answering.push("id: 7")
-    await turns_until(lambda: answering.wire.body.count(b": waiting\n") >= 2, pause_s=0.01)
+    await answering.waits_behind("id: 7", b": waiting\n", 2)
     assert COMMENT not in answering.wire.body
     answering.end()
     await answering.ended()

@@ -5,6 +5,8 @@ links to blobs, into the cache of the same repository; other links are refused.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
@@ -35,16 +37,22 @@ def find_file(folder: Path, name: str) -> Path | None:
     return path
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise CheckpointError where reading the file raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+
+
 def read_file(folder: Path, name: str, most_bytes: int) -> bytes | None:
     """The content of a file; None if there is none. Raises CheckpointError if it is larger, or cannot be read."""
     path = find_file(folder, name)
     if path is None:
         return None
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(most_bytes + 1)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    with reading(path), path.open("rb") as stream:
+        content = stream.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise CheckpointError(
             f"{path} has more than {most_bytes / _MIB:g} MiB, which no such file needs: download the checkpoint again"

@@ -99,7 +99,7 @@ def _read_tokenizer(folder: Path) -> _Completed | None:
         tokenizer = _parse(folder, tokenizer_json)
         settings = read_optional_table(folder, _SETTINGS_FILE)
         found = find_class(folder, settings, is_byte_level=is_byte_level(tokenizer_json))
-        tokens = tokens.with_defaults(default_roles(found), lambda token: tokenizer.token_to_id(token) is not None)
+        tokens = _with_defaults(tokens, found, tokenizer)
         staged_json = with_class_stages(tokenizer_json, found, settings, tokens.by_role)
         if staged_json is not tokenizer_json:
             tokenizer = _parse(folder, staged_json)
@@ -117,12 +117,16 @@ def _read_tokenizer(folder: Path) -> _Completed | None:
 
 def _converted(folder: Path) -> _Completed:
     """The tokenizer of older files, to which the conversion has added all tokens."""
-    tokens = read_special_tokens(folder)
     tokenizer_json = convert_tokenizer(folder)
     tokenizer = _parse(folder, tokenizer_json)
     found = find_class(folder, read_optional_table(folder, _SETTINGS_FILE), is_byte_level=False)
-    tokens = tokens.with_defaults(default_roles(found), lambda token: tokenizer.token_to_id(token) is not None)
+    tokens = _with_defaults(read_special_tokens(folder), found, tokenizer)
     return _Completed(tokenizer_json, tokens, _end_token(tokenizer, tokens))
+
+
+def _with_defaults(tokens: SpecialTokens, found: TokenizerClass | None, tokenizer: Tokenizer) -> SpecialTokens:
+    """The tokens of the files, and those that the class has by default."""
+    return tokens.with_defaults(default_roles(found), lambda token: tokenizer.token_to_id(token) is not None)
 
 
 def _end_token(tokenizer: Tokenizer, tokens: SpecialTokens) -> EndToken | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
-from worker_svc.checkpoint.folder_files import find_file
+from worker_svc.checkpoint.folder_files import find_file, reading
 from worker_svc.checkpoint.json_file import read_table
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -86,11 +86,8 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
 
 def file_headers(path: Path) -> dict[str, TensorHeader]:
     """Headers of the tensors of one file, by name. Raises CheckpointError for a damaged file."""
-    try:
-        with path.open("rb") as stream:
-            return _parse_headers(path, stream, path.stat().st_size)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    with reading(path), path.open("rb") as stream:
+        return _parse_headers(path, stream, path.stat().st_size)
 
 
 def check_tensor(folder: Path, name: str, header: TensorHeader | None, shape: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.folder_files import reading
 from worker_svc.checkpoint.weight_files import HEADER_LENGTH_BYTES, TensorHeader, file_headers
 
 _SAMPLE_BYTES = 4096
@@ -30,14 +30,11 @@ def weight_samples(files: Sequence[Path]) -> Iterator[list[bytes]]:
     num_free = max(0, _MOST_SAMPLES - num_least * num_tensors)
     stride = -(-num_tensors // _MOST_TENSORS) or 1
     for file, of_file in zip(files, headers, strict=True):
-        try:
-            with file.open("rb", buffering=0) as stream:
-                parts = [file.stat().st_size.to_bytes(8, "little"), _header(stream)]
-                for header in of_file[::stride]:
-                    num_samples = num_least + num_free * (header.end - header.begin) // max(1, num_bytes)
-                    parts += _samples(stream, header, num_samples)
-        except OSError as error:
-            raise CheckpointError(f"{file} cannot be read ({error.strerror}): check its permissions") from error
+        with reading(file), file.open("rb", buffering=0) as stream:
+            parts = [file.stat().st_size.to_bytes(8, "little"), _header(stream)]
+            for header in of_file[::stride]:
+                num_samples = num_least + num_free * (header.end - header.begin) // max(1, num_bytes)
+                parts += _samples(stream, header, num_samples)
         yield parts
 
 

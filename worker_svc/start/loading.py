@@ -87,11 +87,12 @@ def _load(
         model_fingerprint = fingerprint(folder)
         tokenizer = read_tokenizer_files(folder)
         end_token = None if tokenizer is None else tokenizer.end_token
-        if (warning := left_out_warning(read_model_config(folder), end_token)) is not None:
+        config = read_model_config(folder)
+        if (warning := left_out_warning(config, end_token)) is not None:
             log.warning(warning)
         chosen = choose_dtype(
             settings.dtype,
-            saved_dtype(read_model_config(folder).dtype, read_headers(folder)),
+            saved_dtype(config.dtype, read_headers(folder)),
             on_cpu=choice.device.type == "cpu",
             bfloat16_by=multiplies_bfloat16(processor_features()),
         )
