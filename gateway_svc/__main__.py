@@ -59,7 +59,7 @@ def main() -> None:
         )
     except (AccessError, ListenError, ValueError) as error:
         refuse_to_start(SERVICE, str(error), names)
-    app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys)
+    app = create_app(client, max_body_bytes=settings.max_http_body_mb << 20, keys=keys, logs_calls=settings.access_log)
     gc.freeze()  # what was imported and made stays: a full collection, which stops every stream, need not walk it
     run_service(serve(settings, sock, client, app, tls))
 

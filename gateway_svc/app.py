@@ -63,7 +63,11 @@ def for_web_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 def create_app(
-    client: quire.AsyncClient, *, max_body_bytes: int, keys: Callable[[], AcceptedKeys] | None = None
+    client: quire.AsyncClient,
+    *,
+    max_body_bytes: int,
+    keys: Callable[[], AcceptedKeys] | None = None,
+    logs_calls: bool = False,
 ) -> FastAPI:
     """The application, which answers by calls to the client.
 
@@ -71,6 +75,7 @@ def create_app(
         client: of the SDK.
         max_body_bytes: of a request.
         keys: the present API keys; without them everybody is answered.
+        logs_calls: write a line about each call that has ended.
     """
     app = FastAPI(openapi_url=None, redirect_slashes=False, generate_unique_id_function=lambda route: route.name)
     app.router.route_class = JsonRoute
@@ -78,7 +83,7 @@ def create_app(
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_answer)
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys, respond=error_answer)
-    app.add_middleware(MeasuredCalls, figures=figures)
+    app.add_middleware(MeasuredCalls, figures=figures, logs_calls=logs_calls)
     app.add_middleware(HeadAsGet)
     app.add_middleware(NeverCached)
     add_error_handlers(app)

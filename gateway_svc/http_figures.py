@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.metric_families import process_families
+from gateway_svc.call_log import log_call, request_id_of
 
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _NO_ROUTE = "none"  # one label for all unknown paths: whoever calls may not make labels
@@ -51,23 +52,25 @@ class HttpFigures:
 
 
 class MeasuredCalls:
-    """Middleware around the whole application that records each call."""
+    """Middleware around the whole application that records each call, and logs it if told."""
 
-    def __init__(self, app: ASGIApp, *, figures: HttpFigures) -> None:
+    def __init__(self, app: ASGIApp, *, figures: HttpFigures, logs_calls: bool) -> None:
         self._app = app
         self._figures = figures
+        self._logs_calls = logs_calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         status = _CLIENT_CLOSED_REQUEST  # unless an answer begins
+        request_id: str | None = None
         began_s = time.perf_counter()
 
         async def observed(message: Message) -> None:
-            nonlocal status
+            nonlocal status, request_id
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, request_id = message["status"], request_id_of(message)
             await send(message)
 
         self._figures.open.inc()
@@ -81,4 +84,7 @@ class MeasuredCalls:
             route = scope.get("route")
             handler = _NO_ROUTE if route is None else route.path
             method = _NO_ROUTE if route is None else scope["method"]
-            self._figures.record(handler, method, status, time.perf_counter() - began_s)
+            seconds = time.perf_counter() - began_s
+            self._figures.record(handler, method, status, seconds)
+            if self._logs_calls:
+                log_call(scope, status, seconds, request_id)

@@ -54,6 +54,9 @@ class GatewaySettings(AccessSettings):
         "*: all; absent: none",
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long open answers may continue after SIGTERM")
+    access_log: bool = Field(
+        True, description="log each HTTP call that has ended, but those of probes and scrapes (`call ended`)"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level logged")
     log_format: Literal["auto", "console", "json"] = Field(
         "auto", description="format of the log: console (readable lines) or json; auto: console on a terminal"

@@ -30,7 +30,7 @@ INSTEAD: Mapping[str, str] = {
     "data_parallel_size": "give --workers",
     "disable_log_requests": _LOG,
     "disable_log_stats": _LOG,
-    "disable_uvicorn_access_log": _LOG,
+    "disable_uvicorn_access_log": "give --no-access-log",
     "distributed_executor_backend": "leave it out: --workers and --tensor-parallel start the processes",
     "download_dir": "set HF_HOME, or download the model yourself and give its folder",
     "enable_auto_tool_choice": "leave it out: models whose format of calls is known may call; see --tool-parser",
