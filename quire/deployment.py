@@ -16,7 +16,7 @@ from quire.client_home import CLOSED
 from quire.connection import Connection
 from quire.credentials import Credentials
 from quire.deferred_session import DeferredSession
-from quire.errors import NotFoundError, RetryableError, ShardsChangedError
+from quire.errors import NotFoundError, RequestExpiredError, RetryableError, ShardsChangedError, UnavailableError
 from quire.params import ClientOptions
 from quire.prompt_beginnings import Prompt, unpack_hashes
 from quire.rpc import is_cancelled
@@ -37,7 +37,7 @@ from quire.shards import (
 from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 
-_ASK_S = 2.0  # for the shards, before a client goes on as if there were one
+_ASK_S = 2.0  # for the shards, before a client goes on as if there were one, where it can
 _ANEW_S = 0.05  # before they are asked for anew behind a damaged message
 _AGAIN_S = 0.5  # before the shards are asked for again
 _ASSUMED_AGAIN_S = 5.0  # likewise, where there seems to be one shard, since what answered knows no shards
@@ -197,16 +197,47 @@ class Deployment:
         """The session of the shard that a request is in or goes to; waits while a shard cannot say."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._options.reconnect_timeout_s
+        if entry.submission is not None:
+            await self._ask_before_submission(entry)
         while True:
             try:
                 if entry.submission is None:
                     return (await self._connection_of(entry.request.request_id)).session
-                await self.shards()
                 return await self._place(entry, self._router.numbers)
             except RetryableError as error:
                 if loop.time() + error.retry_after_s > min(until_s, entry.deadline_s or until_s):
                     raise
                 await asyncio.sleep(error.retry_after_s)
+
+    async def _ask_before_submission(self, entry: Entry) -> None:
+        """Ask for the shards; until they are known, if the id is not new: shard 0 alone may not be where it belongs.
+
+        Raises the error of shard 0 if that cannot be reached, RequestExpiredError, UnavailableError.
+        """
+        if entry.is_new:
+            await self.shards()
+            return
+        until_s = asyncio.get_running_loop().time() + self._options.reconnect_timeout_s
+        try:
+            async with asyncio.timeout_at(entry.deadline_s):
+                await self._ask_until_known(until_s)
+        except TimeoutError:
+            passed = f"the deadline passed before the server at {self._address} said which shards there are"
+            raise RequestExpiredError(f"request {entry.request.request_id}: {passed}") from None
+
+    async def _ask_until_known(self, until_s: float) -> None:
+        while True:
+            try:
+                await self.known_shards()
+            except UnavailableError:
+                await self.shards()  # a server may have come that answers this, and does not lead yet
+                if not self._router.shards:
+                    raise
+            if self._router.shards:
+                return
+            if asyncio.get_running_loop().time() > until_s:
+                raise UnavailableError(f"the server at {self._address} does not say which shards there are")
+            await asyncio.sleep(_AGAIN_S)
 
     async def _connection_of(self, request_id: str) -> Connection:
         """The connection to the shard of a request that was submitted, perhaps to another one than its id says."""

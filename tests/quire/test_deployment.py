@@ -12,7 +12,7 @@ import pytest
 import quire
 from quire import deployment
 from quire.rpc import SHARD_KEY
-from quire.shards import new_request_id, session_number
+from quire.shards import new_request_id, session_number, shard_of_id
 from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 from tests.patience import patient
@@ -240,6 +240,39 @@ async def test_a_request_is_read_from_its_shard_where_a_server_is_slow_to_say_wh
         server.submit(pb.GenerateRequest(request_id=made, text="hello"))
         assert (await client.attach(made).completion()).request_id == made
         assert server.sessions == {1: 1}
+
+
+async def test_an_id_of_the_callers_is_submitted_to_its_shard_where_a_server_is_slow_to_say_which_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shard 0 would take it, and its own shard would take the retry of a client that knows the shards."""
+    monkeypatch.setattr(deployment, "_ASK_S", 0.2)
+    mine = next(each for each in map(str, range(100)) if shard_of_id(each, 2) == 1)
+    async with started(LateTopology(None)) as server, quire.AsyncClient(server.address) as client:
+        await client.generate("hello", request_id=mine)
+        assert server.sessions == {1: 1}
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout_s": 0.3}])
+async def test_an_id_of_the_callers_is_not_submitted_while_nobody_says_which_shards_there_are(
+    silent: ScriptedServer, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "_ASK_S", 0.1)
+    monkeypatch.setattr(deployment, "_AGAIN_S", 0.01)
+    kind = quire.RequestExpiredError if options else quire.UnavailableError
+    async with quire.AsyncClient(silent.address, reconnect_timeout_s=1.0) as client:
+        with pytest.raises(kind, match="which shards there are"):
+            await client.generate("hello", request_id="mine", **options)
+        assert silent.count("submit", "mine") == 0
+        monkeypatch.setattr(deployment, "_ASK_S", patient(20))
+        silent.may_tell_shards.set()
+        await client.generate("hello", request_id="mine")
+
+
+async def test_an_id_of_the_callers_waits_for_a_server_that_was_never_there_no_longer_than_any() -> None:
+    async with quire.AsyncClient("127.0.0.1:1", connect_timeout_s=0.1) as client:
+        with pytest.raises(quire.UnavailableError, match=r"no Quire server answers at 127\.0\.0\.1:1"):
+            await asyncio.wait_for(client.generate("hello", request_id="mine"), patient(10))
 
 
 class ChangingLoads(TwoShards):
