@@ -11,6 +11,7 @@ from typing import Protocol
 
 import structlog
 
+from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal_entry import begins_again, decode, is_news
 from scheduler_svc.journal.store import (
     JOURNAL_START,
@@ -142,10 +143,14 @@ class HotJournal:
         self._begin_again()
         await self._tail.close()
 
-    def _record_read(self, entry_id: EntryId) -> None:
+    def _record_read(self, entry_id: EntryId, entry: pb.JournalEntry) -> None:
         """Record that the replay has applied this entry, too."""
         self.last = entry_id
         self.num_entries += 1
+        self.num_bytes += entry.ByteSize()
+        self._epochs.add(entry_id.epoch)
+        self.ended_epoch = entry_id.epoch if entry.HasField("leader_end") else 0
+        self.ended_leader_id = entry.leader_end.leader_id
 
     async def _continues_with(self, stored: StoredEntry) -> bool:
         """True if no entry was trimmed or lost between the last one read and this one, the first behind it.
@@ -219,12 +224,7 @@ class HotJournal:
         for stored in page:
             entry = decode(stored)
             self.replay.apply(stored.entry_id, entry)
-            self.last = stored.entry_id
-            self.num_entries += 1
-            self.num_bytes += len(stored.payload or b"")
-            self._epochs.add(stored.entry_id.epoch)
-            self.ended_epoch = stored.entry_id.epoch if entry.HasField("leader_end") else 0
-            self.ended_leader_id = entry.leader_end.leader_id
+            self._record_read(stored.entry_id, entry)
         if self.ended_epoch:
             self.has_ended.set()
 

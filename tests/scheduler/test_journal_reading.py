@@ -40,7 +40,7 @@ async def test_a_journal_is_replayed_from_its_start_or_behind_what_was_followed(
     replay, num_entries = await replay_journal(await opened(3), None)
     assert (num_entries, set(replay.requests)) == (3, {1, 2, 3})
     noted: list[EntryId] = []
-    begun = BegunReplay(JournalReplay(), EntryId(1, 2), note_read=noted.append)
+    begun = BegunReplay(JournalReplay(), EntryId(1, 2), note_read=lambda entry_id, _: noted.append(entry_id))
     replay, num_entries = await replay_journal(await opened(3), begun)
     assert (num_entries, set(replay.requests)) == (2, {2, 3})
     assert noted == [EntryId(1, 2), EntryId(1, 3)]

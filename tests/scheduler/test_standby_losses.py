@@ -20,6 +20,7 @@ from scheduler_svc.journal.store import (
 )
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.standby import Standby
+from scheduler_svc.requests.recovery.journal_reading import replay_journal
 from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.patience import patient
 from tests.scheduler.journal_setup import Writer, redis_store, replay_of, running_journal, until
@@ -352,6 +353,48 @@ async def test_what_was_read_is_kept_where_an_attempt_to_lead_failed_behind_the_
         assert not is_whole
         assert set(replay.requests) == {1, 2}
     await hot.close()
+
+
+async def test_what_our_own_failed_attempt_to_lead_has_read_is_kept_where_the_store_loses_its_end(
+    valkey: ValkeyProcess, store: RedisStore
+) -> None:
+    """Read by the attempt alone: the leader was not followed before."""
+    hot = new_hot(valkey, store)
+    async with running_journal(store) as leader:
+        await leader.admit(admission(1))
+        await leader.admit(admission(2))
+    attempt = Journal(store, leader_id="failed")
+    await replay_journal(attempt, await hot.begun(await attempt.open()))
+    assert set(hot.replay.requests) == {1, 2}
+    await lose(valkey, store, 3)  # the first admission is there
+    async with redis_store(valkey.url) as next_store:
+        async with following(hot):
+            await until_read_again(valkey)
+        assert set(hot.replay.requests) == {1, 2}
+        standby = Journal(next_store, leader_id="standby")
+        replay, _, is_whole, _ = await hot.begun(await standby.open(after_epoch=hot.last.epoch))
+        assert not is_whole
+        assert set(replay.requests) == {1, 2}
+    await hot.close()
+
+
+async def test_a_failed_attempt_to_lead_leaves_what_following_would_have_left(
+    valkey: ValkeyProcess, store: RedisStore
+) -> None:
+    hot, follower = new_hot(valkey, store), new_hot(valkey, store)
+    async with running_journal(store, leader_id="leader") as leader:
+        await leader.admit(admission(1))
+        epoch = leader.stats.epoch
+        assert await leader.hand_over()
+    async with following(follower):
+        await until(lambda: follower.ended_epoch == epoch)
+    attempt = Journal(store, leader_id="failed")
+    await replay_journal(attempt, await hot.begun(await attempt.open()))
+    for each in (hot, follower):
+        assert (each.ended_epoch, each.ended_leader_id) == (epoch, "leader")
+    assert (hot.last, hot.num_entries, hot.num_bytes) == (follower.last, follower.num_entries, follower.num_bytes)
+    await hot.close()
+    await follower.close()
 
 
 async def test_a_loss_is_noticed_though_someone_else_met_the_broken_connection_first(

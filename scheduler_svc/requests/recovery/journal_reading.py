@@ -30,7 +30,7 @@ async def replay_journal(journal: Journal, begun: BegunReplay | None) -> tuple[J
     try:
         async for entry_id, entry in journal.read(from_id):
             replay.apply(entry_id, entry)
-            note_read(entry_id)
+            note_read(entry_id, entry)
             num_entries += 1
             if not num_entries % TURN_ENTRIES:
                 await asyncio.sleep(0)

@@ -94,7 +94,8 @@ class BegunReplay(NamedTuple):
     replay: "JournalReplay"
     from_id: EntryId  # where the rest begins
     is_whole: bool = True  # False: the store has lost some of what was read
-    note_read: Callable[[EntryId], None] = lambda _: None  # is told each entry that the replay takes from here on
+    # Is told each entry that the replay takes from here on.
+    note_read: Callable[[EntryId, journal_pb2.JournalEntry], None] = lambda *_: None
 
 
 class JournalReplay:
