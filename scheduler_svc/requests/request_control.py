@@ -176,9 +176,13 @@ class RequestControl:
             del self._deletions[request_id]
             deleted.set_result(is_kept)
 
-        def replace_record() -> None:
-            if request_id in self.submissions or request_id in self._engine.live:
+        def replace_record(_: object = None) -> None:
+            if request_id in self._engine.live:
                 end_deletion(True)  # the record has expired meanwhile: the id is another request's
+                return
+            submission = self.submissions.get(request_id)
+            if submission is not None:  # it may be answered from the record, or refused: then the id is no other's
+                submission.task.add_done_callback(replace_record)
                 return
             self._engine.records.put(
                 request_id,

@@ -160,6 +160,29 @@ async def test_a_request_that_took_the_id_of_a_record_that_expired_while_it_was_
         assert (await look_up(await next_life(lives))).samples[0].token_ids == [21, 22, 23, 24]
 
 
+@pytest.mark.parametrize("first", [10, 20], ids=["same", "other"])
+async def test_a_record_is_deleted_though_its_request_is_sent_again_meanwhile(first: int) -> None:
+    """A retry takes the id for no other request: it is answered from the record, or refused."""
+    store = GatedStore()
+    async with lives_of(store) as lives:
+        site = lives.site
+        await site.run(counting(10, 4, "r"))
+        await until(lambda: not site.records.num_pending)
+        store.may_append.clear()
+        deleting = asyncio.create_task(site.control.delete_record("r"))
+        await until(lambda: store.num_waiting == 1)
+        store.may_read.clear()
+        again = asyncio.create_task(site.run(counting(first, 4, "r")))
+        await until(lambda: store.num_reading == 1)
+        store.may_append.set()
+        await until(lambda: not site.journal.stats.pending)
+        store.may_read.set()
+        await asyncio.gather(again, return_exceptions=True)
+        await deleting
+        assert await code_of(look_up(site)) is grpc.StatusCode.NOT_FOUND
+        assert await code_of(look_up(await next_life(lives))) is grpc.StatusCode.NOT_FOUND
+
+
 async def test_a_request_that_has_ended_is_sent_again_and_read_though_no_worker_has_come() -> None:
     async with lives_of() as lives:
         await lives.site.run(counting(10, 4, "r"))
