@@ -1,11 +1,13 @@
-"""Waits between attempts and for an event."""
+"""Waits between attempts and for an event, and timers and limits that a blocked event loop does not hasten."""
 
 import asyncio
+import time
 from itertools import islice
 
 import pytest
 
-from common.waits import end_tasks, growing_pauses, is_set_within, wait_unless_failed
+from common.waits import TimerInTurns, end_tasks, growing_pauses, is_set_within, limit_in_turns, wait_unless_failed
+from tests.patience import patient
 
 
 def test_pauses_grow_twofold_up_to_the_longest() -> None:
@@ -34,3 +36,46 @@ async def test_the_failure_of_the_task_ends_the_wait() -> None:
 
     with pytest.raises(OSError, match="no more files"):
         await wait_unless_failed(asyncio.Event(), asyncio.create_task(fail()))
+
+
+async def test_a_timer_in_turns_calls_once_after_its_time() -> None:
+    loop, calls_s = asyncio.get_running_loop(), list[float]()
+    began_s = loop.time()
+    timer = TimerInTurns(0.2, lambda: calls_s.append(loop.time()))
+    assert timer.when() >= began_s + 0.2
+    async with asyncio.timeout(patient(20)):
+        while not calls_s:  # noqa: ASYNC110 - of a timer
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    assert len(calls_s) == 1 and calls_s[0] - began_s > 0.19
+
+
+async def test_a_cancelled_timer_in_turns_calls_nobody() -> None:
+    calls: list[None] = []
+    first, later = (TimerInTurns(0.04, lambda: calls.append(None)) for _ in range(2))
+    first.cancel()
+    await asyncio.sleep(0.02)  # in one of its turns, if not at its end
+    calls.clear()
+    later.cancel()
+    assert first.cancelled() and later.cancelled()
+    await asyncio.sleep(0.1)
+    assert not calls
+
+
+async def test_time_in_which_the_loop_is_blocked_is_no_time_of_a_timer_in_turns() -> None:
+    calls: list[None] = []
+    timer = TimerInTurns(patient(0.5), lambda: calls.append(None))
+    time.sleep(patient(0.6))  # noqa: ASYNC251 - our own loop stands still: one turn at most
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not calls
+    timer.cancel()
+
+
+async def test_a_limit_in_turns_ends_what_takes_longer() -> None:
+    with pytest.raises(TimeoutError):
+        async with limit_in_turns(0.05):
+            await asyncio.Event().wait()
+    async with limit_in_turns(0.02):
+        pass
+    await asyncio.sleep(0.1)  # later than the limit, which no longer counts

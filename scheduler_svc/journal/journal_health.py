@@ -12,9 +12,10 @@ from typing import Any
 
 import structlog
 
+from common.waits import TURNS, TimerInTurns
+
 log = structlog.get_logger()
 
-_TURNS = 4
 _MOST_REASONS = 8  # logged of one trouble: some have figures, and are new again and again
 
 
@@ -28,7 +29,6 @@ class JournalHealth:
         self._degraded_since_s: float | None = None
         self._reasons: set[str] = set()  # of this trouble, as logged
         self._trouble: asyncio.Future[None] | None = None
-        self._turn: asyncio.TimerHandle | None = None
 
     @property
     def is_degraded(self) -> bool:
@@ -47,17 +47,16 @@ class JournalHealth:
     @contextmanager
     def asking(self) -> Iterator[None]:
         """Watch the wait for one answer of the store."""
-        self._begin_turn(_TURNS)
+        timer = TimerInTurns(self._late_s, lambda: self.record_trouble(f"no answer for {self._late_s:g} s"))
         try:
             yield
         finally:
-            if self._turn is not None:
-                self._turn.cancel()
+            timer.cancel()
 
     async def is_in_time(self, answer: "asyncio.Future[Any]") -> bool:
         """Wait for another answer of the store; False if it is late. The future is left as it is."""
-        for _ in range(_TURNS):
-            await asyncio.wait([answer], timeout=self._late_s / _TURNS)
+        for _ in range(TURNS):
+            await asyncio.wait([answer], timeout=self._late_s / TURNS)
             if answer.done():
                 return True
         return False
@@ -86,13 +85,6 @@ class JournalHealth:
             log.info("journal recovered", after_s=round(time.monotonic() - self._degraded_since_s, 3))
             self._degraded_since_s = self._trouble = None
             self._tell()
-
-    def _begin_turn(self, num_left: int) -> None:
-        if num_left:
-            loop = asyncio.get_running_loop()
-            self._turn = loop.call_later(self._late_s / _TURNS, self._begin_turn, num_left - 1)
-        else:
-            self.record_trouble(f"no answer for {self._late_s:g} s")
 
     def _tell(self) -> None:
         if self.on_change is not None:

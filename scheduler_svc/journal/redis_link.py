@@ -28,6 +28,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from common.waits import limit_in_turns
 from scheduler_svc.journal.store import (
     StaleEntryError,
     StoreConfigurationError,
@@ -131,7 +132,7 @@ class RedisLink:
     async def _exchange_within(self, timeout_s: float, commands: Sequence[Packed]) -> list[Any]:
         for attempt in range(self._attempts):
             try:
-                async with asyncio.timeout(timeout_s):
+                async with limit_in_turns(timeout_s):  # a reply that lies unread while our loop is blocked counts
                     return await self._exchange(commands)
             except TimeoutError as error:
                 raise StoreTimeoutError(f"no answer within {timeout_s:.3g} s") from error

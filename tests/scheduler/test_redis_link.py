@@ -1,8 +1,12 @@
 """Link to one scripted server: whose reply is whose, what a refusal means, how long an answer is waited for."""
 
 import asyncio
+import queue
+import re
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import pytest
@@ -145,6 +149,45 @@ async def test_long_commands_and_answers_have_longer() -> None:
             await link.call(pack("GET", bytes(TENTH_BYTES)), answer_bytes=TENTH_BYTES)
         with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.15 s"):
             await link.call_many([PING], answer_bytes=TENTH_BYTES)
+
+
+def answer_pings(listening: socket.socket, num_answered: "queue.SimpleQueue[int]") -> None:
+    """Answer one connection, from a thread of its own; put the number of its pings so far whenever it was sent."""
+    replies = {b"HELLO": b"%1\r\n$5\r\nproto\r\n:3\r\n", b"SETINFO": b"+OK\r\n", b"PING": b"+PONG\r\n"}
+    num_pings = 0
+    connection, _ = listening.accept()
+    with connection:
+        while said := connection.recv(1 << 16):
+            words = re.findall(b"HELLO|SETINFO|PING", said)
+            connection.sendall(b"".join(replies[each] for each in words))
+            num_pings += words.count(b"PING")
+            num_answered.put(num_pings)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+def test_a_reply_that_came_while_our_own_loop_was_blocked_is_taken(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The overdue limit would come before the task that reads, and the store be blamed for our own slowness."""
+
+    async def ask(address: str, num_answered: "queue.SimpleQueue[int]") -> None:
+        limit_s = patient(0.4)
+        link = RedisLink(f"redis://{address}", timeout_s=limit_s, repeatable=False)
+        assert await link.call(PING) == b"PONG"
+        asking = asyncio.create_task(link.call(PING))
+        await asyncio.sleep(0)  # it is sent
+        while num_answered.get(timeout=patient(20)) < 2:
+            pass
+        time.sleep(1.2 * limit_s)  # noqa: ASYNC251 - our own loop stands still
+        assert await asking == b"PONG"
+        await link.close()
+
+    num_answered: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as threads:
+        answering = threads.submit(answer_pings, listening, num_answered)
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(ask(f"127.0.0.1:{listening.getsockname()[1]}", num_answered))
+        answering.result(patient(20))
 
 
 async def test_a_late_reply_is_nobodys() -> None:
