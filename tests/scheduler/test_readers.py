@@ -1,6 +1,7 @@
 """Readers come and go: what their leaving means for a request, and what a slow one costs."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.output_stream import OutputStream, Subscription
 from scheduler_svc.requests.live.readers import Readers
 from scheduler_svc.requests.params.request_params import request_digest
+from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.scheduler.serving_site import FIXED_WINDOWS, Site, counting, record_of, running_site, tokens_in
 
@@ -75,6 +77,24 @@ async def test_a_reader_that_comes_back_within_the_grace_period_keeps_the_reques
         again = asyncio.create_task(site.run(counting(10, 6, "kept")))
         await until(lambda: live.abandonment is None)
         assert grace.cancelled(), "it would still end the request"
+        worker.may_answer.set()
+        assert tokens_in(await again) == [11, 12, 13, 14, 15, 16]
+        await site.idle()
+
+
+async def test_a_reader_that_came_back_while_our_own_loop_was_blocked_keeps_the_request() -> None:
+    """The overdue end of the grace period would come before that reader is heard."""
+    grace_s = patient(0.8)
+    async with running_site(grace_s=grace_s) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        await left_alone(site, counting(10, 6, "kept"))
+        live = site.engine.live["kept"]
+        await until(lambda: live.abandonment is not None)
+        again = asyncio.create_task(site.run(counting(10, 6, "kept")))
+        time.sleep(1.2 * grace_s)  # noqa: ASYNC251 - our own loop stands still
+        await until(lambda: live.abandonment is None or live.ended_state is not None)
+        assert live.ended_state is None
         worker.may_answer.set()
         assert tokens_in(await again) == [11, 12, 13, 14, 15, 16]
         await site.idle()

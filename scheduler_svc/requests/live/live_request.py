@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from common.arrays import pack_int32
+from common.waits import TimerInTurns
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.core.memory_use import GroupBlocks, group_blocks
@@ -77,7 +78,7 @@ class LiveRequest:
     outcome: pb.Finished | None = None  # the end as readers and the journal have it; made once, when it is settled
     blocks_at_end: GroupBlocks | None = None  # that it held when its first sample ended
     deadline: asyncio.TimerHandle | None = None
-    abandonment: asyncio.TimerHandle | None = None  # runs while no reader is there
+    abandonment: TimerInTurns | None = None  # runs while no reader is there
     pending_beam_steps: tuple[journal_pb2.BeamStep, ...] = ()  # not yet settled
     are_prompt_logprobs_settled: bool = False
     num_settled_preemptions: int = 0

@@ -1,14 +1,15 @@
 """Readers of outputs, and cancellation of requests that have lost their readers.
 
 A request is cancelled only after a grace period without any reader, and only if its client asked for that
-(`on_disconnect`).
+(`on_disconnect`). Time in which our own event loop is blocked hardly counts: who comes back then is not heard yet.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 
+from common.waits import TimerInTurns
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.live_request import LiveRequest
@@ -43,9 +44,7 @@ class Readers:
     def start_grace_period(self, live: LiveRequest, *, at_least_s: float = 0.0) -> None:
         """Start the grace period of a request without readers."""
         if live.params.cancel_on_disconnect and live.ended_state is None and not self.closed:
-            live.abandonment = asyncio.get_running_loop().call_later(
-                max(self._grace_s, at_least_s), self._abandon, live
-            )
+            live.abandonment = TimerInTurns(max(self._grace_s, at_least_s), partial(self._abandon, live))
 
     def _left(self, stream: OutputStream) -> None:
         live = self._engine.live.get(stream.accepted.request_id)
