@@ -187,6 +187,63 @@ def test_what_is_not_supported_is_refused_by_name(
         assert word in message
 
 
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_head": 2, "n_layer": 4}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 4, "sliding_window": None}
+OLMO2 = {**LLAMA, "architectures": ["Olmo2ForCausalLM"]}
+KINDS = ["sliding_attention", "full_attention"] * 2
+
+
+@pytest.mark.parametrize("raw", [LLAMA, OLMO2, GPT2], ids=["llama", "olmo2", "gpt2"])
+@pytest.mark.parametrize(
+    "change",
+    [{"sliding_window": 8}, {"attention_chunk_size": 8}, {"layer_types": KINDS, "sliding_window": 8}],
+    ids=lambda change: next(iter(change)),
+)
+def test_windows_that_only_the_cache_of_transformers_obeys_are_refused(
+    raw: dict[str, Any], change: dict[str, Any], tmp_path: Path
+) -> None:
+    assert f"{next(iter(change))} is " in _refusal(tmp_path, {**raw, **change})
+
+
+def test_chunks_of_attention_are_refused_where_a_family_has_windows_alone(tmp_path: Path) -> None:
+    assert "attention_chunk_size is 8" in _refusal(tmp_path, {**MISTRAL, "attention_chunk_size": 8})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sliding_window": None, "attention_chunk_size": None, "layer_types": None},
+        {"sliding_window": 128, "attention_chunk_size": 4096},  # beyond all positions
+        {"sliding_window": 8, "layer_types": ["full_attention"] * 4},
+    ],
+)
+def test_windows_without_effect_are_served(change: dict[str, Any], tmp_path: Path) -> None:
+    assert _read(tmp_path, {**LLAMA, **change}).sliding_windows == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("files", "named", "is_served"),
+    [
+        (["model.safetensors"], "model.safetensors", True),
+        (["model.safetensors", "x.safetensors"], "x.safetensors", False),
+        (["model.safetensors"], "gone.safetensors", False),
+        (["x.safetensors"], "x.safetensors", True),
+        (["x.safetensors", "y.safetensors"], "x.safetensors", False),
+        (["model.safetensors"], None, True),
+    ],
+)
+def test_other_weights_than_those_that_the_config_names_are_not_served(
+    files: list[str], named: str | None, is_served: bool, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    raw = {**LLAMA, "transformers_weights": named}
+    if is_served:
+        assert _read(tmp_path, raw).num_layers == 4
+    else:
+        assert f'transformers_weights is "{named}"' in _refusal(tmp_path, raw)
+
+
 def test_two_keys_of_gpt2_that_mean_the_same_must_be_equal(tmp_path: Path) -> None:
     raw = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_head": 2, "n_layer": 1}
     assert _read(tmp_path, {**raw, "num_attention_heads": 2}).num_heads == 2

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.folder_files import find_file
 from worker_svc.checkpoint.generation_defaults import GENERATION_FILE
 from worker_svc.checkpoint.json_file import JsonTable, read_optional_table, read_table, shown
 from worker_svc.checkpoint.model_folder import CONFIG_FILE
+from worker_svc.checkpoint.weight_files import INDEX_FILE, WHOLE_FILE, weight_files
 from worker_svc.model.config import Family, ModelConfig, NormPlace
 from worker_svc.model.config_values import (
     CHOOSE,
@@ -25,7 +27,14 @@ from worker_svc.model.config_values import (
     read_dtype,
     read_size,
 )
-from worker_svc.model.llama_families import parse_llama, parse_mistral, parse_olmo2, parse_qwen2, parse_qwen3
+from worker_svc.model.llama_families import (
+    FULL_ATTENTION,
+    parse_llama,
+    parse_mistral,
+    parse_olmo2,
+    parse_qwen2,
+    parse_qwen3,
+)
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -44,6 +53,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     differing = raw.table("per_layer_config")
     if differing is not None and differing.keys:
         raw.refuse("per_layer_config", "layers with settings of their own are not supported", CHOOSE)
+    if not raw.is_null("transformers_weights") and "transformers_weights" in raw:
+        _check_named_weights(folder, raw)
     _, parse, default_eos = _FAMILIES[architecture]
     generation = read_optional_table(folder, GENERATION_FILE)
     eos: tuple[int, ...] = ()
@@ -54,7 +65,34 @@ def read_model_config(folder: Path) -> ModelConfig:
     elif not raw.is_null("eos_token_id") and default_eos is not None:
         eos = (default_eos,)
     config = parse(raw, {"architecture": architecture, "dtype": read_dtype(raw), "eos_token_ids": eos})
+    if parse not in _READ_LAYER_TYPES and not any(config.sliding_windows):
+        _refuse_windows(raw, config.max_model_len)
     return replace(config, eos_token_ids=tuple(each for each in eos if each < config.vocab_size))
+
+
+def _check_named_weights(folder: Path, raw: JsonTable) -> None:
+    """Refuses a name of other weights than those that are loaded, which `transformers` would load instead."""
+    named = raw.text("transformers_weights")
+    taken = [file.name for file in weight_files(folder)]
+    by_index = find_file(folder, WHOLE_FILE) is None and find_file(folder, INDEX_FILE) is not None
+    if [named] != ([INDEX_FILE] if by_index else taken):
+        raw.refuse("transformers_weights", f"the weights are those of {', '.join(taken[:3])}", "keep one set of weights")
+
+
+def _refuse_windows(raw: JsonTable, max_model_len: int) -> None:
+    """Refuses what makes `transformers` forget tokens behind a window, in a model whose attention has none.
+
+    Its cache obeys these keys in models of every family (`get_layer_types_and_kwargs`), also where the class of the
+    model knows none of them.
+    """
+    types = raw.texts("layer_types")
+    if {*types} - {FULL_ATTENTION}:
+        raw.refuse("layer_types", f"is supported as {FULL_ATTENTION} only for models of this family", CHOOSE)
+    if types:
+        return
+    for key in ("sliding_window", "attention_chunk_size"):
+        if key in raw and not raw.is_null(key) and raw.integer(key, most=MOST_POSITIONS) < max_model_len:
+            raw.refuse(key, "windows are not supported for models of this family", CHOOSE)
 
 
 def _parse_opt(raw: JsonTable, common: dict[str, Any]) -> ModelConfig:
@@ -156,6 +194,7 @@ _FAMILIES: dict[str, tuple[str, Callable[[JsonTable, dict[str, Any]], ModelConfi
     "Qwen3ForCausalLM": ("qwen3", parse_qwen3, None),
     "Olmo2ForCausalLM": ("olmo2", parse_olmo2, 50_279),
 }
+_READ_LAYER_TYPES = (parse_qwen2, parse_qwen3)
 _ARCHITECTURE_OF_TYPE = {model_type: architecture for architecture, (model_type, *_) in _FAMILIES.items()}
 
 

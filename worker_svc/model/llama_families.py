@@ -16,7 +16,8 @@ from worker_svc.model.config_values import (
 )
 from worker_svc.model.rope import extended_positions, read_rope
 
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+FULL_ATTENTION = "full_attention"
+_LAYER_TYPES = (FULL_ATTENTION, "sliding_attention")
 
 
 class _Defaults(NamedTuple):
