@@ -45,8 +45,18 @@ GreedyChoice = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 class HostDecoder:
     """A decoder's weights, and the buffers of its passes. The next pass overwrites the result of a pass."""
 
-    def __init__(self, decoder: Decoder, kernels: CpuKernels, ranks: RankReduction | None = None) -> None:
-        """`ranks`: the group among which the model of a part is divided; all its ranks compute the same passes."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        kernels: CpuKernels,
+        ranks: RankReduction | None = None,
+        *,
+        num_positions: int | None = None,
+    ) -> None:
+        """Takes the memory of the rotary table, as far as positions are computed: all of the model's by default.
+
+        `ranks`: the group among which the model of a part is divided; all its ranks compute the same passes.
+        """
         assert (ranks is None) == decoder.model_part.is_whole, "a part is computed by a group"
         self.before_pass: Callable[[], None] = lambda: None  # called just before a pass runs its kernels
         self._weights = decoder
@@ -56,8 +66,7 @@ class HostDecoder:
         self._buffers = RowBuffers(decoder.dtype)
         self._logits = RowBuffers(decoder.dtype)
         self._activation = decoder.config.activation
-        angles = decoder.rotary_angles()
-        self._rotary = None if angles is None else torch.cat(angles, dim=1)  # [max_model_len, head_dim]
+        self._rotary = _rotary_table(decoder, num_positions or decoder.config.max_model_len)
         self._layers = tuple(LayerRules.of(layer) for layer in decoder.layers)
         self._final_norm = None if decoder.final_norm is None else norm_rule(decoder.final_norm)
         self._is_embedding_plain = decoder.project_in is None and decoder.position_embedding is None
@@ -397,3 +406,18 @@ def _last_queries(batch: ForwardBatch) -> RaggedRows | None:
     query_start[rows + 1] = 1
     np.cumsum(query_start, out=query_start)
     return replace(batch.rows, query_start=torch.from_numpy(query_start), max_query_len=1)
+
+
+def rotary_bytes(config: ModelConfig, num_positions: int) -> int:
+    """Bytes of the table of rotary angles; 0 for a model without them."""
+    return 0 if config.rope is None else num_positions * config.head_dim * torch.float32.itemsize
+
+
+def _rotary_table(decoder: Decoder, num_positions: int) -> Tensor | None:
+    """Cosines, then sines, of each position's rotary angles, [num_positions, head_dim] float32."""
+    if decoder.inverse_frequencies is None:
+        return None
+    half = len(decoder.inverse_frequencies)
+    table = torch.empty(num_positions, 2 * half)
+    decoder.write_rotary(table[:, :half], table[:, half:])
+    return table

@@ -27,9 +27,18 @@ class DeviceForward:
     """A decoder's weights and the pool that it writes, on one device."""
 
     def __init__(
-        self, decoder: Decoder, kv_pool: KVPool, operations: Operations, ranks: RankReduction | None = None
+        self,
+        decoder: Decoder,
+        kv_pool: KVPool,
+        operations: Operations,
+        ranks: RankReduction | None = None,
+        *,
+        num_positions: int | None = None,
     ) -> None:
-        """`ranks`: the group among which the decoder is divided; all its ranks compute the same passes."""
+        """Takes the memory of the rotary table, as far as positions are computed: all of the model's by default.
+
+        `ranks`: the group among which the decoder is divided; all its ranks compute the same passes.
+        """
         config = decoder.config
         self._divided = DividedPass(decoder, ranks)
         self._decoder = with_operations(decoder, operations)
@@ -37,9 +46,12 @@ class DeviceForward:
         self._operations = operations
         self.rule = ScoreRule(config.attention_scale)
         self._activation = config.activation
-        # At most 64 MiB for 131,072 positions, which saves launches in each step. [2, max_model_len, head_dim / 2]
-        angles = decoder.rotary_angles()
-        self._angles = None if angles is None else torch.stack(angles)
+        # At most 64 MiB for 131,072 positions, which saves launches in each step. [2, num_positions, head_dim / 2]
+        self._angles: Tensor | None = None
+        if decoder.inverse_frequencies is not None:
+            size = (2, num_positions or config.max_model_len, len(decoder.inverse_frequencies))
+            self._angles = torch.empty(size, device=decoder.device)
+            decoder.write_rotary(*self._angles)
 
     @property
     def vocab_size(self) -> int:

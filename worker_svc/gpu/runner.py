@@ -105,7 +105,7 @@ class DeviceRunner:
         arrays = fixed_arrays(max_tokens, max_rows, plans.most_work(max_tokens, max_rows), plans.num_windows)
         self._upload = StepUpload(device, arrays, _UPLOAD_BYTES)
         self._mover = BlockMover(kv_pool, operations.copy_by_table, operations.swap_blocks)
-        self._forward = DeviceForward(decoder, kv_pool, operations, ranks)
+        self._forward = DeviceForward(decoder, kv_pool, operations, ranks, num_positions=limits.max_model_len)
         self._batch = BatchPass(
             self._forward,
             plans,

@@ -27,6 +27,8 @@ from worker_svc.model.model_part import WHOLE, ModelPart, rank_config
 from worker_svc.model.tensor_names import unused_tensors
 from worker_svc.model.weights import WeightLoader
 
+_ROTARY_PART = 8192  # positions whose angles are computed at once
+
 log = structlog.get_logger()
 
 
@@ -59,13 +61,18 @@ class Decoder:
         """Apply `change` to each product of the layers; all else stays the same, in the same memory."""
         return replace(self, layers=tuple(layer.with_products(change) for layer in self.layers))
 
-    def rotary_angles(self) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines of all positions' rotary angles, [max_model_len, head_dim / 2] float32 each."""
-        if self.inverse_frequencies is None:
-            return None
-        positions = torch.arange(self.config.max_model_len, dtype=torch.float32, device=self.device)
-        angles = positions.unsqueeze(1) * self.inverse_frequencies
-        return angles.cos(), angles.sin()
+    def write_rotary(self, cosines: Tensor, sines: Tensor) -> None:
+        """Write cosines and sines of the first positions' rotary angles, [positions, head_dim / 2] float32 each.
+
+        Part by part, since tables of long contexts are large. For models with rotary embeddings.
+        """
+        assert self.inverse_frequencies is not None, "the model has rotary embeddings"
+        for first in range(0, len(cosines), _ROTARY_PART):
+            part = slice(first, min(first + _ROTARY_PART, len(cosines)))
+            positions = torch.arange(part.start, part.stop, dtype=torch.float32, device=self.device)
+            angles = positions.unsqueeze(1) * self.inverse_frequencies
+            cosines[part] = angles.cos()
+            sines[part] = angles.sin()
 
     def block_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> BlockShape:
         """The shape of a block that holds this model's keys and values, in its dtype unless another is given."""

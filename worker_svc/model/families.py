@@ -76,7 +76,9 @@ def _check_named_weights(folder: Path, raw: JsonTable) -> None:
     taken = [file.name for file in weight_files(folder)]
     by_index = find_file(folder, WHOLE_FILE) is None and find_file(folder, INDEX_FILE) is not None
     if [named] != ([INDEX_FILE] if by_index else taken):
-        raw.refuse("transformers_weights", f"the weights are those of {', '.join(taken[:3])}", "keep one set of weights")
+        raw.refuse(
+            "transformers_weights", f"the weights are those of {', '.join(taken[:3])}", "keep one set of weights"
+        )
 
 
 def _refuse_windows(raw: JsonTable, max_model_len: int) -> None:

@@ -34,7 +34,7 @@ from worker_svc.ranks.step_follower import StepFollower
 from worker_svc.runner_choice import RunnerChoice, choose_runner, detect_machine, device_kind
 from worker_svc.start.device_ranks import connect_devices
 from worker_svc.start.pool_sizes import batched_tokens
-from worker_svc.start.runner_start import plan_cpu_pool, start_device_runner, take_memory_in_background
+from worker_svc.start.runner_start import host_decoder, plan_cpu_pool, start_device_runner, take_memory_in_background
 from worker_svc.start.settled_choices import device_products, requested_runner, seat_grammars
 
 
@@ -138,10 +138,10 @@ def _load_on_host(rank: _LoadingRank, folder: Path, choice: RunnerChoice) -> Fol
     decoder = rank.load_decoder(folder, choice, host.packing.make_product)
     reduction = rank.reduction_on_cpus()
     shape = decoder.block_shape(settings.block_size, choice.kv_dtype)
+    model = host_decoder(settings, decoder, host.kernels, reduction)
     plan = plan_cpu_pool(settings, decoder, shape, rank.set_up.num_on_machine)
     num_blocks = rank.agree_on_least(plan.num_blocks)
     pool = KVPool(shape, num_blocks, decoder.device, settings.num_host_blocks)
-    model = HostDecoder(decoder, host.kernels, reduction)
     model.reserve(batched_tokens(settings, decoder.device))
     return Follower(model, pool, reduction, after_first_pass=lambda: _settle_memory(model, pool))
 

@@ -16,7 +16,7 @@ from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.host_memory import take_memory
 from kernels.native.shared_ranks import RankReduction
 from quire.worker_settings import WorkerSettings
-from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.host_decoder import HostDecoder, rotary_bytes
 from worker_svc.cpu.runner import CpuRunner, PassModel
 from worker_svc.description import MemoryUse, PhaseClock
 from worker_svc.gpu.graphs import graph_sizes
@@ -24,8 +24,8 @@ from worker_svc.gpu.libraries.library import NO_LIBRARIES
 from worker_svc.gpu.lone_rank import LoneRank
 from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.gpu.start import Preparation, measure_memory, start_runner
-from worker_svc.memory.kv_pool import BlockShape, KVPool
-from worker_svc.memory.pool_plan import PoolPlan, PoolSizeError, longest_sequence
+from worker_svc.memory.kv_pool import BlockShape, KVPool, free_memory_bytes
+from worker_svc.memory.pool_plan import PoolPlan, PoolSizeError, gib, longest_sequence
 from worker_svc.model.decoder import Decoder
 from worker_svc.operations import Operations
 from worker_svc.ranks.lead_decoder import LeadDecoder, LeadPool
@@ -98,6 +98,8 @@ def start_cpu_runner(
     num_on_machine = 1 if lead is None else lead.num_on_machine
     with clock.phase("kv_pool"):
         step_bytes = step_bytes_of(settings, decoder)
+        with _refuse_short_memory():
+            host = host_decoder(settings, decoder, kernels, None if lead is None else lead.reduction)
         plan = plan_cpu_pool(settings, decoder, shape, num_on_machine)
         if lead is not None:
             plan = replace(plan, num_blocks=lead.group.agree_on_least(plan.num_blocks))
@@ -105,7 +107,6 @@ def start_cpu_runner(
             pool = _make_pool(settings, shape, plan.num_blocks, decoder.device, lead)
     limits = step_limits(settings, decoder, plan)
     with clock.phase("warm_up"), _refuse_short_memory():
-        host = HostDecoder(decoder, kernels, None if lead is None else lead.reduction)
         host.reserve(limits.max_batched_tokens)
         model: PassModel = host if lead is None else LeadDecoder(host, lead.group, lead.reduction)
         runner = CpuRunner(model, pool, limits)
@@ -118,6 +119,23 @@ def start_cpu_runner(
         lead.group.watch(lead.reduction)
         memory = _memory_of_group(memory, lead)
     return StartedRunner(runner, limits, pool, runner.fetched, memory)
+
+
+def host_decoder(
+    settings: WorkerSettings, decoder: Decoder, kernels: CpuKernels, ranks: RankReduction | None
+) -> HostDecoder:
+    """The decoder with the table that it keeps, made before its pool is planned, which then counts that memory.
+
+    Raises PoolSizeError if the table takes more than is free.
+    """
+    num_positions = longest_sequence(sequences_of(settings, decoder))
+    free, needed = free_memory_bytes(decoder.device), rotary_bytes(decoder.config, num_positions)
+    if needed > free:
+        raise PoolSizeError(
+            f"the rotary angles of {num_positions} positions need {gib(needed)}, and {gib(free)} of the main memory "
+            "are free: give a smaller --max-model-len"
+        )
+    return HostDecoder(decoder, kernels, ranks, num_positions=num_positions)
 
 
 def plan_cpu_pool(settings: WorkerSettings, decoder: Decoder, shape: BlockShape, num_on_machine: int = 1) -> PoolPlan:
@@ -149,7 +167,7 @@ def _refuse_short_memory() -> Iterator[None]:
             raise
         raise PoolSizeError(
             "the main memory does not hold what steps and the KV pool take: give fewer --max-batched-tokens or "
-            "--max-num-seqs, or a smaller --num-blocks, --kv-memory-bytes or --num-host-blocks"
+            "--max-num-seqs, or a smaller --max-model-len, --num-blocks, --kv-memory-bytes or --num-host-blocks"
         ) from error
 
 
