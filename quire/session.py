@@ -220,6 +220,10 @@ class Session:
             self._num_fatal = self._num_fatal + 1 if is_fatal else 0
             now_s = self._loop.time()
             lived_s = now_s - started_s if self._was_answered else 0.0  # something else may have taken the call
+            if error is not None and self._num_fatal >= MAX_FATAL:
+                for entry in self._refused_by(error.code()):
+                    self._give_up(entry, error_of(error))
+                self._num_fatal = 0 if self._entries else self._num_fatal
             for entry in list(self._entries.values()):
                 self._handle_broken_stream(entry, error, lived_s)
             leader_is_known = error is not None and self._servers.record_failure(
@@ -408,12 +412,18 @@ class Session:
         if self._outgoing is not None and entry.request in self._entries:
             self._submit_or_attach(entry)
 
+    def _refused_by(self, code: grpc.StatusCode) -> list[Entry]:
+        """Requests to give up after streams that ended with such a status.
+
+        Those that the server has taken are not what it cannot read, as long as there are others.
+        """
+        entries = list(self._entries.values())
+        untaken = [entry for entry in entries if entry.request.accepted is None]
+        return untaken if untaken and code is grpc.StatusCode.INVALID_ARGUMENT else entries
+
     def _handle_broken_stream(self, entry: Entry, error: grpc.aio.AioRpcError | None, lived_s: float) -> None:
         """Resume one request after a broken stream, or fail it."""
         entry.handle = None
-        if error is not None and self._num_fatal >= MAX_FATAL:
-            self._give_up(entry, error_of(error))
-            return
         now_s = self._loop.time()
         if entry.unreachable_since_s is None or lived_s > SETTLED_S:
             entry.unreachable_since_s = now_s
