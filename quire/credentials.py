@@ -38,7 +38,8 @@ class Credentials:
             api_key: key to send.
             tls_root: PEM file with the certificates that servers are checked with, or "public"; with none of both the
                 connection is not encrypted.
-            tls_server_name: name that a server's certificate must have; None: the host that is dialled.
+            tls_server_name: name that a server's certificate must have; None: the host that was given, or that the
+                    leader's address has.
             tls_client_cert: PEM file of the certificate to show to servers that ask for one, as workers may.
             tls_client_key: PEM file of its key.
 
@@ -57,11 +58,19 @@ class Credentials:
             self._tls = RenewedFiles(files, lambda: _channel_credentials(root, cert, private))
         self._server_name = _given(tls_server_name, TLS_SERVER_NAME)
 
-    def open_channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
-        """A channel to a server; calls over it send `metadata`."""
+    def open_channel(
+        self, address: str, options: Sequence[tuple[str, Any]], name: str | None = None
+    ) -> grpc.aio.Channel:
+        """A channel to a server; calls over it send `metadata`.
+
+        `name`: the address by host name of which this is one of several; certificates and proxies go by it.
+        """
+        named = [] if name is None or self._server_name else [("grpc.default_authority", name)]
         if self._tls is None:
-            return grpc.aio.insecure_channel(address, options=options)
-        named = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []
+            return grpc.aio.insecure_channel(address, options=[*options, *named])
+        server_name = self._server_name or (name or "").rpartition(":")[0]
+        if server_name:
+            named.append(("grpc.ssl_target_name_override", server_name))
         return grpc.aio.secure_channel(address, self._tls.latest(), options=[*options, *named])
 
     @property

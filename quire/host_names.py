@@ -23,6 +23,7 @@ class HostNames:
     def __init__(self, look_up: LookUp = look_up) -> None:
         self._look_up = look_up
         self._found: dict[str, list[str]] = {}  # addresses by the one with the name
+        self._name_of: dict[str, str] = {}  # the other way round
         self._looking: dict[str, asyncio.Task[None]] = {}  # one for each name at most, however long it takes
         self._failures: dict[str, str] = {}  # reasons by address
 
@@ -40,6 +41,10 @@ class HostNames:
         for each in names & self._looking.keys():
             self._failures[each] = f"no answer within {limit_s:g} s"
         return list(dict.fromkeys(found for each in addresses for found in self._found.get(each, [each])))
+
+    def name_of(self, address: str) -> str | None:
+        """The address with the host name that this one was found for; None: it is of no name, or its only address."""
+        return self._name_of.get(address)
 
     @property
     def failure(self) -> str | None:
@@ -67,6 +72,7 @@ class HostNames:
             self._failures.pop(address, None)
             several = [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts]
             self._found[address] = several if len(hosts) > 1 else [address]
+            self._name_of.update(dict.fromkeys(several, address) if len(hosts) > 1 else {})
         finally:
             del self._looking[address]
 

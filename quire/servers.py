@@ -190,7 +190,7 @@ class Servers:
             if address in self._renewed:  # or gRPC would share the connection that was given up
                 args.append(("grpc.use_local_subchannel_pool", 1))
             self._opened_with[address] = self._credentials.certificates
-            self._channels[address] = self._credentials.open_channel(address, args)
+            self._channels[address] = self._credentials.open_channel(address, args, self._names.name_of(address))
         return self._channels[address]
 
 

@@ -15,6 +15,7 @@ from common.peer_tls import PeerTls, certificate_fault, open_peer_channel
 from quire.access_settings import AccessSettings
 from quire.credentials import Credentials
 from quire.errors import UnavailableError
+from quire.host_names import HostNames
 from quire.servers import Servers
 from tests.patience import patient
 from tests.peer_certificates import PeerCertificates, grpc_port, peer_tls, served_serial, trusting
@@ -87,6 +88,27 @@ async def test_a_connection_that_is_open_stays(made: PeerCertificates) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as answer:
             await health(b"\n\x04none", timeout=patient(20))
         assert answer.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("server_name", [None, NAME])
+async def test_a_name_of_several_addresses_is_the_one_that_the_certificate_must_have(
+    made: PeerCertificates, server_name: str | None
+) -> None:
+    """Regression: the certificate had to have the address that the name was resolved to."""
+
+    async def look_up(host: str, port: int) -> list[str]:
+        return ["127.0.0.1", "127.0.0.2"]
+
+    credentials = Credentials(tls_root=str(made.root), tls_server_name=server_name)
+    for given, is_believed in ((NAME, True), ("other.example.org", server_name is not None)):
+        async with public_port(made) as address:
+            servers = Servers(f"{given}:{address.rpartition(':')[2]}", credentials, names=HostNames(look_up))
+            await servers.resolve_again()
+            ready = asyncio.create_task(servers.channel_to(address).channel_ready())
+            done, _ = await asyncio.wait({ready}, timeout=patient(20) if is_believed else 0.5)
+            assert bool(done) == is_believed
+            ready.cancel()
+            await servers.close()
 
 
 async def ready(address: str, tls: PeerTls) -> None:

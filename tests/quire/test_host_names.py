@@ -96,3 +96,12 @@ async def test_a_client_goes_on_while_the_resolver_is_silent(monkeypatch: pytest
         await servers.find_reachable()
     assert servers.current == "scheduler.invalid:1" and resolver.num_looks == 1
     await servers.close()
+
+
+async def test_an_address_that_a_name_was_found_for_has_that_name() -> None:
+    """Regression: certificates and proxies that go by names saw addresses alone."""
+    resolver = ScriptedResolver("10.0.0.1", "10.0.0.2")
+    names = HostNames(resolver.look_up)
+    await names.resolve(["scheduler:7847", "10.0.0.9:7847"], patient(10))
+    assert names.name_of("10.0.0.2:7847") == "scheduler:7847"
+    assert names.name_of("10.0.0.9:7847") is None

@@ -50,8 +50,9 @@ class WorkerIdentity:
 class _Endpoint:
     """One address of a scheduler, and the task that registers there."""
 
-    def __init__(self, address: str, credentials: Credentials) -> None:
+    def __init__(self, address: str, credentials: Credentials, name: str | None) -> None:
         self.address = address
+        self._name = name  # of its host, if it has several addresses
         self._credentials = credentials
         self._open()
         self.task: asyncio.Task[None] | None = None
@@ -67,7 +68,8 @@ class _Endpoint:
 
     def _open(self) -> None:
         self._opened_with = self._credentials.certificates
-        self.channel = self._credentials.open_channel(self.address, channel_options(CLUSTER_MESSAGE_BYTES))
+        options = channel_options(CLUSTER_MESSAGE_BYTES)
+        self.channel = self._credentials.open_channel(self.address, options, self._name)
         self.stub: cluster_pb2_grpc.ClusterAsyncStub = cluster_pb2_grpc.ClusterStub(self.channel)
 
 
@@ -191,7 +193,9 @@ class Registration:
         """Begins to register at each wanted address that has no task yet."""
         for address in self._wanted_addresses:
             if address not in self._endpoints:
-                endpoint = self._endpoints[address] = _Endpoint(address, self._credentials)
+                endpoint = self._endpoints[address] = _Endpoint(
+                    address, self._credentials, self._names.name_of(address)
+                )
                 endpoint.task = asyncio.create_task(self._renew_repeatedly(endpoint), name=f"register at {address}")
 
     async def _remove_endpoints(self) -> None:
