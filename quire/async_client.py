@@ -418,8 +418,11 @@ class AsyncClient:
         """Detaches from every open request; its on_disconnect decides whether it goes on.
 
         Calls that wait for their answer raise RuntimeError; whoever reads a request, as `generate` and `chat` do, gets
-        RequestCancelledError, also where the request goes on.
+        RequestCancelledError, also where the request goes on. Raises RuntimeError in another event loop, unless that of
+        the client's calls is closed.
         """
+        if self._deployment is not None and not self._home.has_ended:
+            self._home.enter_loop()
         self._is_closed = True
         if self._deployment is not None:
             if not self._home.has_ended:

@@ -65,6 +65,7 @@ class LoopThread:
         self._is_ended = False
         self._entering = threading.RLock()  # the garbage collector may end it in any thread, in this one's `run` too
         self._ending: asyncio.Task[None] | None = None
+        self._begun: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run_loop, name="quire-client", daemon=True)
         self._thread.start()
 
@@ -73,13 +74,27 @@ class LoopThread:
         """True once it was told to end."""
         return self._is_ended
 
+    @property
+    def is_current(self) -> bool:
+        """True in this thread, where code of users runs if the garbage collector closes what they have left."""
+        return threading.current_thread() is self._thread
+
+    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine in the loop after the present turn, in this thread, without waiting."""
+        task = self._loop.create_task(coroutine)
+        self._begun.add(task)
+        task.add_done_callback(self._begun.discard)
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the loop; an interrupt of the waiting thread cancels it.
 
-        Raises RuntimeError if the thread was ended, before or meanwhile, and in a fork of its process.
+        Raises RuntimeError if the thread was ended, before or meanwhile, in a fork of its process, and in this thread,
+        which would wait for itself.
         """
         try:
             self._home.check_process()
+            if self.is_current:
+                raise RuntimeError("the client's own thread, which collects garbage too, cannot wait for its calls")
         except RuntimeError:
             coroutine.close()
             raise
@@ -114,8 +129,9 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._begin_end, last)
 
     def join(self) -> None:
-        """Waits until the thread has ended."""
-        self._thread.join()
+        """Waits until the thread has ended; not in itself."""
+        if not self.is_current:
+            self._thread.join()
 
     def _run_loop(self) -> None:
         self._loop.run_forever()
@@ -172,7 +188,11 @@ class Stream:
 
     def close(self) -> None:
         """Closes the stream: cancels the request if this stream submitted it and it has not ended."""
-        if not self._thread.is_ended:  # closing the client has closed its streams
+        if self._thread.is_ended:  # closing the client has closed its streams
+            return
+        if self._thread.is_current:  # a generator around a stream was left, and the garbage collector closes it here
+            self._thread.begin(self._inner.aclose())
+        else:
             self._thread.run(self._inner.aclose())
 
     def __reduce__(self) -> NoReturn:

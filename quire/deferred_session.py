@@ -23,7 +23,7 @@ class DeferredSession:
         on_done: "Callable[[DeferredSession], None]",
     ) -> None:
         """`finding` returns the session, `on_done` is called when it is known or wanted no more."""
-        self._entry = entry
+        self._entry: Entry | None = entry  # until it is that session's: who knows where requests are keeps none of them
         self._session: Session | None = None
         self._task = asyncio.get_running_loop().create_task(self._open(finding), name="quire-deferred")
 
@@ -54,20 +54,29 @@ class DeferredSession:
 
     def close(self) -> None:
         """Gives up a request that was not sent yet."""
-        self._end(RequestCancelledError(f"the reader of request {self._entry.request.request_id} was closed"))
+        if self._entry is not None:
+            self._end(RequestCancelledError(f"the reader of request {self._entry.request.request_id} was closed"))
 
     async def _open(self, finding: Coroutine[Any, Any, Session]) -> None:
         try:
             session = await finding
+            assert self._entry is not None, "who gives it up cancels this task"
             session.open(self._entry)
         except QuireError as error:
-            self._entry.request.fail(error)
+            self._fail(error)
         except Exception as error:
-            self._entry.request.fail(QuireError(f"the request was not sent: {error!r}"))
+            self._fail(QuireError(f"the request was not sent: {error!r}"))
             raise
         else:
             self._session = session
+        finally:
+            self._entry = None
 
     def _end(self, error: QuireError) -> None:
-        self._entry.request.fail(error)
+        self._fail(error)
+        self._entry = None
         self._task.cancel()
+
+    def _fail(self, error: QuireError) -> None:
+        if self._entry is not None:
+            self._entry.request.fail(error)

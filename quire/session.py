@@ -238,9 +238,7 @@ class Session:
         self._was_answered = False
         outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._outgoing = outgoing
-        for entry in list(self._entries.values()):
-            if not entry.retries_later:
-                self._submit_or_attach(entry)
+        self._submit_or_attach_all()
         call = open_session(channel, _until_none(outgoing), self._servers.metadata)
         reader = ResponseReader()
         error: grpc.aio.AioRpcError | None = None
@@ -308,6 +306,12 @@ class Session:
         for event in response.events:
             self._dispatch(event, now_s)
 
+    def _submit_or_attach_all(self) -> None:
+        """Begin with each request on a new stream, whose task keeps none of them."""
+        for entry in list(self._entries.values()):
+            if not entry.retries_later:
+                self._submit_or_attach(entry)
+
     def _submit_or_attach(self, entry: Entry) -> None:
         """Submits a request, or attaches to it, on the current stream under a fresh handle."""
         entry.handle = handle = next(self._handles)
@@ -350,10 +354,16 @@ class Session:
             case "finished" if request.is_behind and not request.has_ended:
                 self._drop_handle(entry)  # its end comes again when the rest is fetched
             case "finished":
-                request.record_outcome(outcome_from_pb(event.finished))
-                self._forget(entry)
+                self._end(entry, event.finished)
             case "error":
                 self._refused(entry, _in_keywords(error_from_pb(event.error)))
+
+    def _end(self, entry: Entry, finished: pb.Finished) -> None:
+        try:
+            entry.request.record_outcome(outcome_from_pb(finished))
+        except QuireError as error:  # in words of a later version: the message was whole, and would come again
+            entry.request.fail(error)
+        self._forget(entry)
 
     def _take(self, entry: Entry, chunk: pb.Chunk) -> None:
         try:

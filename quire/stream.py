@@ -113,14 +113,23 @@ class CompletionStream:
         return _assemble(accepted, self._chunks, self._request.outcome, is_parsed=self._answers is not None)
 
     def detach(self) -> None:
-        """Stops reading; the request's on_disconnect decides whether it goes on, as if its connection was lost."""
+        """Stops reading; the request's on_disconnect decides whether it goes on, as if its connection was lost.
+
+        Raises RuntimeError in another event loop.
+        """
+        self._check_loop()
         self._request.listen(None)
         if not self._request.has_ended:
             self._session.detach(self._request)
 
     async def aclose(self) -> None:
-        """Closes the stream: cancels the request if this stream submitted it and it has not ended."""
-        self._let_go()
+        """Closes the stream: cancels the request if this stream submitted it and it has not ended.
+
+        Raises RuntimeError in another event loop, unless that of the stream is closed.
+        """
+        if not self._loop.is_closed():
+            self._check_loop()
+            self._let_go()
 
     def _check_loop(self) -> None:
         """Raises RuntimeError in another event loop, where what arrives would wake nobody."""
@@ -134,7 +143,7 @@ class CompletionStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._let_go()
+        await self.aclose()
 
     def __del__(self) -> None:
         """Closes the stream where a loop over it was left early."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -381,3 +381,54 @@ def test_what_is_no_text_is_refused_as_an_address(address: object) -> None:
     for kind in (quire.Client, quire.AsyncClient):
         with pytest.raises(TypeError, match="an address is a text"):
             kind(address)  # type: ignore[arg-type]
+
+
+class Reader:
+    """An object that keeps a generator over a stream, and is kept by it: only the garbage collector frees it."""
+
+    def __init__(self, client: quire.Client) -> None:
+        self._client = client
+        self.pieces = self._read()
+
+    def _read(self) -> Iterator[str]:
+        with self._client.stream("hello", request_id="left") as stream:
+            for chunk in stream:
+                yield chunk.text
+
+
+async def test_a_generator_that_the_clients_own_thread_collects_is_closed_there(server: ScriptedServer) -> None:
+    """Regression: closing it waited for the thread in which it was closed, and so did every later call."""
+    server.default = Script(num_tokens=5, released=1)
+
+    def use() -> quire.Health:
+        client = quire.Client(server.address)
+        gc.disable()
+        try:
+            reader = Reader(client)
+            next(reader.pieces)
+            del reader
+            client._thread._loop.call_soon_threadsafe(gc.collect)
+        finally:
+            gc.enable()
+        health = client.health()
+        client.close()
+        return health
+
+    assert await asyncio.wait_for(asyncio.to_thread(use), patient(30)) is quire.Health.SERVING
+    await server.until(lambda: server.count("cancel", "left") == 1)
+
+
+async def test_a_client_can_be_closed_in_its_own_thread_and_not_called(server: ScriptedServer) -> None:
+    client = quire.Client(server.address)
+    refused = threading.Event()
+
+    def use() -> None:
+        with pytest.raises(RuntimeError, match="own thread"):
+            client.health()
+        client.close()
+        refused.set()
+
+    await asyncio.to_thread(client.health)
+    client._thread._loop.call_soon_threadsafe(use)
+    assert await asyncio.to_thread(refused.wait, patient(30))
+    await asyncio.to_thread(client._thread.join)

@@ -1,6 +1,8 @@
 """Requests that a shard refuses since the number of shards changes: placed anew, within limits, and handled there."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -68,3 +70,24 @@ def test_the_version_of_a_refusal_survives_the_wire() -> None:
     status.details[0].value = status.details[0].value.replace(b"7", b"x")
     damaged = from_status(status)
     assert isinstance(damaged, ShardsChangedError) and damaged.version == 0
+
+
+async def test_requests_that_were_placed_anew_are_not_kept_once_they_have_ended(server: ScriptedServer) -> None:
+    """Regression: a client kept each of them, with its prompt, as long as it lived."""
+    ended: list[weakref.ref[object]] = []
+    async with quire.AsyncClient(server.address) as client:
+        for number in range(5):
+            server.default = Script(num_tokens=2, refusals=refusals(1))
+            stream = client.stream("hello", request_id=f"moved-{number}")
+            ended.append(weakref.ref(stream._request))
+            await stream.completion()
+            del stream
+        server.default = Script(refusals=[*refusals(1), quire.InvalidRequestError("no")])
+        stream = client.stream("hello", request_id="refused")
+        ended.append(weakref.ref(stream._request))
+        with pytest.raises(quire.InvalidRequestError):
+            await stream.completion()
+        del stream
+        await asyncio.sleep(0)
+        gc.collect()
+        assert [each() for each in ended] == [None] * 6

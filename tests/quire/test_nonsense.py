@@ -10,9 +10,10 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 import quire
-from quire.errors import MAX_RETRY_AFTER_S, OverloadedError, QuireError, from_status
+from quire.errors import MAX_RETRY_AFTER_S, DataLossError, OverloadedError, QuireError, from_status
 from quire.v1 import inference_pb2 as pb
 from tests.patience import patient
+from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
 
 UNKNOWN: Any = 99  # in no enum of ours
@@ -139,3 +140,17 @@ def test_a_delay_of_years_is_not_waited_for() -> None:
         status.details.add().Pack(retry)
         error = from_status(status)
         assert isinstance(error, OverloadedError) and error.retry_after_s == wanted_s
+
+
+async def test_an_end_in_a_state_that_the_client_does_not_know_ends_that_request_alone(server: ScriptedServer) -> None:
+    """Regression: it broke the stream of all, again and again."""
+    server.scripts["strange"] = Script(num_tokens=2, state=UNKNOWN)
+    server.scripts["long"] = Script(num_tokens=3, released=1)
+    async with quire.AsyncClient(server.address) as client, asyncio.timeout(patient(30)):
+        beside = client.stream("long", request_id="long")
+        await beside.accepted()
+        with pytest.raises(DataLossError):
+            await client.generate("strange")
+        server.release("long")
+        assert (await beside.completion()).text == " 0 1 2"
+    assert server.num_sessions == 1
