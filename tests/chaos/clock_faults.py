@@ -2,8 +2,8 @@
 
 import asyncio
 
+import quire
 from tests.chaos.client_load import ClientLoad
-from tests.chaos.deployment import Deployment
 from tests.chaos.journal_tail import JournalTail
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
 from tests.chaos.stage import Scenario, Stage
@@ -26,12 +26,18 @@ async def clocks_jump(stage: Stage) -> Figures:
     async with JournalTail(deployment.store.url) as tail:
         load = stage.load(deployment.client_address)
         await load.until_flowing()
-        in_time = asyncio.create_task(_generate_in_time(deployment))
-        for hours in (AHEAD_HOURS, BEHIND_HOURS):
-            for clock in pair.clocks.values():
-                clock.set_ahead(hours)
-                await load.until_flowing(FLOW_TOKENS)
-        expired = await in_time
+        async with deployment.client() as client:
+            stream = client.stream(
+                [5, 6, 7], max_tokens=DEADLINE_TOKENS, ignore_eos=True, timeout_s=DEADLINE_S, request_id="in-time"
+            )
+            await stream.accepted()  # its deadline must be set before the leader's clock jumps ahead
+            in_time = asyncio.create_task(_expires(stream))
+            for hours in (AHEAD_HOURS, BEHIND_HOURS):
+                for clock in pair.clocks.values():
+                    clock.set_ahead(hours)
+                    await load.until_flowing(FLOW_TOKENS)
+            ended_before = in_time.done()
+            expired = await in_time
         figures = await stage.figures(load, deployment)
         await tail.catch_up()
         figures.more = {
@@ -40,16 +46,17 @@ async def clocks_jump(stage: Stage) -> Figures:
             "workers_lost": sum(len(life.logged("worker lost")) for life in pair.schedulers),
             "changes_of_leader": len(set(tail.epochs)) - 1,
             "false_expiries": expired,
+            "ended_before_the_last_jump": int(ended_before and not expired),
         }
     return figures
 
 
-async def _generate_in_time(deployment: Deployment) -> int:
-    """1 if a request with a deadline that is far away does not finish."""
-    async with deployment.client() as client:
-        completion = await client.generate(
-            [5, 6, 7], max_tokens=DEADLINE_TOKENS, ignore_eos=True, timeout_s=DEADLINE_S, request_id="in-time"
-        )
+async def _expires(stream: quire.CompletionStream) -> int:
+    """1 if a request with a deadline that is far away does not finish in time."""
+    try:
+        completion = await stream.completion()
+    except quire.RequestExpiredError:
+        return 1
     return int(len(completion.samples[0].token_ids) != DEADLINE_TOKENS)
 
 
@@ -99,7 +106,10 @@ SCENARIOS = (
             *NOTHING_LOST,
             *(
                 Target(figure=name, at_most=0)
-                for name in ("processes_ended", "workers_lost", "changes_of_leader", "false_expiries")
+                for name in (
+                    *("processes_ended", "workers_lost", "changes_of_leader"),
+                    *("false_expiries", "ended_before_the_last_jump"),
+                )
             ),
         ),
     ),

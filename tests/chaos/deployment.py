@@ -4,6 +4,7 @@ Blocking waits run on threads, so that proxies in this process go on meanwhile.
 """
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -44,8 +45,11 @@ class Life:
         self.service.wait()
         return at_s
 
-    def logged(self, event: str, after_s: float = 0.0) -> list[dict[str, Any]]:
-        """Read its log lines of an event since a moment."""
+    def logged(self, event: str, after_s: float = -math.inf) -> list[dict[str, Any]]:
+        """Read its log lines of an event, all or those since a moment.
+
+        A moment is compared by the time of day that the process had: of one whose clock is set, ask for all.
+        """
         return [line for line in list(self.service.lines) if line.get("event") == event and logged_s(line) >= after_s]
 
 
@@ -160,7 +164,7 @@ class Deployment(Place):
         self._stack.close()
 
 
-async def logged(life: Life, event: str, after_s: float = 0.0, timeout_s: float = 60.0) -> float:
+async def logged(life: Life, event: str, after_s: float = -math.inf, timeout_s: float = 60.0) -> float:
     """Wait until a process logs an event after a moment; return that time by the monotonic clock."""
     give_up_s = time.monotonic() + patient(timeout_s)
     while not (lines := life.logged(event, after_s)):
