@@ -37,11 +37,11 @@ def chaos(document: Document) -> Section:
     ]
     if missed:
         blocks += ["Not met:", grid(("fault", "what happens", "missed"), [_missed(row) for row in missed])]
-    runs = Counter((row["commit"], row["load_average"]) for row in results)
-    made = [(commit_of(commit), f"{load:g}", times) for (commit, load), times in runs.items()]
+    runs = Counter((row["commit"], row.get("machine", "not recorded"), row["load_average"]) for row in results)
+    made = [(commit_of(commit), machine, f"{load:g}", times) for (commit, machine, load), times in runs.items()]
     blocks += [
-        "A run of some replaces only theirs; the commit below is that of the last run. By run:",
-        grid(("commit", "load average", "results"), made),
+        "A run of some replaces only theirs; commit and machine below are those of the last run. By run:",
+        grid(("commit", "machine", "load average", "results"), made),
     ]
     return Section(
         done=(

@@ -4,8 +4,9 @@
                           [--quick] [--take-over FILE]
 
 Without `--only` and `--campaign` all faults are played, then all campaigns. Prints what came of each, writes all
-results as JSON and as a page, and ends with status 1 if a target is missed. A run of some replaces only theirs.
-`--take-over` plays nothing: it takes the results of another run, each with its commit, but no shorter long run.
+results as JSON and as a page, and ends with status 1 if a target is missed. A run of some replaces only theirs, and a
+shorter long run that meets its targets not that of a longer one.
+`--take-over` plays nothing: it takes the results of another run, each with its commit and machine, in the same way.
 """
 
 import argparse
@@ -46,6 +47,9 @@ def main() -> None:
         return
     only = {each for each in arguments.only.split(",") if each}
     names = [each for each in arguments.campaign.split(",") if each]
+    known = {scenario.fault for scenario in SCENARIOS}
+    if unknown := [*sorted(only - known), *(name for name in names if name not in CAMPAIGNS)]:
+        parser.error(f"not known: {', '.join(unknown)}; faults are {', '.join(sorted(known))}")
     everything = not only and not names
     scenarios = [scenario for scenario in SCENARIOS if everything or scenario.fault in only]
     campaigns = [CAMPAIGNS[name] for name in (CAMPAIGNS if everything else names)]
@@ -62,17 +66,21 @@ def main() -> None:
 def _write(arguments: argparse.Namespace, results: list[Result], long_results: list[Result]) -> None:
     facts = circumstances()
     machine = facts["machine"]
-    run_facts = {"seed": arguments.seed, "commit": facts["commit"], "load_average": machine["load_average"]}
+    run_facts = {
+        "seed": arguments.seed,
+        "commit": facts["commit"],
+        "load_average": machine["load_average"],
+        "machine": f"{machine['cpus']} cores of {machine['cpu']}",
+    }
     faults = merged(arguments.json, "faults", results, SCENARIOS, **run_facts)
     long = merged(arguments.json, "campaigns", long_results, list(CAMPAIGNS.values()), **run_facts)
     _write_results(arguments, faults, long)
 
 
 def _write_results(arguments: argparse.Namespace, faults: list[dict[str, Any]], long: list[dict[str, Any]]) -> None:
-    machine = circumstances()["machine"]
     write_result(arguments.json, "chaos", {"faults": faults, "campaigns": long})
     arguments.page.parent.mkdir(parents=True, exist_ok=True)
-    arguments.page.write_text(page(faults, long, f"{machine['cpus']} cores of {machine['cpu']}"))
+    arguments.page.write_text(page(faults, long))
 
 
 def _status(results: list[Result]) -> int:

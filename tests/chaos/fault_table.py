@@ -9,7 +9,17 @@ from tests.chaos.stage import Scenario
 
 HEAD = (
     *("fault", "what happens", "injected", "promise", "sent", "accepted", "lost", "positions twice", "missing"),
-    *("changed", "detected, s", "recovered, s", "worst stall, s", "leaked blocks", "other figures", "targets", "met"),
+    *(
+        "changed",
+        "detected, s",
+        "recovered, s",
+        "worst stall, s",
+        "leaked blocks",
+        "other figures",
+        "targets",
+        "met",
+        "machine",
+    ),
 )
 
 
@@ -61,7 +71,7 @@ without faults.
 - *detected*: from the fault to the scheduler's log line about it. *recovered*: until every stream that ran had its
   next token, or, where everything stood still, until the first token. *worst stall*: between two tokens of a stream.
 - *leaked blocks*: device and host blocks still held once everything has ended, and requests still there.
-- Times hang on the machine: {machine}.
+- Times hang on the *machine*; rows may be of several runs, and each names the one that it was measured on.
 
 {faults}
 
@@ -71,9 +81,9 @@ without faults.
 """
 
 
-def page(faults: Sequence[dict[str, Any]], campaigns: Sequence[dict[str, Any]], machine: str) -> str:
+def page(faults: Sequence[dict[str, Any]], campaigns: Sequence[dict[str, Any]]) -> str:
     """Render the whole table, for people."""
-    return PAGE.format(machine=machine, faults=table(faults), campaigns=table(campaigns))
+    return PAGE.format(faults=table(faults), campaigns=table(campaigns))
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -95,6 +105,7 @@ def _cells(result: dict[str, Any]) -> list[str]:
         more or "–",
         _plain(", ".join(result["targets"])),
         _met(result),
+        _plain(result.get("machine", "not recorded")),
     ]
 
 

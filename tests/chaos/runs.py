@@ -57,23 +57,42 @@ def say(result: Result) -> None:
 def merged(
     file: Path, section: str, results: Sequence[Result], known: Sequence[Scenario], **run_facts: Any
 ) -> list[dict[str, Any]]:
-    """Merge the new results, each with the facts of its run, with the file's results of other scenarios, in order."""
+    """Merge the new results, each with the facts of its run, with the file's results, in order.
+
+    Of two results of a scenario, the one that `_is_better_kept` says is kept.
+    """
     before = json.loads(file.read_text()).get(section, []) if file.exists() else []
-    new = {(result.scenario.fault, result.scenario.title): {**result.as_json(), **run_facts} for result in results}
     there = {(scenario.fault, scenario.title) for scenario in known}
-    kept = [each for each in before if (each["fault"], each["title"]) in there - new.keys()]
-    return sorted([*kept, *new.values()], key=lambda each: (each["fault"], each["title"]))
+    kept = {_key(each): each for each in before if _key(each) in there}
+    for result in results:
+        _put(kept, {**result.as_json(), **run_facts})
+    return sorted(kept.values(), key=_key)
 
 
 def taken_over(file: Path, other: Path, section: str) -> list[dict[str, Any]]:
     """Take over the results of another run, but none of a long run that lasted shorter than the one that is here."""
-    rows = {(each["fault"], each["title"]): each for each in json.loads(file.read_text())[section]}
+    rows = {_key(each): each for each in json.loads(file.read_text())[section]}
     for each in json.loads(other.read_text())[section]:
-        known = rows.get((each["fault"], each["title"]))
-        if known is None or _seconds(each) >= _seconds(known):
-            rows[each["fault"], each["title"]] = each
-    return sorted(rows.values(), key=lambda each: (each["fault"], each["title"]))
+        _put(rows, each)
+    return sorted(rows.values(), key=_key)
+
+
+def _put(rows: dict[tuple[str, str], dict[str, Any]], new: dict[str, Any]) -> None:
+    """Put a result in the place of its scenario's earlier one, unless that says more."""
+    known = rows.get(_key(new))
+    if known is None or not _is_better_kept(known, new):
+        rows[_key(new)] = new
+
+
+def _is_better_kept(known: dict[str, Any], new: dict[str, Any]) -> bool:
+    """True if the new result is of a shorter long run. A miss is never passed over, however soon it was found."""
+    return bool(new["met"]) and _seconds(new) < _seconds(known)
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str]:
+    return row["fault"], row["title"]
 
 
 def _seconds(row: dict[str, Any]) -> float:
-    return float(row["more"].get("seconds", 0.0))
+    """Length of a long run; 0 of others, and of one that broke off."""
+    return float(row.get("more", {}).get("seconds", 0.0))
