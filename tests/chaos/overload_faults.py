@@ -4,7 +4,8 @@ import asyncio
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -17,6 +18,8 @@ from quire.v1 import inference_pb2_grpc
 from tests.chaos.client_faults import NO_PROXY
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
+from tests.chaos_input.exhaustion import NO_LIMITS, until_full
+from tests.patience import patient
 
 PEAK_CONCURRENCY = 32
 SPAN_S = 30.0
@@ -26,6 +29,7 @@ OUTPUT_TOKENS = 160  # ten times too much is then some 60 requests a second: wha
 MAX_WAIT_MS = 12  # meant to be waited at most, as long as a first token takes at half load; p99 is some times that
 NUM_FILES = 256
 NUM_IDLE = 5000
+OPEN_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -141,7 +145,7 @@ async def memory_is_short(stage: Stage) -> Figures:
 async def files_run_out(stage: Stage) -> Figures:
     """The scheduler may open 256 files; thousands of connections want in, and thousands of streams stay idle."""
     await stage.reference()
-    deployment = stage.own()
+    deployment = stage.own(scheduler_flags=NO_LIMITS)  # which would refuse most of the crowd
     await deployment.begin(*STANDARD_WORKERS)
     pid = deployment.scheduler.service.process.pid
     load = stage.load(deployment.address)
@@ -151,10 +155,15 @@ async def files_run_out(stage: Stage) -> Figures:
     async with grpc.aio.insecure_channel(deployment.address, options=options) as channel:
         stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         streams = [stub.Session(_silence()) for _ in range(NUM_IDLE)]
+        async with asyncio.timeout(patient(OPEN_TIMEOUT_S)):
+            await asyncio.gather(*(each.wait_for_connection() for each in streams), return_exceptions=True)
         await load.until_flowing()
+        idle_streams = num_open(streams)
         sockets = _connect_many(deployment.address)
         try:
+            is_full = await _is_filled(pid)
             await load.until_flowing()
+            idle_connections = num_established(sockets)
         finally:
             for each in sockets:
                 each.close()
@@ -164,8 +173,10 @@ async def files_run_out(stage: Stage) -> Figures:
         completion = await client.generate([5, 6, 7], max_tokens=4, temperature=0, ignore_eos=True)
     figures = await stage.figures(load, deployment)
     figures.more = {
-        "idle_connections": len(sockets),
-        "idle_streams": NUM_IDLE,
+        "idle_connections": idle_connections,
+        "idle_streams": idle_streams,
+        "streams_not_open": NUM_IDLE - idle_streams,
+        "files_never_full": int(not is_full),
         "crashes": int(deployment.scheduler.is_over),
         "unserved_after": 4 - len(completion.token_ids),
     }
@@ -175,6 +186,30 @@ async def files_run_out(stage: Stage) -> Figures:
 async def _silence() -> AsyncIterator[pb.SessionRequest]:
     await asyncio.Event().wait()
     yield pb.SessionRequest()
+
+
+async def _is_filled(pid: int) -> bool:
+    """True once a process has all the files that it may have; False if it does not get there."""
+    try:
+        await until_full(pid, NUM_FILES)
+    except TimeoutError:
+        return False
+    return True
+
+
+def num_open(calls: Iterable[grpc.aio.Call]) -> int:
+    """Count the calls that have not ended: a refused one has."""
+    return sum(not call.done() for call in calls)
+
+
+def num_established(sockets: Iterable[socket.socket]) -> int:
+    """Count the connections that have a peer, so that the server's system has taken them at least."""
+    num = 0
+    for each in sockets:
+        with suppress(OSError):
+            each.getpeername()
+            num += 1
+    return num
 
 
 def _connect_many(address: str) -> list[socket.socket]:
@@ -216,10 +251,16 @@ SCENARIOS = (
     ),
     Scenario(
         fault="F33",
-        title="no more files: 5,000 idle connections and 5,000 idle streams",
-        injected="a limit of 256 files for the scheduler's process",
+        title="no more files: 5,000 idle streams, and up to 5,000 idle connections",
+        injected="a limit of 256 files for the scheduler's process, whose limits of calls and sessions are off",
         promise="P5 P6",
         play=files_run_out,
-        targets=(*NOTHING_LOST, Target(figure="crashes", at_most=0), Target(figure="unserved_after", at_most=0)),
+        targets=(
+            *NOTHING_LOST,
+            *(
+                Target(figure=name, at_most=0)
+                for name in ("streams_not_open", "files_never_full", "crashes", "unserved_after")
+            ),
+        ),
     ),
 )

@@ -29,7 +29,7 @@ MAX_FILES = 256
 NUM_CONNECTIONS = 400
 NUM_STREAMS = 5000
 # Those of the scheduler's port would refuse most of the crowd: see tests/e2e/test_hostile_peers.py.
-_NO_LIMITS = (
+NO_LIMITS = (
     "--max-calls-per-connection=0",
     "--max-calls-per-host=0",
     "--max-sessions-per-host=0",
@@ -66,7 +66,7 @@ async def exhaust(service: Service, address: str) -> ExhaustionReport:
         went_on.append(await _among_idle_streams(client, address, expected))
         crowd = [_silent_connection(address) for _ in range(NUM_CONNECTIONS)]
         try:
-            files = await _until_full(pid)
+            files = await until_full(pid)
             went_on.append(await _ask(client) == expected)
             newcomer_refused = await _is_refused(address)
             went_on.append(await _ask(client) == expected)
@@ -122,10 +122,10 @@ async def _is_refused(address: str) -> bool:
     return False
 
 
-async def _until_full(pid: int) -> int:
-    """Open connections until files run out; return the number of open files."""
+async def until_full(pid: int, max_files: int = MAX_FILES) -> int:
+    """Wait until files run out; return the number of open files. Raises TimeoutError."""
     async with asyncio.timeout(patient(30)):
-        while (files := _num_files(pid)) < MAX_FILES:  # noqa: ASYNC110 - it is another process's
+        while (files := num_files(pid)) < max_files:  # noqa: ASYNC110 - it is another process's
             await asyncio.sleep(0.05)
     return files
 
@@ -138,7 +138,8 @@ def _silent_connection(address: str) -> socket.socket:
     return connection
 
 
-def _num_files(pid: int) -> int:
+def num_files(pid: int) -> int:
+    """Count the open files of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
@@ -149,7 +150,7 @@ def rss_bytes(pid: int) -> int:
 
 
 async def _main() -> None:
-    async with demo_services(*_NO_LIMITS) as (service, address):
+    async with demo_services(*NO_LIMITS) as (service, address):
         report = await exhaust(service, address)
     print(json.dumps(asdict(report), indent=2))  # noqa: T201
 
