@@ -28,8 +28,8 @@ async def kill_scheduler(deployment: Deployment) -> None:
 
 
 async def kill_worker(deployment: Deployment, name: str) -> None:
-    """Kill a worker once the scheduler has used it since its last death; it is started again at once."""
-    await asyncio.wait_for(deployment.until_driven(name), KILLABLE_TIMEOUT_S)
+    """Kill a worker once it has requests again since its last death; it is started again at once."""
+    await deployment.until_busy(name, timeout_s=KILLABLE_TIMEOUT_S)
     deployment.workers[name].kill()
     deployment.begin_worker(name)
 

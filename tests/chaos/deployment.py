@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,6 +20,7 @@ from tests.services import DEMO_MODEL, START_TIMEOUT_S, Service, free_address, s
 
 POLL_S = 0.005
 ALL_FREE_S = 20.0
+BUSY_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -74,6 +75,20 @@ class Place:
                 except quire.QuireError:
                     pass
                 await asyncio.sleep(POLL_S * 10)
+
+    async def until_busy(self, *names: str, timeout_s: float = BUSY_TIMEOUT_S) -> tuple[str, int]:
+        """Wait until one of these workers has requests; return the one with most, and how many sequences it runs.
+
+        A fault of a worker without requests proves nothing. Raises TimeoutError if none comes to have some.
+        """
+        async with self.client() as client, asyncio.timeout(patient(timeout_s)):
+            while True:
+                with suppress(quire.QuireError):
+                    running = {each.worker_id: each.num_running for each in (await client.stats()).workers}
+                    busiest = max(names, key=lambda name: running.get(name, 0))
+                    if running.get(busiest, 0):
+                        return busiest, running[busiest]
+                await asyncio.sleep(POLL_S)
 
     async def leaked_blocks(self) -> int:
         """Count the blocks still held or queued, on devices and hosts, once all requests should have ended."""

@@ -62,6 +62,7 @@ async def _apart(stage: Stage, directions: tuple[Direction, ...], *, and_registr
     deployment = wires.deployment
     load = stage.load(deployment.address)
     await load.until_flowing()
+    _, num_struck = await deployment.until_busy("worker-1")
     struck_s = time.monotonic()
     wires.steps.hold(*directions)
     if and_registrations:
@@ -73,7 +74,14 @@ async def _apart(stage: Stage, directions: tuple[Direction, ...], *, and_registr
     wires.registrations.heal()
     await deployment.until_driven("worker-0", "worker-1")
     await load.until_flowing()
-    return await stage.figures(load, deployment, struck_s=struck_s, detected_s=detected_s, recovered_s=recovered_s)
+    return await stage.figures(
+        load,
+        deployment,
+        struck_s=struck_s,
+        detected_s=detected_s,
+        recovered_s=recovered_s,
+        struck_sequences=num_struck,
+    )
 
 
 async def steps_are_damaged(stage: Stage) -> Figures:
@@ -125,8 +133,9 @@ async def the_worker_is_far(stage: Stage) -> Figures:
     load = stage.load(wires.deployment.address)
     wires.steps.delay(0.02)
     wires.steps.throttle(200_000)
+    _, num_slowed = await wires.deployment.until_busy("worker-1")
     await load.until_flowing(600)
-    return await stage.figures(load, wires.deployment)
+    return await stage.figures(load, wires.deployment, struck_sequences=num_slowed)
 
 
 async def clients_are_cut_off(stage: Stage) -> Figures:

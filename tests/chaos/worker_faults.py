@@ -8,7 +8,7 @@ import time
 from benchmarks.report import percentile
 from tests.chaos.deployment import logged
 from tests.chaos.scenario import NOTHING_LOST, Figures, speed
-from tests.chaos.stage import Scenario, Stage
+from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
 
 AWAY_S = 5.0  # until a killed worker is started again
 FROZEN_S = 30.0
@@ -18,10 +18,18 @@ async def one_of_two_is_killed(stage: Stage) -> Figures:
     deployment = await stage.standard()
     load = stage.load(deployment.address)
     await load.until_flowing()
-    struck_s = deployment.workers["worker-0"].kill()
+    victim, num_struck = await deployment.until_busy(*STANDARD_WORKERS)
+    struck_s = deployment.workers[victim].kill()
     detected_s = await logged(deployment.scheduler, "worker lost", struck_s)
     recovered_s = await load.all_went_on_after(detected_s)
-    return await stage.figures(load, deployment, struck_s=struck_s, detected_s=detected_s, recovered_s=recovered_s)
+    return await stage.figures(
+        load,
+        deployment,
+        struck_s=struck_s,
+        detected_s=detected_s,
+        recovered_s=recovered_s,
+        struck_sequences=num_struck,
+    )
 
 
 async def the_only_one_is_killed(stage: Stage) -> Figures:
@@ -50,7 +58,8 @@ async def one_is_frozen(stage: Stage) -> Figures:
     deployment = await stage.standard()
     load = stage.load(deployment.address)
     await load.until_flowing()
-    frozen = deployment.workers["worker-0"]
+    victim, num_struck = await deployment.until_busy(*STANDARD_WORKERS)
+    frozen = deployment.workers[victim]
     struck_s = frozen.send(signal.SIGSTOP)
     detected_s = await logged(deployment.scheduler, "worker lost", struck_s)
     recovered_s = await load.all_went_on_after(detected_s)
@@ -58,7 +67,14 @@ async def one_is_frozen(stage: Stage) -> Figures:
     thawed_s = frozen.send(signal.SIGCONT)
     await logged(deployment.scheduler, "worker ready", thawed_s)  # it is used again
     await load.until_flowing()
-    return await stage.figures(load, deployment, struck_s=struck_s, detected_s=detected_s, recovered_s=recovered_s)
+    return await stage.figures(
+        load,
+        deployment,
+        struck_s=struck_s,
+        detected_s=detected_s,
+        recovered_s=recovered_s,
+        struck_sequences=num_struck,
+    )
 
 
 async def one_is_slow(stage: Stage) -> Figures:
@@ -73,6 +89,7 @@ async def one_is_slow(stage: Stage) -> Figures:
     load = stage.load(deployment.address)
     began_s = time.monotonic()
     await load.until_flowing(2000)
+    _, num_struck = await deployment.until_busy("worker-1")
     struck_s = time.monotonic()
     flag.touch()
     before = load.gaps(began_s, struck_s)
@@ -82,7 +99,7 @@ async def one_is_slow(stage: Stage) -> Figures:
     others = [gaps for gaps in load.gaps(struck_s, now_s) if statistics.median(gaps) < 3 * usual_s]
     ratio = _p99(others) / _p99(before)
     flag.unlink()
-    return await stage.figures(load, deployment, others_p99_ratio=ratio)
+    return await stage.figures(load, deployment, others_p99_ratio=ratio, struck_sequences=num_struck)
 
 
 def _p99(gaps: list[list[float]]) -> float:
