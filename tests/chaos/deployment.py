@@ -9,11 +9,12 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import quire
+from quire.exit_code import EXIT_CONFIGURATION
 from tests.chaos.chaos_store import ChaosStore
 from tests.patience import patient
 from tests.services import DEMO_MODEL, START_TIMEOUT_S, Service, free_address, start_scheduler
@@ -21,6 +22,7 @@ from tests.services import DEMO_MODEL, START_TIMEOUT_S, Service, free_address, s
 POLL_S = 0.005
 ALL_FREE_S = 20.0
 BUSY_TIMEOUT_S = 60.0
+TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(slots=True)
@@ -29,6 +31,33 @@ class Life:
 
     name: str
     service: Service
+    is_struck_inside: bool = False  # it ends, but not by a signal to its own process
+    _signals: list[signal.Signals] = field(default_factory=list)
+
+    @property
+    def has_crashed(self) -> bool:
+        """True if it has ended, and was not told to, and does not say why: by a fault of its own."""
+        if not self.is_over or self.is_struck_inside:
+            return False
+        code = self.service.wait()  # until all of its log is read
+        in_order = {0, EXIT_CONFIGURATION, *(-number for number in self._signals)}
+        return code not in in_order and not self.logged("scheduler ends")
+
+    @property
+    def num_tracebacks(self) -> int:
+        """Lines of its log, or its last words, in which a traceback begins."""
+        return sum(TRACEBACK in line for line in list(self.service.raw))
+
+    @property
+    def first_traceback(self) -> str:
+        """Words in which the first traceback ends, with the event where it is logged; no paths. Empty without one."""
+        for line in list(self.service.lines):
+            if TRACEBACK in (told := str(line.get("exception", ""))):
+                return f"{line.get('event')}: {told.strip().splitlines()[-1]}"
+        raw = list(self.service.raw)
+        begins = [index for index, line in enumerate(raw) if line.startswith(TRACEBACK)]
+        words = (line.strip() for line in raw[begins[0] + 1 :] if not line[:1].isspace()) if begins else iter(())
+        return next(words, "a traceback" if self.num_tracebacks else "")
 
     @property
     def is_over(self) -> bool:
@@ -37,6 +66,7 @@ class Life:
     def send(self, number: signal.Signals) -> float:
         """Send a signal; return the time, by the monotonic clock."""
         at_s = time.monotonic()
+        self._signals.append(number)
         self.service.signal(number)
         return at_s
 
@@ -121,6 +151,7 @@ class Deployment(Place):
         self.store_url = self.store.url  # a proxy's, where there is one
         self.schedulers: list[Life] = []
         self.workers: dict[str, Life] = {}
+        self.lives: list[Life] = []  # of all schedulers and workers, also those that others have followed
         self.scheduler_flags = list(scheduler_flags)
         pool = ("--num-blocks", str(num_blocks), "--num-host-blocks", str(num_host_blocks))
         self.worker_flags = ["--threads", "1", *pool]
@@ -130,6 +161,11 @@ class Deployment(Place):
     def scheduler(self) -> Life:
         """Scheduler that was started last."""
         return self.schedulers[-1]
+
+    @property
+    def num_over(self) -> int:
+        """Count the services that have ended, of those that were started last."""
+        return sum(life.is_over for life in (self.scheduler, *self.workers.values()))
 
     async def begin(self, *workers: str) -> None:
         """Start a scheduler that drives these workers."""
@@ -154,6 +190,7 @@ class Deployment(Place):
             service = Service("scheduler_svc", "--listen", listen, *arguments, env=env)
         life = Life(f"scheduler-{len(self.schedulers)}", self._stack.enter_context(service))
         self.schedulers.append(life)
+        self.lives.append(life)
         if listens:
             await asyncio.to_thread(service.wait_for, "listening")
         return life
@@ -170,6 +207,7 @@ class Deployment(Place):
         where = ("--model", str(DEMO_MODEL), "--scheduler", scheduler or self.worker_scheduler)
         service = Service(module, *where, "--worker-id", name, *self.worker_flags, *flags, env=env)
         self.workers[name] = Life(name, self._stack.enter_context(service))
+        self.lives.append(self.workers[name])
         return self.workers[name]
 
     def close(self) -> None:

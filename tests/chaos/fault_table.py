@@ -15,6 +15,8 @@ HEAD = (
         "recovered, s",
         "worst stall, s",
         "leaked blocks",
+        "died by themselves",
+        "tracebacks",
         "other figures",
         "targets",
         "met",
@@ -35,8 +37,8 @@ class Result:
     @property
     def missed(self) -> list[Target]:
         if self.figures is None:
-            return list(self.scenario.targets)
-        return [target for target in self.scenario.targets if not target.is_met_by(self.figures)]
+            return list(self.scenario.all_targets)
+        return [target for target in self.scenario.all_targets if not target.is_met_by(self.figures)]
 
     @property
     def is_met(self) -> bool:
@@ -51,7 +53,7 @@ class Result:
             "promise": scenario.promise,
             "seconds": round(self.seconds, 1),
             "met": self.is_met,
-            "targets": [str(target) for target in scenario.targets],
+            "targets": [str(target) for target in scenario.all_targets],
             "missed": [str(target) for target in self.missed],
             "error": self.error,
             **(self.figures.as_json() if self.figures is not None else {}),
@@ -71,6 +73,8 @@ without faults.
 - *detected*: from the fault to the scheduler's log line about it. *recovered*: until every stream that ran had its
   next token, or, where everything stood still, until the first token. *worst stall*: between two tokens of a stream.
 - *leaked blocks*: device and host blocks still held once everything has ended, and requests still there.
+- *died by themselves*: services that ended by no signal of the scenario, neither in order, nor since another scheduler
+  leads, nor with the reason why they do not start. *tracebacks*: in the logs of all services.
 - Times hang on the *machine*; rows may be of several runs, and each names the one that it was measured on.
 
 {faults}
@@ -102,6 +106,7 @@ def _cells(result: dict[str, Any]) -> list[str]:
         *(str(result.get(name, "–")) for name in counts),
         *("–" if result.get(name) is None else f"{result[name]:.2f}" for name in times),
         str(result.get("leaked_blocks", "–")),
+        *("–" if result.get(name) is None else str(result[name]) for name in ("died_by_themselves", "tracebacks")),
         more or "–",
         _plain(", ".join(result["targets"])),
         _met(result),

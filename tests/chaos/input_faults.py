@@ -87,7 +87,7 @@ async def giants(stage: Stage) -> Figures:
 
 
 def _with_odd(figures: Figures, deployment: Deployment, odd: list[str]) -> Figures:
-    figures.more |= {"odd_answers": len(odd), "crashes": int(deployment.scheduler.is_over)}
+    figures.more |= {"odd_answers": len(odd), "crashes": deployment.num_over}
     figures.reasons += odd[:MAX_REASONS]
     return figures
 

@@ -177,7 +177,7 @@ async def files_run_out(stage: Stage) -> Figures:
         "idle_streams": idle_streams,
         "streams_not_open": NUM_IDLE - idle_streams,
         "files_never_full": int(not is_full),
-        "crashes": int(deployment.scheduler.is_over),
+        "crashes": deployment.num_over,
         "unserved_after": 4 - len(completion.token_ids),
     }
     return figures

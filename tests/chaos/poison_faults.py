@@ -80,6 +80,7 @@ class Keeper:
 
     def _replace(self, life: Life) -> None:
         assert life.service.process.returncode == EXIT_CODE, f"{life.name} ended by itself"
+        life.is_struck_inside = True
         self.num_deaths += 1
         if self.num_deaths >= MAX_DEATHS:
             self.too_many.set()
@@ -108,6 +109,7 @@ SCENARIOS = (
         injected="every 40th step of both workers raises",
         promise="P1 P2 P6",
         play=steps_raise,
+        is_logged=True,
         targets=(*NOTHING_LOST, Target(figure="worker_deaths", at_most=0)),
     ),
     Scenario(
@@ -116,6 +118,7 @@ SCENARIOS = (
         injected="a runner that raises at one token id",
         promise="P1 P2 P6",
         play=a_request_raises,
+        is_logged=True,
         targets=(*NOTHING_LOST, Target(figure="poison_not_failed", at_most=0)),
     ),
     Scenario(

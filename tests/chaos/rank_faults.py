@@ -42,6 +42,7 @@ async def any_rank_is_killed(stage: Stage) -> Figures:
         name = stage.rng.choice(STANDARD_WORKERS)
         await asyncio.wait_for(deployment.until_driven(name), READY_TIMEOUT_S)
         await _let_run(load, stage.rng.uniform(*PAUSE_S))
+        deployment.workers[name].is_struck_inside = True
         worker = deployment.workers[name].service
         group = [worker.process.pid, *ranks_of(worker)]
         victim = stage.rng.randrange(NUM_RANKS)
@@ -75,5 +76,6 @@ RANKS_DIE = Scenario(
     "group is started again at once",
     promise="P1 P2 P3 P6 P7",
     play=any_rank_is_killed,
+    is_logged=True,
     targets=(*NOTHING_LOST, speed("slowest_end_s", 5.0)),
 )

@@ -22,6 +22,7 @@ async def play(stage: Stage, scenario: Scenario, timeout_s: float) -> Result:
     try:
         async with asyncio.timeout(patient(timeout_s)):
             figures = await scenario.play(stage)
+        await asyncio.to_thread(stage.note_ends, figures)
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
         traceback.print_exc()

@@ -35,6 +35,8 @@ class Figures:
     recover_s: float | None = None
     worst_stall_s: float | None = None
     leaked_blocks: int = 0
+    died_by_themselves: int | None = None  # services, by a fault of their own
+    tracebacks: int | None = None  # in logs of services
     more: dict[str, float | int] = field(default_factory=dict)  # figures of this scenario alone
     reasons: list[str] = field(default_factory=list)  # for what should be zero and is not
 
@@ -57,6 +59,8 @@ class Figures:
 NOTHING_LOST = tuple(
     Target(figure=name, at_most=0) for name in ("lost", "duplicated", "missing", "changed", "leaked_blocks")
 )
+# Of every scenario, beside its own.
+NOTHING_CRASHES = tuple(Target(figure=name, at_most=0) for name in ("died_by_themselves", "tracebacks"))
 
 
 def speed(figure: str, at_most: float) -> Target:

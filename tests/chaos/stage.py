@@ -14,10 +14,10 @@ from tests.chaos.asks import ChaosAsk, chaos_asks
 from tests.chaos.chaos_store import ChaosStore
 from tests.chaos.checking import DemoMargins, Reference
 from tests.chaos.client_load import END_TIMEOUT_S, ClientLoad
-from tests.chaos.deployment import Deployment, Place
+from tests.chaos.deployment import Deployment, Life, Place
 from tests.chaos.history import Told
 from tests.chaos.proxy import Proxy
-from tests.chaos.scenario import NOTHING_LOST, Figures, Target
+from tests.chaos.scenario import NOTHING_CRASHES, NOTHING_LOST, Figures, Target
 
 STANDARD_WORKERS = ("worker-0", "worker-1")
 
@@ -47,6 +47,7 @@ class Stage:
         self._reference: Reference | None = None
         self._load_numbers = itertools.count()
         self._scene = ExitStack()
+        self._scene_deployments: list[Deployment] = []
         self._proxies = AsyncExitStack()
 
     async def standard(self) -> Deployment:
@@ -78,6 +79,7 @@ class Stage:
             scheduler_flags=scheduler_flags, num_blocks=num_blocks, num_host_blocks=num_host_blocks, store=store
         )
         self._scene.callback(deployment.close)
+        self._scene_deployments.append(deployment)
         return deployment
 
     def cleanup(self, action: Callable[[], object]) -> None:
@@ -179,8 +181,17 @@ class Stage:
             reasons=verdict.reasons,
         )
 
+    def note_ends(self, figures: Figures) -> None:
+        """Note what services of the scenario ended by a fault of their own, and what tracebacks they logged.
+
+        Whoever starts ended services again asks nobody why they ended.
+        """
+        deployments = [*self._scene_deployments, *([self._standard] if self._standard is not None else [])]
+        count_ends(figures, [life for deployment in deployments for life in deployment.lives])
+
     async def end_scene(self, *, failed: bool) -> None:
         """Remove what the scenario made; after a failure, also what it shared."""
+        self._scene_deployments.clear()
         await asyncio.to_thread(self._scene.close)
         await self._proxies.aclose()
         if failed and self._standard is not None:
@@ -219,6 +230,22 @@ class Scenario:
     promise: str  # which of P1 to P8
     play: Callable[[Stage], Awaitable[Figures]]
     targets: tuple[Target, ...] = NOTHING_LOST
+    is_logged: bool = False  # with a traceback, by the services that it strikes
+
+    @property
+    def all_targets(self) -> tuple[Target, ...]:
+        """Targets of its own, and those of every scenario."""
+        everywhere = [each for each in NOTHING_CRASHES if not (self.is_logged and each.figure == "tracebacks")]
+        return (*self.targets, *everywhere)
+
+
+def count_ends(figures: Figures, lives: Sequence[Life]) -> None:
+    """Count crashes and tracebacks among lives of services, with a reason for each that has any."""
+    crashed = [life for life in lives if life.has_crashed]
+    figures.died_by_themselves = len(crashed)
+    figures.tracebacks = sum(life.num_tracebacks for life in lives)
+    figures.reasons += [f"{life.name} ended by itself: {''.join(life.service.raw[-1:])}" for life in crashed]
+    figures.reasons += [f"{life.name}: {life.first_traceback}" for life in lives if life.num_tracebacks]
 
 
 async def _differing_records(client: quire.AsyncClient, requests: Iterable[Told], reasons: list[str]) -> int:

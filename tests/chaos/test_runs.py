@@ -35,7 +35,7 @@ def test_another_runs_results_take_the_place_of_all_but_longer_ones(tmp_path: Pa
 
 def result(scenario: Scenario, *, seconds: float | None = None) -> Result:
     more: dict[str, float | int] = {} if seconds is None else {"seconds": seconds}
-    return Result(scenario, Figures(sent=1, more=more), "", 1.0)
+    return Result(scenario, Figures(sent=1, died_by_themselves=0, tracebacks=0, more=more), "", 1.0)
 
 
 def scenario(fault: str, *, targets: tuple[Target, ...] = ()) -> Scenario:
