@@ -18,6 +18,7 @@ from gateway_svc.anthropic.fields import Conversation, MessageRequest
 from gateway_svc.anthropic.messages import Messages
 from gateway_svc.body_limit import BodyLimit
 from gateway_svc.cache_control import NeverCached
+from gateway_svc.call_log import log_call
 from gateway_svc.departure import answer_unless_departed
 from gateway_svc.error_answer import error_answer
 from gateway_svc.error_handlers import METHODS, add_error_handlers
@@ -83,7 +84,7 @@ def create_app(
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, respond=error_answer)
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys, respond=error_answer)
-    app.add_middleware(MeasuredCalls, figures=figures, logs_calls=logs_calls)
+    app.add_middleware(MeasuredCalls, figures=figures, report=log_call if logs_calls else None)
     app.add_middleware(HeadAsGet)
     app.add_middleware(NeverCached)
     add_error_handlers(app)

@@ -16,18 +16,17 @@ _MOST_CHARS = 256  # of a path: whoever calls may not fill the log with one line
 log = structlog.get_logger()
 
 
-def request_id_of(start: Message) -> str | None:
-    """The request's id among the headers of an answer that begins; None for a call that made no request."""
-    headers = Headers(raw=start["headers"])
-    return headers.get(OPENAI_ID_HEADER) or headers.get(ANTHROPIC_ID_HEADER)
+def log_call(scope: Scope, status: int, seconds: float, start: Message | None) -> None:
+    """Write the line `call ended`, with the id by which the scheduler's line `request ended` is found.
 
-
-def log_call(scope: Scope, status: int, seconds: float, request_id: str | None) -> None:
-    """Write the line `call ended`, with the id by which the scheduler's line `request ended` is found."""
+    `seconds`: to the end of the answer; `start`: of the answer, None if there is none.
+    """
     path: str = scope["path"]
     if path in OPEN_PATHS:
         return
     client = scope.get("client")
+    headers = Headers(raw=[] if start is None else start["headers"])
+    request_id = headers.get(OPENAI_ID_HEADER) or headers.get(ANTHROPIC_ID_HEADER)
     fields = {"request_id": request_id, "client": None if client is None else client[0]}
     log.info(
         "call ended",

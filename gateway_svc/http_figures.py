@@ -5,19 +5,22 @@ Several gateways may share a port, and a scrape reaches one of them: each labels
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.metric_families import process_families
-from gateway_svc.call_log import log_call, request_id_of
 
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _NO_ROUTE = "none"  # one label for all unknown paths: whoever calls may not make labels
 _CLIENT_CLOSED_REQUEST = 499
 _INTERNAL_ERROR = 500
+
+
+# Called with a call's scope, its status, the seconds to the end of its answer, and the answer's start if there is one.
+ReportCall = Callable[[Scope, int, float, Message | None], None]
 
 
 class HttpFigures:
@@ -52,25 +55,25 @@ class HttpFigures:
 
 
 class MeasuredCalls:
-    """Middleware around the whole application that records each call, and logs it if told."""
+    """Middleware around the whole application that records each call, and reports it where a reporter is given."""
 
-    def __init__(self, app: ASGIApp, *, figures: HttpFigures, logs_calls: bool) -> None:
+    def __init__(self, app: ASGIApp, *, figures: HttpFigures, report: ReportCall | None) -> None:
         self._app = app
         self._figures = figures
-        self._logs_calls = logs_calls
+        self._report = report
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         status = _CLIENT_CLOSED_REQUEST  # unless an answer begins
-        request_id: str | None = None
+        start: Message | None = None
         began_s = time.perf_counter()
 
         async def observed(message: Message) -> None:
-            nonlocal status, request_id
+            nonlocal status, start
             if message["type"] == "http.response.start":
-                status, request_id = message["status"], request_id_of(message)
+                status, start = message["status"], message
             await send(message)
 
         self._figures.open.inc()
@@ -86,5 +89,5 @@ class MeasuredCalls:
             method = _NO_ROUTE if route is None else scope["method"]
             seconds = time.perf_counter() - began_s
             self._figures.record(handler, method, status, seconds)
-            if self._logs_calls:
-                log_call(scope, status, seconds, request_id)
+            if self._report is not None:
+                self._report(scope, status, seconds, start)
