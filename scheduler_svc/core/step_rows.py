@@ -14,20 +14,29 @@ from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int, *, has_suspects: bool) -> int:
     """Add a row for each running sequence with something to compute, in order. Return the budget left.
 
+    Those that catch up, such as after their worker was lost, leave those that decode behind them a token each, but for
+    one token in all.
+
     `has_suspects`: some group is suspected, so that each must be asked for with `may_run`.
     """
     plan, running, block_size = step.plan, worker.running, worker.block_size
     sequences, step_id = plan.sequences, plan.step_id
     add_sequence, add_num_tokens, add_position = sequences.append, plan.num_tokens.append, plan.positions.append
     add_sampled_row, add_sampled = plan.sampled_rows.append, plan.sampled_sequences.append
-    index = 0
+    index = num_catching_up = 0  # of those that come later, and of those that came and still catch up
+    least = 1  # token for the next that catches up
     while budget > 0 and index < len(running):  # preemption takes from its end
         sequence = running[index]
         index += 1
         if has_suspects and not may_run(worker, sequence.group):
             continue
         if not sequence.is_decoding:
-            budget -= add_row(worker, step, sequence, budget)
+            num_decoding = max(0, len(running) - index - (len(worker.catching_up) - num_catching_up - 1))
+            most = max(budget - num_decoding, least)
+            if most > 0 and (num_new := add_row(worker, step, sequence, most)):
+                budget -= num_new
+                least = 0
+            num_catching_up += not sequence.is_decoding
             continue
         # The rest is `add_row` for one token to decode, in line: most rows are that.
         num_pending = sequence.num_pending_tokens

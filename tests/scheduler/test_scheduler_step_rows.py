@@ -105,3 +105,42 @@ def test_a_row_waits_for_a_block_that_a_step_in_flight_will_free() -> None:
     assert step.num_starved == 1 and step.preempted == []
     execute(worker)
     assert add_row(worker, new_step(worker), goes_on.sequences[0], 8) == 1
+
+
+@pytest.mark.parametrize("budget", [3, 8])
+def test_who_catches_up_leaves_a_token_to_each_that_decodes_behind_it(budget: int) -> None:
+    """Regression: requests of a lost worker stopped the streams of the worker that took them over, for many steps."""
+    worker = make_worker()
+    behind = [start(worker, make_group([arrival] * 4, arrival=arrival)) for arrival in (2, 3)]
+    launch_rows(worker, *behind)
+    execute(worker)
+    first, second = (start(worker, make_group([9 + arrival] * 30, arrival=arrival)) for arrival in (0, 1))
+    for _ in range(3):
+        step = new_step(worker)
+        assert add_running_rows(worker, step, budget, has_suspects=False) == 0
+        assert {group.sequences[0] for group in behind} <= {*step.plan.sequences}
+        assert step.plan.sequences[0] is first.sequences[0] and step.plan.num_tokens[0] == budget - 2
+        assert second.sequences[0] not in step.plan.sequences
+        launch(worker, step)
+        execute(worker)
+
+
+def test_who_catches_up_goes_on_though_more_decode_behind_it_than_a_step_has_tokens() -> None:
+    worker = make_worker()
+    behind = [start(worker, make_group([arrival] * 4, arrival=arrival)) for arrival in (1, 2, 3)]
+    launch_rows(worker, *behind)
+    execute(worker)
+    first = start(worker, make_group([9] * 6))
+    step = new_step(worker)
+    assert add_running_rows(worker, step, 2, has_suspects=False) == 0
+    assert step.plan.sequences == [first.sequences[0], behind[0].sequences[0]]
+
+
+def test_who_catches_up_last_gets_all_that_is_left() -> None:
+    worker = make_worker()
+    ahead = start(worker, make_group([1] * 4, arrival=1))
+    launch_rows(worker, ahead)
+    execute(worker)
+    start(worker, make_group([9] * 30, arrival=2))
+    add_running_rows(worker, step := new_step(worker), 20, has_suspects=False)
+    assert step.plan.num_tokens == [1, 19]
