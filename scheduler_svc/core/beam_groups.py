@@ -75,5 +75,6 @@ def _fork(worker: WorkerState, parent: Sequence, child: Sequence) -> None:
     child.num_computed_tokens = parent.num_computed_tokens
     child.num_registered_blocks = parent.num_registered_blocks
     child.num_tokens_at_start = parent.num_tokens_at_start
+    child.last_step = 0  # of before it was dropped: none has computed what it holds now but the parent's
     child.status = SequenceStatus.RUNNING
     worker.add_running(child)

@@ -348,3 +348,86 @@ def test_what_a_dropped_beam_has_computed_stays_in_the_cache() -> None:
     assert not worker.blocks.is_findable(full)
     replace_beams(worker, group, [(kept, 4)])
     assert worker.blocks.is_findable(full) and worker.blocks.num_cached_blocks == 1
+
+
+class ScriptedCluster(Cluster):
+    """A cluster whose beams go on as the test says, before they go on by their candidates."""
+
+    def __init__(self, config: SchedulerConfig, script: list[list[tuple[int, int]]]) -> None:
+        super().__init__(config)
+        self.script = script  # for each decision the survivors: index in the group, token
+
+    def search_on(self, worker_id: str, step_id: int) -> None:
+        groups = dict.fromkeys(beam.group for beam in self.candidate_sequences[worker_id, step_id])
+        if not groups or not self.script:
+            super().search_on(worker_id, step_id)
+            return
+        (group,) = groups
+        survivors = [(group.sequences[index], token_id) for index, token_id in self.script.pop(0)]
+        self.ranks[group] = self.scheduler.replace_beams(group, survivors)
+
+
+@pytest.mark.parametrize("stop", ["pause", "drain", "preemption"])
+def test_a_beam_that_was_forked_again_does_not_name_the_block_that_its_parent_goes_on_to_fill(stop: str) -> None:
+    config = SchedulerConfig(
+        max_num_batched_tokens=64,
+        pipeline_depth=2,
+        watermark=0.0,
+        preemption="recompute",
+        preempt_every=5 if stop == "preemption" else None,
+    )
+    cluster = ScriptedCluster(config, [[(0, 5), (0, 6)], [(1, 5), (1, 6)]])
+    cluster.add_worker(num_blocks=4)
+    other = cluster.add([1, 2], 6)
+    group = cluster.add_group([3, 4], 2, 6, is_beam=True)
+    cancelled = cluster.add([5], 3)
+    child, parent = group.sequences
+    cluster.step()
+    cluster.start()  # all beams have blocks of their own
+    cluster.start()  # the two others alone
+    cluster.complete()
+    assert child.fork_tail == parent.block_table[0], "it was dropped, and forked from the other"
+    cluster.scheduler.finish(cancelled)  # its block comes back with the step in flight
+    plan = cluster.start()
+    assert plan is not None and plan.sequences == [other, parent], "there is no block for the copy yet"
+    cluster.complete()
+    assert parent.num_computed_tokens == 4, "the block is full"
+    if stop == "pause":
+        cluster.scheduler.pause(group, keep_on_host=False)
+    elif stop == "drain":
+        cluster.add_worker("v", num_blocks=20)
+        cluster.scheduler.workers.drain_worker("w")
+    else:
+        cluster.start()
+        assert group.num_preemptions == 1
+    cluster.scheduler.check()
+    cluster.scheduler.resume(group)
+    cluster.run_until_idle()
+    cluster.assert_idle_and_unleaked()
+
+
+@pytest.mark.parametrize("seed", [22, 87, *range(6)])  # in the first two a beam without room for its row is stopped
+def test_beams_without_room_that_are_stopped_at_any_moment_equal_an_unconstrained_run(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = make_cluster(num_blocks=9, depth=2, enable_prefix_cache=True)  # the largest group needs all
+    for _ in range(300):
+        groups = list(dict.fromkeys(sequence.group for sequence in cluster.sequences if not sequence.is_finished))
+        if len(groups) < 7:
+            prompt = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 5))]
+            is_beam = rng.random() < 0.5
+            cluster.add_group(prompt, 3 if is_beam else 1, rng.randrange(2, 9), is_beam=is_beam)
+            continue
+        action = rng.random()
+        if action < 0.45:
+            cluster.start()
+        elif action < 0.9:
+            if cluster.in_flight["w"]:
+                cluster.complete()
+        elif action < 0.93:
+            cluster.scheduler.finish_group(rng.choice(groups))
+        elif action < 0.96:
+            group = rng.choice(groups)
+            cluster.scheduler.pause(group, keep_on_host=False)
+            cluster.scheduler.resume(group)
+        cluster.scheduler.check()
+    finish_and_compare(cluster)
