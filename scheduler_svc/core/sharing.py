@@ -8,6 +8,9 @@ from collections.abc import Sequence as Seq
 
 from scheduler_svc.core.sequence import Sequence
 
+# Tokens of the next full block -> the first member that has them here, and what follows them.
+_Branches = dict[tuple[int, ...], tuple[int, "_Branches"]]
+
 
 def have_same_tokens(members: Seq[Sequence]) -> bool:
     """True if one row can compute the tokens of all members, and all sample from it."""
@@ -18,22 +21,19 @@ def have_same_tokens(members: Seq[Sequence]) -> bool:
 def shared_blocks(members: Seq[Sequence], block_size: int) -> list[tuple[int, int]]:
     """Return for each member the earlier one, by index, with which it shares the most full blocks, and their number.
 
-    At least its last token is left for each member to compute.
+    At least its last token is left for each member to compute. The prompt, which all have in common, is not read.
     """
+    num_of_prompt = members[0].num_prompt_tokens // block_size
+    behind_prompt: _Branches = {}
     shares = []
     for index, member in enumerate(members):
-        best = (0, 0)
-        for earlier in range(index):
-            num_blocks = _num_common_blocks(members[earlier].token_ids, member.token_ids, block_size)
-            if num_blocks > best[1]:
-                best = (earlier, num_blocks)
+        num_shareable = (len(member.token_ids) - 1) // block_size
+        best = (0, min(num_of_prompt, num_shareable) if index else 0)
+        branches = behind_prompt
+        for place in range(num_of_prompt, len(member.token_ids) // block_size):
+            block = tuple(member.token_ids[place * block_size : (place + 1) * block_size])
+            first, branches = branches.setdefault(block, (index, {}))
+            if first < index and place < num_shareable:
+                best = (first, place + 1)
         shares.append(best)
     return shares
-
-
-def _num_common_blocks(a: list[int], b: list[int], block_size: int) -> int:
-    num_blocks = min(len(a), len(b) - 1) // block_size
-    for start in range(0, num_blocks * block_size, block_size):
-        if a[start : start + block_size] != b[start : start + block_size]:
-            return start // block_size
-    return num_blocks
