@@ -14,8 +14,8 @@ _Branches = dict[tuple[int, ...], tuple[int, "_Branches"]]
 
 def have_same_tokens(members: Seq[Sequence]) -> bool:
     """True if one row can compute the tokens of all members, and all sample from it."""
-    first = members[0].token_ids
-    return all(member.token_ids == first for member in members[1:])
+    first = members[0].output_token_ids  # they have one prompt
+    return all(member.output_token_ids == first for member in members[1:])
 
 
 def shared_blocks(members: Seq[Sequence], block_size: int) -> list[tuple[int, int]]:

@@ -49,8 +49,8 @@ def plan_start(worker: WorkerState, group: SequenceGroup) -> GroupStart:
     tails = {member.tail for member in members if member.tail is not None}
     if not tails:
         return start
-    found = tails.union(*(member.prefix for member in members))
-    with_tails = replace(start, members=members, num_unreferenced=worker.blocks.num_unreferenced(found))
+    num_unreferenced = start.num_unreferenced + worker.blocks.num_unreferenced(tails)  # no tail is in a prefix
+    with_tails = replace(start, members=members, num_unreferenced=num_unreferenced)
     return with_tails if has_room_for(worker, with_tails) else start
 
 
@@ -66,12 +66,17 @@ def _plan_start_without_tails(worker: WorkerState, group: SequenceGroup) -> Grou
         group.shares = shared_blocks(live, worker.block_size)
     members = []
     num_new = 0
+    prefixes: list[list[int]] = []  # beside members: what is cached of each
     found: set[int] = set()
     for sequence, (earlier, num_shared) in zip(live, group.shares, strict=True):
-        prefix = worker.find_prefix(sequence)
+        known = prefixes[earlier][:num_shared] if prefixes else []
+        hashes = sequence.block_hashes
+        hashes += live[earlier].block_hashes[len(hashes) : num_shared]
+        prefix = worker.find_prefix(sequence, known)
+        prefixes.append(prefix)
         if len(prefix) >= num_shared:
             members.append(MemberStart(sequence, prefix))
-            found.update(prefix)
+            found.update(prefix[len(known) :])  # the earlier one starts with the others
         else:
             members.append(MemberStart(sequence, [], live[earlier], num_shared))
         num_new += worker.num_blocks_for(sequence.num_tokens) - max(num_shared, len(prefix))

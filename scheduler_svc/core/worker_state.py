@@ -5,6 +5,7 @@ Blocks and seats change hands here. The scheduler decides who gets them, and whe
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -159,14 +160,17 @@ class WorkerState:
         num_decoding = len(self.running) - len(self.catching_up)  # none of which wants more than one
         return num_wanted + num_decoding < self.max_num_batched_tokens or self.num_spare_tokens() > 0
 
-    def find_prefix(self, sequence: Sequence) -> list[int]:
-        """Return the cached blocks of a sequence's head. At least its last token is left to compute."""
+    def find_prefix(self, sequence: Sequence, known: Seq[int] = ()) -> list[int]:
+        """Return the cached blocks of a sequence's head, the first of which are `known` and not looked up.
+
+        At least its last token is left to compute.
+        """
         if not (self.enable_prefix_cache and sequence.use_prefix_cache):
             return []
         num_blocks = (sequence.num_tokens - 1) // self.block_size
         hashes = sequence.block_hashes
         extend_block_hashes(hashes, sequence.hash_seed, sequence.token_ids, self.block_size, num_blocks)
-        return self.blocks.lookup(islice(hashes, num_blocks))
+        return [*known, *self.blocks.lookup(islice(hashes, len(known), num_blocks))]
 
     def find_tail(self, sequence: Sequence, num_prefix_blocks: int) -> int | None:
         """Return the cached tail that continues so many blocks of `find_prefix`; None if there is none.

@@ -1,11 +1,17 @@
 """Starts of single groups: what they find in the cache, share and allocate. Blocks hold 4 tokens."""
 
+import random
+from collections.abc import Iterable
+
 import pytest
 
+from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.sharing import shared_blocks
 from scheduler_svc.core.starting import (
     GroupStart,
+    MemberStart,
     count_prefix_hits,
     has_room_for,
     plan_start,
@@ -42,6 +48,89 @@ def test_other_members_share_what_they_have_in_common_or_find_as_much_in_the_cac
     cache_prompt(worker, [1] * 8)
     assert planned(worker, group) == (False, [(2, 0), (2, 0), (2, 0)], 3, 2)
     assert group.shares == [(0, 0), (0, 2), (0, 2)]
+
+
+def planned_one_by_one(worker: WorkerState, group: SequenceGroup) -> GroupStart:
+    """Look up each of some members of different tokens from its beginning: `plan_start` finds the same."""
+    live = group.live
+    members = []
+    for sequence, (earlier, num_shared) in zip(live, shared_blocks(live, 4), strict=True):
+        prefix = worker.find_prefix(sequence)
+        if len(prefix) >= num_shared:
+            members.append(MemberStart(sequence, prefix))
+        else:
+            members.append(MemberStart(sequence, [], live[earlier], num_shared))
+    num_begun = sum(max(len(member.prefix), member.num_shared_blocks) for member in members)
+    found = {block for member in members for block in member.prefix}
+    num_new = sum(worker.num_blocks_for(sequence.num_tokens) for sequence in live) - num_begun
+    return GroupStart(members, False, num_new, worker.blocks.num_unreferenced(found))
+
+
+def outline(plan: GroupStart) -> tuple[object, ...]:
+    """Return what a plan says, without the group that it says it of."""
+    index_of = {member.sequence: index for index, member in enumerate(plan.members)}
+    members = [
+        (member.prefix, index_of.get(member.source) if member.source else None, member.num_shared_blocks)
+        for member in plan.members
+    ]
+    return plan.is_fork, members, plan.num_new_blocks, plan.num_unreferenced
+
+
+def test_random_starts_are_those_of_a_lookup_of_each_member_from_its_beginning() -> None:
+    rng = random.Random(4)
+    num_found = set()
+    for _ in range(500):
+        prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 14))]
+        outputs = [[rng.choice([0, 0, 1]) for _ in range(rng.randrange(13))] for _ in range(rng.randrange(2, 7))]
+        outputs[0].append(2)  # they are not all the same
+        worker = make_worker(enable_prefix_cache=rng.random() < 0.9)
+        for _ in range(rng.randrange(4)):
+            cached = prompt + rng.choice(outputs)
+            cache_prompt(worker, cached[: rng.randrange(1, len(cached) + 1)])
+        if worker.blocks.num_cached_blocks:
+            worker.blocks.share([next(iter(worker.blocks._cached))])  # some of them are in use
+        plan = plan_start(worker, make_group(prompt, *outputs))
+        assert outline(plan) == outline(planned_one_by_one(worker, make_group(prompt, *outputs)))
+        num_found |= {len(member.prefix) - len(prompt) // 4 for member in plan.members}
+    assert num_found >= {-3, -2, -1, 0, 1, 2}
+
+
+class CountedBlocks(BlockManager):
+    """Blocks that count how many are looked up."""
+
+    num_lookups = 0
+
+    def lookup(self, block_hashes: Iterable[bytes]) -> list[int]:
+        return super().lookup(map(self._count, block_hashes))
+
+    def _count(self, block_hash: bytes) -> bytes:
+        self.num_lookups += 1
+        return block_hash
+
+
+@pytest.mark.parametrize("num_cached", [0, 30, 63, 64])
+def test_what_the_members_of_a_long_prompt_find_takes_one_lookup_of_it(num_cached: int) -> None:
+    worker = make_worker()
+    worker.blocks = blocks = CountedBlocks(500)
+    prompt = list(range(4 * 64))
+    if num_cached:
+        launch_rows(worker, start(worker, make_group(prompt[: 4 * num_cached], arrival=1)), budget=4 * num_cached)
+    group = make_group(prompt, *([index] * 5 for index in range(100)))
+    for _ in range(2):
+        blocks.num_lookups = 0
+        plan = plan_start(worker, group)
+        assert len(plan.members[0].prefix) == num_cached
+        assert blocks.num_lookups <= 64 + 100
+
+
+def test_members_of_a_long_prompt_take_its_hashes_from_the_first() -> None:
+    worker = make_worker(num_blocks=400)
+    group = make_group(list(range(4 * 64)), *([index] * 5 for index in range(100)))
+    plan_start(worker, group)
+    first, *others = (sequence.block_hashes for sequence in group.sequences)
+    assert len(first) == 65
+    assert all(a is b for hashes in others for a, b in zip(first[:64], hashes, strict=False))
+    assert len({hashes[64] for hashes in (first, *others)}) == 100
 
 
 @pytest.mark.parametrize(("num_new", "num_unreferenced", "num_watermark"), [(3, 2, 1), (6, 0, 0), (0, 6, 0), (0, 0, 6)])
