@@ -32,13 +32,15 @@ def check_promises(
 ) -> None:
     """Raise PinRefusedError if these blocks, once pinned, would leave too few for an admitted group."""
     running = [sequence.group for sequence in worker.running]
-    promised = list(dict.fromkeys([*running, *worker.parked, *worker.swapped, *worker.paused]))
-    for group in waiting:
-        holders = [other for other in workers if can_ever_hold(other, group, limits)]
-        if holders == [worker]:
-            promised.append(group)
+    promised = dict.fromkeys([*running, *worker.parked, *worker.swapped, *worker.paused])
     num_left = worker.capacity_blocks - len(set(blocks) - _all_pinned(worker))
     num_needed = max((group.worst_case_blocks(worker.block_size) for group in promised), default=0)
+    for group in waiting:
+        num_of_group = group.worst_case_blocks(worker.block_size)
+        if num_of_group <= num_left or num_of_group <= num_needed:
+            continue  # most often: so other workers are hardly ever looked at
+        if [other for other in workers if can_ever_hold(other, group, limits)] == [worker]:
+            num_needed = num_of_group
     if num_needed > num_left:
         raise PinRefusedError(
             f"the pin would leave {num_left} KV blocks on worker {worker.worker_id}, and an accepted request may need "

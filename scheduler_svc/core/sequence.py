@@ -258,4 +258,8 @@ class SequenceGroup:
     def worst_case_blocks(self, block_size: int) -> int:
         """Blocks that it holds when every member is at its longest and they share no more than the prompt."""
         num_shared = self.sequences[0].num_prompt_tokens // block_size
-        return num_shared + sum(-(-s.worst_case_tokens // block_size) - num_shared for s in self.unfinished)
+        num_blocks = num_shared
+        for sequence in self.sequences:  # a plain loop: a check may ask every group in the queue
+            if sequence.status is not SequenceStatus.FINISHED:
+                num_blocks += -(-(sequence.num_prompt_tokens + sequence.max_tokens) // block_size) - num_shared
+        return num_blocks

@@ -1,16 +1,20 @@
 """Arrival, draining and loss of workers: what they mean for groups and for admission. Blocks hold 4 tokens."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from scheduler_svc.core.pins import PinRefusedError
+from scheduler_svc.core.pins import PinRefusedError, check_promises
+from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.present_workers import PresentWorkers
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.seat_use import RunningGroup, SeatUse
 from scheduler_svc.core.waiting_reasons import WaitingReason
+from scheduler_svc.core.worker_state import WorkerState
 from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.worker_states import make_group, make_worker
 
 
 def make_cluster(**workers: dict[str, Any]) -> Cluster:
@@ -218,6 +222,29 @@ def test_a_pin_is_refused_for_the_largest_of_the_groups_that_were_admitted() -> 
     with pytest.raises(PinRefusedError, match="may need 9"):
         cluster.scheduler.workers.pin_blocks("w", "prefix", first.block_hashes[:2])
     cluster.run_until_idle()
+
+
+class AskedWorkers(list[WorkerState]):
+    """Workers that count how often they are all gone through."""
+
+    num_times = 0
+
+    def __iter__(self) -> Iterator[WorkerState]:
+        self.num_times += 1
+        return super().__iter__()
+
+
+def test_only_waiting_groups_that_do_not_fit_beside_a_pin_are_looked_for_on_other_workers() -> None:
+    workers = AskedWorkers([make_worker("a", num_blocks=10), make_worker("b", num_blocks=40)])
+    waiting = [make_group([3] * 8, arrival=arrival, max_tokens=28 if arrival == 5 else 4) for arrival in range(9)]
+    limits = WorkerLimits(max_num_seqs=8, pipeline_depth=1)
+    check_promises(workers[0], [0], workers, waiting, limits)  # the sixth needs the nine blocks left, the others three
+    assert workers.num_times == 0
+    check_promises(workers[0], [0, 1], workers, waiting, limits)
+    assert workers.num_times == 1
+    del workers[1]
+    with pytest.raises(PinRefusedError, match=r"would leave 8 KV blocks on worker a, .* may need 9"):
+        check_promises(workers[0], [0, 1], workers, waiting, limits)
 
 
 def test_a_block_is_cached_as_long_as_any_worker_has_it() -> None:
