@@ -70,10 +70,14 @@ def copy_to_host(worker: WorkerState, group: SequenceGroup, step_id: int) -> Non
 
 
 def has_room_to_swap_in(worker: WorkerState, group: SequenceGroup, num_starved: int) -> bool:
-    """True if its blocks, and those that its members write next, fit above the watermark."""
-    num_needed = len({block for sequence in group.live for block in sequence.host_blocks})
-    for sequence in group.live:
-        num_needed += worker.num_blocks_for(sequence.num_tokens) - len(sequence.host_blocks) + sequence.has_host_tail
+    """True if its blocks, and those that its members write next, fit above the watermark.
+
+    A tail that is in no table takes no block beside those of the members that go on from it: the last takes it over.
+    """
+    tables = [s.host_blocks[: len(s.host_blocks) - s.has_host_tail] for s in group.live]
+    num_needed = len({block for table in tables for block in table})
+    for sequence, table in zip(group.live, tables, strict=True):
+        num_needed += worker.num_blocks_for(sequence.num_tokens) - len(table)
     return num_needed + worker.num_watermark_blocks + num_starved <= worker.blocks.num_available_blocks
 
 

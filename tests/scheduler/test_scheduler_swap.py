@@ -10,6 +10,7 @@ import pytest
 from scheduler_svc.core.preemption import MAX_TRIAL_SWAPS, PreemptionCosts, PreemptionMode, prefers_swap
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.waiting_reasons import WaitingReason
 from tests.scheduler.core_cluster import Cluster
 
 PROMPT = [11, 12, 13, 14, 15, 16]  # a block and a half
@@ -352,4 +353,30 @@ def test_200_mixed_requests_under_pressure_equal_an_unconstrained_run(
         assert stats.num_swaps < stats.num_preemptions and stats.num_recomputed_tokens > 0
     assert counters_of_groups(cluster) == counters_of_worker(cluster)
     cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+
+
+@pytest.mark.parametrize(("num_samples", "num_ended"), [(8, 1), (8, 5), (2, 1)])
+def test_samples_come_back_beside_an_accepted_pin_after_the_first_of_them_have_ended(
+    num_samples: int, num_ended: int
+) -> None:
+    """The half-filled block of the prompt is in no table any more: the last sample takes it over."""
+    num_needed = 1 + num_samples - num_ended
+    cluster = make_cluster(num_blocks=12, depth=2, enable_prefix_cache=True)
+    pinned = cluster.add(list(range(4 * (12 - num_needed) + 1)), 1)
+    cluster.run_until_idle()
+    group = cluster.add_group(PROMPT, num_samples, 2)
+    cluster.start()
+    cluster.scheduler.pause(group, keep_on_host=True)
+    cluster.complete()
+    for sequence in group.sequences[:num_ended]:
+        cluster.scheduler.finish(sequence)  # its first token was its last
+    assert group.worst_case_blocks(4) == num_needed
+    assert cluster.scheduler.workers.pin_blocks("w", "prefix", pinned.block_hashes)
+    cluster.scheduler.resume(group)
+    assert cluster.scheduler.waiting_reason(group) is WaitingReason.NEXT_STEP
+    cluster.run_until_idle()
+    assert group.num_swapped_in_blocks == 2 and group.num_copied_blocks == num_samples - num_ended - 1
+    cluster.assert_outputs_are_unconstrained()
+    cluster.scheduler.workers.unpin_blocks("w", "prefix")
     cluster.assert_idle_and_unleaked()

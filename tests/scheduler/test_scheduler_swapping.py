@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.preemption import MAX_TRIAL_SWAPS, PreemptionCosts
-from scheduler_svc.core.sequence import Cohort, SequenceGroup
+from scheduler_svc.core.sequence import Cohort, SequenceGroup, SequenceStatus
 from scheduler_svc.core.swapping import (
     can_swap,
     drop_host_copy,
@@ -120,6 +120,24 @@ def test_a_tail_is_copied_and_comes_back_as_a_tail() -> None:
     assert (worker.num_swapped_in_blocks, group.num_swapped_in_blocks) == (2, 2)
     assert worker.host.num_available_blocks == 20 and worker.swapped == [] and group.swap_step is None
     assert not second.has_host_tail and not second.host_blocks and group.state is GroupState.RUNNING
+
+
+@pytest.mark.parametrize(("num_ended", "num_needed"), [(0, 5), (1, 4), (2, 3), (3, 2)])
+def test_a_tail_that_is_in_no_table_needs_no_block_beside_those_of_the_members_that_go_on_from_it(
+    num_ended: int, num_needed: int
+) -> None:
+    worker = make_swapping()
+    group = swapped(worker, computed(worker, [], [], [], []))  # a full block, and a half-filled one
+    for sequence in group.sequences[:num_ended]:
+        free_host_blocks(worker, [sequence])
+        sequence.status = SequenceStatus.FINISHED
+    for num_left, has_room in ((num_needed, True), (num_needed - 1, False)):
+        worker.num_watermark_blocks = worker.blocks.num_available_blocks - num_left
+        assert has_room_to_swap_in(worker, group, 0) is has_room
+    step = new_step(worker)
+    swap_in(worker, group, step)
+    launch_rows(worker, group)
+    assert worker.blocks.num_used_blocks == num_needed
 
 
 def test_a_swapped_group_comes_back_with_room_for_its_next_token() -> None:
