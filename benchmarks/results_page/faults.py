@@ -23,7 +23,7 @@ _COUNTS = ("sent", "accepted", "lost", "duplicated", "missing", "changed", "leak
 def chaos(document: Document) -> Section:
     faults, campaigns = document["faults"], document["campaigns"]
     results: list[ResultRow] = [*faults, *campaigns]
-    kept = {name: sum(row.get(name, 0) for row in results) for name in _COUNTS}
+    kept = {name: _sum(results, name) for name in _COUNTS}
     wrong = ("lost", "duplicated", "missing", "changed", "leaked_blocks")
     harm = ", ".join(f"{kept[name]:,} {name.replace('_', ' ')}" for name in wrong)
     missed = [row for row in results if not row["met"]]
@@ -64,8 +64,13 @@ def _of_targets(name: str, rows: Sequence[ResultRow]) -> Headline:
 
 
 def _tally(name: str, rows: Sequence[ResultRow]) -> tuple[object, ...]:
-    sums = [sum(row.get(key, 0) for row in rows) for key in _COUNTS]
+    sums = [_sum(rows, key) for key in _COUNTS]
     return (name, len(rows), sum(row["met"] for row in rows), *sums)
+
+
+def _sum(rows: Sequence[ResultRow], name: str) -> int:
+    """Sum of a count; a scenario that broke off, or does not measure it, has none."""
+    return sum(row.get(name) or 0 for row in rows)
 
 
 def _missed(row: ResultRow) -> tuple[str, str, str]:

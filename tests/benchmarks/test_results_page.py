@@ -25,6 +25,7 @@ from benchmarks.peers.runs_file import Run
 from benchmarks.peers.systems import SYSTEMS
 from benchmarks.report import RESULTS, ROOT, circumstances, write_result
 from benchmarks.result_history import write_with_history
+from benchmarks.results_page import faults
 from benchmarks.results_page.__main__ import PAGE
 from benchmarks.results_page.catalogue import SECTIONS, section_of_kind
 from benchmarks.results_page.page import page, read_plots, read_results
@@ -107,6 +108,15 @@ def test_a_verdict_counts_targets_and_no_goals() -> None:
     assert verdict(met, missed) == "**1 of 2 not met**"
     assert verdict(met, missed, unknown) == "**1 of 3 not met**, 1 of 3 not measured"
     assert Headline("1 ms", [missed]).sentence == "1 ms (target b, **not met**)"
+
+
+def test_a_count_that_a_fault_does_not_measure_adds_nothing() -> None:
+    document = json.loads((RESULTS / "chaos.json").read_text())
+    whole = faults.chaos(document).blocks[0]
+    for row in (*document["faults"], *document["campaigns"]):
+        if not row.get("changed"):
+            row["changed"] = None
+    assert faults.chaos(document).blocks[0] == whole
 
 
 def peers_document(runs: list[Run], loads: list[str], not_set_up: dict[str, str], **changes: Any) -> dict[str, Any]:

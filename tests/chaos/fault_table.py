@@ -69,7 +69,7 @@ strings, log-probabilities), and everything that every client was told is held a
 without faults.
 
 - *lost*: accepted, and did not finish for their client. *positions twice, missing, changed*: as clients saw them;
-  outputs that part at a near tie of the model are counted as cuts, not as changes.
+  outputs that part at a near tie of the model are counted as cuts, not as changes. A dash: not measured there.
 - *detected*: from the fault to the scheduler's log line about it. *recovered*: until every stream that ran had its
   next token, or, where everything stood still, until the first token. *worst stall*: between two tokens of a stream.
 - *leaked blocks*: device and host blocks still held once everything has ended, and requests still there.
@@ -103,15 +103,18 @@ def _cells(result: dict[str, Any]) -> list[str]:
     more = ", ".join(f"{name} {value:g}" for name, value in result.get("more", {}).items())
     return [
         *(_plain(result[name]) for name in ("fault", "title", "injected", "promise")),
-        *(str(result.get(name, "–")) for name in counts),
+        *(_count(result.get(name)) for name in counts),
         *("–" if result.get(name) is None else f"{result[name]:.2f}" for name in times),
-        str(result.get("leaked_blocks", "–")),
-        *("–" if result.get(name) is None else str(result[name]) for name in ("died_by_themselves", "tracebacks")),
+        *(_count(result.get(name)) for name in ("leaked_blocks", "died_by_themselves", "tracebacks")),
         more or "–",
         _plain(", ".join(result["targets"])),
         _met(result),
         _plain(result.get("machine", "not recorded")),
     ]
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else str(number)
 
 
 def _met(result: dict[str, Any]) -> str:

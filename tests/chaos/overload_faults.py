@@ -16,7 +16,7 @@ from quire.rpc import PUBLIC_MESSAGE_BYTES, channel_options
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import inference_pb2_grpc
 from tests.chaos.client_faults import NO_PROXY
-from tests.chaos.scenario import NOTHING_LOST, Figures, Target, speed
+from tests.chaos.scenario import NOTHING_LOST, Figures, Target, nothing, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
 from tests.chaos_input.exhaustion import NO_LIMITS, until_full
 from tests.patience import patient
@@ -34,12 +34,15 @@ OPEN_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Attempt:
-    """One request of an open loop."""
+    """One request of an open loop. One that was accepted and is not whole in the end is lost."""
 
     submitted_s: float
+    accepted_s: float | None = None
     first_token_s: float | None = None
-    refused_s: float | None = None
-    finished_s: float | None = None
+    refused_s: float | None = None  # before it was accepted
+    finished_s: float | None = None  # with all its tokens
+    num_tokens: int = 0
+    error: str = ""  # that it ended with after it was accepted
 
 
 async def ten_times_too_much(stage: Stage) -> Figures:
@@ -56,11 +59,10 @@ async def ten_times_too_much(stage: Stage) -> Figures:
     goodput = sum(each.finished_s is not None and each.finished_s < began_s + SPAN_S for each in full) / SPAN_S
     refusals = [each.refused_s - each.submitted_s for each in full if each.refused_s is not None]
     half_p99_s, full_p99_s = _first_token_p99(half), _first_token_p99(full)
-    admitted = [each for each in full if each.refused_s is None]
     return Figures(
         sent=len(full),
-        accepted=len(admitted),
-        lost=sum(each.finished_s is None for each in admitted),
+        accepted=sum(each.accepted_s is not None for each in full),
+        lost=count_lost(full),
         leaked_blocks=await deployment.leaked_blocks(),
         more={
             "peak_per_s": peak_per_s,
@@ -72,6 +74,7 @@ async def ten_times_too_much(stage: Stage) -> Figures:
             "refusal_p50_s": percentile(refusals, 50) if refusals else SPAN_S,
             "refusal_p99_s": percentile(refusals, 99) if refusals else SPAN_S,
         },
+        reasons=[f"{each.num_tokens} tokens, then {each.error or 'the end'}" for each in full if _is_lost(each)],
     )
 
 
@@ -84,7 +87,7 @@ async def _closed_loop(client: quire.AsyncClient, seconds: float) -> float:
         nonlocal num_finished
         while time.monotonic() < began_s + seconds:
             attempt = Attempt(time.monotonic())
-            await _attempt(client, attempt)
+            await attempt_one(client, attempt)
             num_finished += attempt.finished_s is not None
             if attempt.refused_s is not None:
                 await asyncio.sleep(0.05)
@@ -99,7 +102,7 @@ async def _open_loop(client: quire.AsyncClient, per_s: float) -> list[Attempt]:
     async with asyncio.TaskGroup() as group:
         async for at_s in _ticks(per_s):
             attempts.append(Attempt(at_s))
-            group.create_task(_attempt(client, attempts[-1]))
+            group.create_task(attempt_one(client, attempts[-1]))
     return attempts
 
 
@@ -110,16 +113,36 @@ async def _ticks(per_s: float) -> AsyncIterator[float]:
         yield time.monotonic()
 
 
-async def _attempt(client: quire.AsyncClient, attempt: Attempt) -> None:
+async def attempt_one(client: quire.AsyncClient, attempt: Attempt) -> None:
+    """Send one request and note what comes of it. Raises if it is refused for another reason than too much load."""
     number = int(attempt.submitted_s * 1e6) % 1500
     prompt = [5 + number + index % 7 for index in range(PROMPT_TOKENS)]
     try:
         async with client.stream(prompt, max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True) as stream:
-            async for _ in stream:
+            await stream.accepted()
+            attempt.accepted_s = time.monotonic()
+            async for chunk in stream:
                 attempt.first_token_s = attempt.first_token_s or time.monotonic()
+                attempt.num_tokens += len(chunk.token_ids)
+    except quire.QuireError as error:
+        if attempt.accepted_s is not None:
+            attempt.error = f"{type(error).__name__}: {error.message}"
+        elif isinstance(error, quire.OverloadedError | quire.UnavailableError):
+            attempt.refused_s = time.monotonic()
+        else:
+            raise
+        return
+    if attempt.num_tokens == OUTPUT_TOKENS:
         attempt.finished_s = time.monotonic()
-    except (quire.OverloadedError, quire.UnavailableError):
-        attempt.refused_s = time.monotonic()
+
+
+def count_lost(attempts: Iterable[Attempt]) -> int:
+    """Count the requests that were accepted, and did not finish with all their tokens."""
+    return sum(map(_is_lost, attempts))
+
+
+def _is_lost(attempt: Attempt) -> bool:
+    return attempt.accepted_s is not None and attempt.finished_s is None
 
 
 def _first_token_p99(attempts: list[Attempt]) -> float:
@@ -235,7 +258,7 @@ SCENARIOS = (
         promise="P5 P7",
         play=ten_times_too_much,
         targets=(
-            *NOTHING_LOST,
+            *nothing("lost", "leaked_blocks"),
             speed("ttft_p99_ratio", 3.0),
             speed("goodput_shortfall", 0.1),
             speed("refusal_p50_s", 0.01),

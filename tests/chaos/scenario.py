@@ -26,15 +26,15 @@ class Figures:
 
     sent: int = 0
     accepted: int = 0
-    lost: int = 0
-    duplicated: int = 0
-    missing: int = 0
-    changed: int = 0
-    cuts: int = 0  # outputs compared only up to a near tie
+    lost: int | None = None
+    duplicated: int | None = None
+    missing: int | None = None
+    changed: int | None = None
+    cuts: int | None = None  # outputs compared only up to a near tie
     detect_s: float | None = None
     recover_s: float | None = None
     worst_stall_s: float | None = None
-    leaked_blocks: int = 0
+    leaked_blocks: int | None = None
     died_by_themselves: int | None = None  # services, by a fault of their own
     tracebacks: int | None = None  # in logs of services
     more: dict[str, float | int] = field(default_factory=dict)  # figures of this scenario alone
@@ -56,11 +56,13 @@ class Figures:
         return plain
 
 
-NOTHING_LOST = tuple(
-    Target(figure=name, at_most=0) for name in ("lost", "duplicated", "missing", "changed", "leaked_blocks")
-)
-# Of every scenario, beside its own.
-NOTHING_CRASHES = tuple(Target(figure=name, at_most=0) for name in ("died_by_themselves", "tracebacks"))
+def nothing(*figures: str) -> tuple[Target, ...]:
+    """Targets of counts that must be zero."""
+    return tuple(Target(figure=name, at_most=0) for name in figures)
+
+
+NOTHING_LOST = nothing("lost", "duplicated", "missing", "changed", "leaked_blocks")
+NOTHING_CRASHES = nothing("died_by_themselves", "tracebacks")  # of every scenario, beside its own
 
 
 def speed(figure: str, at_most: float) -> Target:
