@@ -11,6 +11,7 @@ HEAD = (
     *("fault", "what happens", "injected", "promise", "sent", "accepted", "lost", "positions twice", "missing"),
     *(
         "changed",
+        "cuts",
         "detected, s",
         "recovered, s",
         "worst stall, s",
@@ -69,7 +70,8 @@ strings, log-probabilities), and everything that every client was told is held a
 without faults.
 
 - *lost*: accepted, and did not finish for their client. *positions twice, missing, changed*: as clients saw them;
-  outputs that part at a near tie of the model are counted as cuts, not as changes. A dash: not measured there.
+  another text or reason of an end counts as a change, too. *cuts*: requests with an output that parts at a near tie of
+  the model, which is no change: one, or 1 % of the requests. A dash: not measured there.
 - *detected*: from the fault to the scheduler's log line about it. *recovered*: until every stream that ran had its
   next token, or, where everything stood still, until the first token. *worst stall*: between two tokens of a stream.
 - *leaked blocks*: device and host blocks still held once everything has ended, and requests still there.
@@ -98,7 +100,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _cells(result: dict[str, Any]) -> list[str]:
-    counts = ("sent", "accepted", "lost", "duplicated", "missing", "changed")
+    counts = ("sent", "accepted", "lost", "duplicated", "missing", "changed", "cuts")
     times = ("detect_s", "recover_s", "worst_stall_s")
     more = ", ".join(f"{name} {value:g}" for name, value in result.get("more", {}).items())
     return [

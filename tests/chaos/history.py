@@ -13,6 +13,8 @@ from typing import Any, TextIO
 
 import quire
 
+_CHUNK_FIELDS = ("sample", "position", "tokens", "logprobs", "finish", "text")  # as in a Piece
+
 
 class HistoryWriter:
     """Writer that appends to one file; every line is with the operating system before the call returns."""
@@ -33,6 +35,7 @@ class HistoryWriter:
             sample=chunk.index,
             position=chunk.position,
             tokens=list(chunk.token_ids),
+            text=chunk.text,
             logprobs=[each.logprob for each in chunk.logprobs],
             finish=chunk.finish.reason.value if chunk.finish is not None else None,
         )
@@ -57,6 +60,7 @@ class Piece:
     tokens: list[int]
     logprobs: list[float]
     finish: str | None
+    text: str = ""
 
 
 @dataclass(slots=True)
@@ -86,6 +90,20 @@ class Told:
 
     def tokens_of(self, sample: int) -> list[int]:
         return [token for piece in self.pieces if piece.sample == sample for token in piece.tokens]
+
+    def text_of(self, sample: int) -> str:
+        """Text of a sample up to its end; who attaches behind that is told of the end, and what was held back, anew."""
+        text = ""
+        for piece in self.pieces:
+            if piece.sample == sample:
+                text += piece.text
+                if piece.finish is not None:
+                    break
+        return text
+
+    def finishes_of(self, sample: int) -> set[str]:
+        """Reasons that were given for the end of a sample."""
+        return {piece.finish for piece in self.pieces if piece.sample == sample and piece.finish is not None}
 
 
 class History:
@@ -129,7 +147,6 @@ class History:
             case "chunk":
                 tokens: Sequence[int] = line["tokens"]
                 self.num_tokens += len(tokens)
-                piece = Piece(at_s, line["sample"], line["position"], list(tokens), line["logprobs"], line["finish"])
-                told.pieces.append(piece)
+                told.pieces.append(Piece(at_s, *(line[name] for name in _CHUNK_FIELDS)))
             case "ended":
                 told.ended_s, told.state, told.error = at_s, line["state"], line["error"]

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tests.equality import MAX_CUT_FRACTION
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -30,7 +32,7 @@ class Figures:
     duplicated: int | None = None
     missing: int | None = None
     changed: int | None = None
-    cuts: int | None = None  # outputs compared only up to a near tie
+    cuts: int | None = None  # requests with an output compared only up to a near tie
     detect_s: float | None = None
     recover_s: float | None = None
     worst_stall_s: float | None = None
@@ -40,6 +42,16 @@ class Figures:
     more: dict[str, float | int] = field(default_factory=dict)  # figures of this scenario alone
     reasons: list[str] = field(default_factory=list)  # for what should be zero and is not
 
+    @property
+    def refused(self) -> int:
+        """Requests that were never accepted."""
+        return self.sent - self.accepted
+
+    @property
+    def cuts_above_1_percent(self) -> int | None:
+        """Cuts beyond the share of requests that near ties may cut; one is none too many."""
+        return None if self.cuts is None else max(0, self.cuts - max(1, int(MAX_CUT_FRACTION * self.sent)))
+
     def value(self, name: str) -> float | None:
         """A figure by its name; None if it was not measured."""
         if name in self.more:
@@ -48,7 +60,7 @@ class Figures:
         return value
 
     def as_json(self) -> dict[str, Any]:
-        plain = asdict(self)
+        plain = {**asdict(self), "refused": self.refused, "cuts_above_1_percent": self.cuts_above_1_percent}
         for name in ("detect_s", "recover_s", "worst_stall_s"):
             if plain[name] is not None:
                 plain[name] = round(plain[name], 3)
@@ -61,7 +73,7 @@ def nothing(*figures: str) -> tuple[Target, ...]:
     return tuple(Target(figure=name, at_most=0) for name in figures)
 
 
-NOTHING_LOST = nothing("lost", "duplicated", "missing", "changed", "leaked_blocks")
+NOTHING_LOST = nothing("refused", "lost", "duplicated", "missing", "changed", "cuts_above_1_percent", "leaked_blocks")
 NOTHING_CRASHES = nothing("died_by_themselves", "tracebacks")  # of every scenario, beside its own
 
 

@@ -6,7 +6,6 @@ import time
 
 from tests.chaos.client_load import ClientLoad
 from tests.chaos.deployment import Deployment, Life
-from tests.chaos.history import Told
 from tests.chaos.journal_tail import ONE_LEADER, JournalTail, figures_of_leaders, following
 from tests.chaos.scenario import NOTHING_LOST, Figures, Target, nothing, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
@@ -155,13 +154,7 @@ async def the_only_scheduler_is_restarted(stage: Stage) -> Figures:
     code = await asyncio.to_thread(deployment.scheduler.service.wait)
     await deployment.begin_scheduler()
     recovered_s = await load.first_token_after(time.monotonic())
-    figures = await stage.figures(load, deployment, struck_s=struck_s, recovered_s=recovered_s, exit_code=code)
-    figures.more["refused"] = sum(_was_refused(told) for told in load.history.requests.values())
-    return figures
-
-
-def _was_refused(told: Told) -> bool:
-    return told.accepted_s is None
+    return await stage.figures(load, deployment, struck_s=struck_s, recovered_s=recovered_s, exit_code=code)
 
 
 SCENARIOS = (
@@ -224,6 +217,6 @@ SCENARIOS = (
         injected="SIGTERM, another process once it has ended",
         promise="P1 P2 P7",
         play=the_only_scheduler_is_restarted,
-        targets=(*NOTHING_LOST, Target(figure="exit_code", at_most=0), Target(figure="refused", at_most=0)),
+        targets=(*NOTHING_LOST, Target(figure="exit_code", at_most=0)),
     ),
 )

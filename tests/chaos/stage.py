@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,9 @@ from pathlib import Path
 import quire
 from tests.chaos.asks import ChaosAsk, chaos_asks
 from tests.chaos.chaos_store import ChaosStore
-from tests.chaos.checking import DemoMargins, Reference
+from tests.chaos.checking import DemoMargins, Reference, differing_records
 from tests.chaos.client_load import END_TIMEOUT_S, ClientLoad
 from tests.chaos.deployment import Deployment, Life, Place
-from tests.chaos.history import Told
 from tests.chaos.proxy import Proxy
 from tests.chaos.scenario import NOTHING_CRASHES, NOTHING_LOST, Figures, Target
 
@@ -164,7 +163,7 @@ class Stage:
         verdict = await asyncio.to_thread(reference.judge, list(history.requests.values()))
         async with deployment.client() as client:
             ended = [told for told in history.requests.values() if (told.ended_s or 0.0) > records_since_s]
-            verdict.changed += await _differing_records(client, ended, verdict.reasons)
+            verdict.changed += await differing_records(client, ended, verdict.reasons)
         return Figures(
             sent=verdict.sent,
             accepted=verdict.accepted,
@@ -246,28 +245,6 @@ def count_ends(figures: Figures, lives: Sequence[Life]) -> None:
     figures.tracebacks = sum(life.num_tracebacks for life in lives)
     figures.reasons += [f"{life.name} ended by itself: {''.join(life.service.raw[-1:])}" for life in crashed]
     figures.reasons += [f"{life.name}: {life.first_traceback}" for life in lives if life.num_tracebacks]
-
-
-async def _differing_records(client: quire.AsyncClient, requests: Iterable[Told], reasons: list[str]) -> int:
-    """Positions at which the server's record of a finished request is not what its client was told."""
-    num_differing = 0
-    for told in requests:
-        if told.state != "finished":
-            continue
-        try:
-            record = await client.get(told.request_id)
-        except quire.NotFoundError:
-            num_differing += told.num_tokens
-            reasons.append(f"{told.request_id} has no record")
-            continue
-        for sample in record.samples:
-            mine = told.tokens_of(sample.index)
-            differing = sum(a != b for a, b in zip(mine, sample.token_ids, strict=False))
-            differing += abs(len(mine) - len(sample.token_ids))
-            if differing:
-                reasons.append(f"{told.request_id} sample {sample.index}: record and told output differ")
-            num_differing += differing
-    return num_differing
 
 
 def _since(struck_s: float | None, at_s: float | None) -> float | None:

@@ -81,7 +81,7 @@ def test_a_count_that_was_not_measured_is_shown_as_a_dash_and_meets_no_target() 
     result = Result(scenario, Figures(sent=3, accepted=2, lost=0), "", 1.0)
     assert result.missed == [*targets] and not result.is_met
     cells = table([result.as_json()]).splitlines()[-1].split(" | ")
-    assert cells[4:10] == ["3", "2", "0", "–", "–", "–"]
+    assert cells[4:11] == ["3", "2", "0", "–", "–", "–", "–"]
 
 
 def test_overload_is_held_only_to_what_it_measures() -> None:
