@@ -203,16 +203,20 @@ def test_probes_ask_for_what_the_service_answers(overlay: str, owner: str) -> No
     pod = pod_of(overlay, owner)
     found = dict(probes(pod))
     assert "readinessProbe" in found
-    served = {"quire-scheduler": {""}, "quire-worker": {"quire.v1.Worker"}}
-    for probe in found.values():
+    served = {"quire-scheduler": "", "quire-worker": "quire.v1.Worker"}
+    for name, probe in found.items():
+        # Ready is who has been taken by a leader, so that a rollout stops at a worker that is refused.
+        registered = ".Registered" if name == "readinessProbe" and owner == "quire-worker" else ""
         if "grpc" in probe:
             assert probe["grpc"]["port"] == pod.ports["grpc"]
-            assert probe["grpc"].get("service", "") in served[owner]
+            assert probe["grpc"].get("service", "") == served[owner] + registered
         elif "httpGet" in probe:
             assert probe["httpGet"]["port"] in pod.ports
             assert probe["httpGet"]["path"] in {"/health", "/ready"}
         else:
-            assert f"127.0.0.1:{pod.ports['grpc']} --service quire.v1.Worker" in probe["exec"]["command"][-1]
+            assert probe["exec"]["command"][-1].endswith(
+                f"127.0.0.1:{pod.ports['grpc']} --service quire.v1.Worker.Registered"
+            )
 
 
 @pytest.mark.parametrize(("overlay", "owner"), OURS)
@@ -322,6 +326,8 @@ def test_patches_for_tls_give_each_service_its_files_and_its_probes_a_certificat
                 assert probe["tcpSocket"]["port"] == base.ports["grpc"] and "exec" not in probe
             else:
                 assert f"127.0.0.1:{base.ports['grpc']}" in probe["exec"]["command"]
+                if owner == "quire-worker":
+                    assert probe["exec"]["command"][-1] == base.container[name]["grpc"]["service"]
     if owner == "quire-worker":
         assert {"QUIRE_TLS_CLIENT_CERT", "QUIRE_TLS_CLIENT_KEY"} <= set(given)
 

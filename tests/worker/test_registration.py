@@ -16,6 +16,7 @@ from quire.host_names import HostNames
 from quire.v1 import cluster_pb2 as pb
 from quire.v1 import cluster_pb2_grpc
 from tests.patience import patient
+from tests.scheduler.journal_setup import until
 from tests.services import free_address
 from tests.unreadable_answers import Unreadable
 from worker_svc.service import registration as registration_module
@@ -39,6 +40,7 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
         self.lease_ms = 60
         self.requests: asyncio.Queue[pb.RegisterRequest] = asyncio.Queue()
         self.refusals = 0
+        self.out_of_service = ""
         self.num_damaged = 0  # statuses to come that gRPC does not know
         self.num_running = 0  # there, as DrainWorker says; one less each time
         self.drained: list[pb.DrainWorkerRequest] = []
@@ -69,7 +71,7 @@ class Scheduler(cluster_pb2_grpc.ClusterServicer):
         if self.refusals:
             self.refusals -= 1
             raise FailedPreconditionError("another live worker has this worker_id")
-        return pb.RegisterResponse(lease_ms=self.lease_ms, epoch=self.epoch)
+        return pb.RegisterResponse(lease_ms=self.lease_ms, epoch=self.epoch, out_of_service=self.out_of_service)
 
     async def DrainWorker(
         self,
@@ -129,6 +131,41 @@ async def test_a_refused_worker_keeps_trying_and_says_why_once(registration: tup
         await scheduler.server.stop(0)
     refused = [line for line in logs if line.get("status") == "FAILED_PRECONDITION"]
     assert [line["reason"] for line in refused] == ["another live worker has this worker_id"]
+
+
+async def test_a_worker_is_taken_until_a_leader_refuses_it_and_not_only_until_its_leader_is_away() -> None:
+    address = free_address()
+    said: list[bool] = []
+    registration = Registration(address, IDENTITY, on_accepted=said.append)
+    keeping = asyncio.create_task(registration.keep_lease())
+    try:
+        leader = Scheduler()
+        leader.refusals = 10**6
+        await leader.start(address)
+        await answered(leader)
+        assert said and not any(said)
+        leader.refusals = 0
+        await until(lambda: said[-1])
+        await leader.server.stop(0)
+        said.clear()
+        follower = Standby(None)  # a takeover: nobody leads, and this one knows nobody who does
+        await follower.start(address)
+        await answered(follower)
+        assert False not in said
+        follower.leads, follower.refusals = True, 10**6
+        await until(lambda: False in said)
+        await answered(follower)
+        assert not said[-1]
+        follower.refusals, follower.out_of_service = 0, "its answers were wrong"
+        said.clear()
+        await until(lambda: len(said) > 3)
+        assert not any(said)
+        follower.out_of_service = ""
+        await until(lambda: said[-1])
+        await follower.server.stop(0)
+    finally:
+        keeping.cancel()
+        await registration.close()
 
 
 async def test_a_worker_registers_on_after_an_answer_that_cannot_be_read(

@@ -1,5 +1,6 @@
 """The worker as a process: real model, real wire, and how it starts and ends."""
 
+import asyncio
 import json
 import os
 import signal
@@ -22,10 +23,11 @@ from quire.v1 import worker_pb2 as pb
 from quire.v1 import worker_pb2_grpc
 from quire.v1.inference_pb2 import SamplingParams
 from tests.equality import assert_equal_greedy
-from tests.services import ROOT, Service
+from tests.services import ROOT, Service, free_address
 from tests.worker.forked_worker import run_worker
 from tests.worker.step_client import StepClient
 from tests.worker.steps import seat_state
+from tests.worker.test_registration import Scheduler, answered
 from tests.worker.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, reference_greedy, write_tiny_model
 
 NUM_TOKENS = 16
@@ -178,10 +180,30 @@ async def test_a_step_that_the_model_cannot_take_is_invalid_and_the_next_is_exec
     assert 0 < taken.exec_ns <= taken.total_ns
 
 
-@pytest.mark.parametrize("service", ["", "quire.v1.Worker"])
+@pytest.mark.parametrize("service", ["", "quire.v1.Worker", "quire.v1.Worker.Registered"])
 async def test_a_loaded_worker_is_healthy(channel: grpc.aio.Channel, service: str) -> None:
     health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
     assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_loaded_worker_that_a_leader_refuses_is_not_ready() -> None:
+    """A rollout that waits for readiness replaces no worker by it."""
+    scheduler = Scheduler()
+    scheduler.refusals = 10**6
+    await scheduler.start(address := free_address())
+    with Service(SIMULATED, "--scheduler", address) as service:
+        async with connect(service) as channel:
+            await answered(scheduler)
+            health = health_pb2_grpc.HealthStub(channel)
+            loaded = await health.Check(health_pb2.HealthCheckRequest(service="quire.v1.Worker"))
+            assert loaded.status == health_pb2.HealthCheckResponse.SERVING
+            watch = health.Watch(health_pb2.HealthCheckRequest(service="quire.v1.Worker.Registered"))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            scheduler.refusals = 0
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
+        await asyncio.to_thread(service.stop)
+    await scheduler.server.stop(0)
 
 
 def test_a_folder_that_does_not_exist_is_one_sentence_and_exit_code_2() -> None:

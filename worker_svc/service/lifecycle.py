@@ -32,6 +32,9 @@ from worker_svc.steps.executor import StepExecutor
 from worker_svc.steps.step_runner import PassCountingRunner
 from worker_svc.steps.task_thread import TaskThread
 
+# Health of its own: SERVICE_NAME is served once the model is loaded, this once a leader has taken the worker. A rollout
+# that waits for it replaces no worker by one that the schedulers refuse.
+REGISTERED = f"{SERVICE_NAME}.Registered"
 _STOP_GRACE_S = 1.0
 _LAST_STEPS_S = 5.0  # at the end, for steps that were in flight when the drain timed out
 
@@ -66,6 +69,7 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
     step_key = secrets.token_hex(16) if options.scheduler is not None else ""
     servicer = WorkerServicer(worker_id, uuid.uuid4().hex, step_key)
     add_to_server(servicer, server.grpc)
+    server.set_serving(REGISTERED, False)
     await server.start()
     log.info("listening", address=bound, worker_id=worker_id)
     figures = WorkerFigures()
@@ -95,7 +99,9 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
             step_key=step_key,
         )
         registration = None
-        if options.scheduler is not None:
+        if options.scheduler is None:
+            server.set_serving(REGISTERED, True)  # nobody is to take it
+        else:
 
             def begin_life() -> WorkerIdentity:
                 life = replace(identity, incarnation=uuid.uuid4().hex, step_key=secrets.token_hex(16))
@@ -108,6 +114,7 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
                 executor.follow_epoch,
                 credentials=options.credentials,
                 begin_life=begin_life,
+                on_accepted=lambda is_accepted: server.set_serving(REGISTERED, is_accepted and not end.is_set()),
             )
             servicer.on_current_stream_end = registration.register_now
         await _until_end(end, server, registration, options.drain_timeout_s)
@@ -151,10 +158,12 @@ async def _until_end(
     if registration is None:
         await end.wait()
         _set_serving(server, False)
+        server.set_serving(REGISTERED, False)
         return
     keeping = asyncio.create_task(registration.keep_lease())
     await wait_unless_failed(end, keeping)
     _set_serving(server, False)
+    server.set_serving(REGISTERED, False)
     await registration.leave_scheduler(drain_timeout_s)
     keeping.cancel()
     await registration.close()

@@ -32,6 +32,13 @@ _RESOLVE_S = 2.0  # between two resolutions of the names, and the timeout of eac
 _DRAIN_POLL_S = 0.05
 _MOVE_S = 30.0  # for a drain before a move to another shard
 _LEADERLESS_S = 6.0  # several leases: after this a shard's standbys would have led it
+# Codes of a leader that does not take this worker; with others nobody has decided anything.
+_REFUSALS = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+}
 
 log = structlog.get_logger()
 
@@ -86,6 +93,7 @@ class Registration:
         credentials: Credentials | None = None,
         forget_epoch_s: float = FORGET_AFTER_S,
         begin_life: Callable[[], WorkerIdentity] | None = None,
+        on_accepted: Callable[[bool], None] = lambda is_accepted: None,
     ) -> None:
         """Take addresses, and what to tell there.
 
@@ -98,6 +106,8 @@ class Registration:
             forget_epoch_s: time after which an epoch that nobody confirms is forgotten.
             begin_life: makes the worker a new incarnation, for another shard, which accepts no step of the former one;
                 None: it keeps its identity.
+            on_accepted: gets True once a leader has taken the worker, and False once one refuses it. While there is no
+                leader the last word counts: a takeover, or a scheduler that cannot be reached, is no refusal.
         """
         self._credentials = credentials or Credentials()
         self._configured = split_addresses(schedulers)
@@ -113,6 +123,7 @@ class Registration:
         self._logged_state = ""
         self._is_leaving = False
         self._begin_life = begin_life or (lambda: identity)
+        self._on_accepted = on_accepted
         self._shard: int | None = None  # that this worker serves; None: it has not been told
         self._has_served = False  # as its present incarnation
         self._led_s = 0.0  # when it last had a leader
@@ -227,7 +238,7 @@ class Registration:
             response = await self._register(endpoint)
         except grpc.aio.AioRpcError as error:
             endpoint.epoch = 0
-            self._handle_refusal(error.code().name, error_of(error))
+            self._handle_refusal(error.code(), error_of(error))
             await endpoint.renew_certificates()
             return
         except DataLossError:  # it has registered; the next answer says where
@@ -249,6 +260,7 @@ class Registration:
         endpoint.epoch = response.epoch
         if self._followed.confirm_epoch(response.epoch, asyncio.get_running_loop().time()):
             self._on_epoch(response.epoch)
+        self._on_accepted(not response.out_of_service)
         if response.out_of_service:
             self._log_change("out of service", refused="OUT_OF_SERVICE", reason=response.out_of_service)
         else:
@@ -290,13 +302,15 @@ class Registration:
         if not self._is_leaving:
             self._serve_shard(shard)
 
-    def _handle_refusal(self, code: str, reason: QuireError) -> None:
+    def _handle_refusal(self, code: grpc.StatusCode, reason: QuireError) -> None:
         if isinstance(reason, NotLeaderError) and reason.leader not in (None, self._leader_hint):
             self._leader_hint = reason.leader
             self._add_endpoints()
         knows_leader = isinstance(reason, NotLeaderError) and reason.leader is not None
         if not self._has_leader and not knows_leader:
-            self._log_change("not registered", refused=code, reason=reason.message)
+            if code in _REFUSALS and not isinstance(reason, NotLeaderError):
+                self._on_accepted(False)
+            self._log_change("not registered", refused=code.name, reason=reason.message)
 
     @property
     def _metadata(self) -> Metadata:
