@@ -12,17 +12,19 @@ import pytest
 
 import quire
 from quire.access_settings import AccessSettings
+from quire.access_variables import TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME
 from quire.certificates import certificate_names
 from quire.cli.supervisor.shared_access import share_access
 from tests.peer_certificates import PeerCertificates
 from tests.quire.serve_processes import ServeProcesses
 
 KEY = "sk-0123456789"
+OF_CERTIFICATES = (TLS_ROOT, TLS_SERVER_NAME, TLS_CLIENT_CERT, TLS_CLIENT_KEY)
 
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("QUIRE_API_KEY", "QUIRE_TLS_ROOT", "QUIRE_TLS_SERVER_NAME"):
+    for name in ("QUIRE_API_KEY", *OF_CERTIFICATES):
         monkeypatch.setenv(name, "")  # restored by monkeypatch after the command has set it
         monkeypatch.delenv(name)
 
@@ -38,11 +40,34 @@ def test_our_services_expect_a_name_of_the_certificate(tmp_path: Path, host: str
     (tmp_path / "keys").write_text(KEY)
     os.environ["QUIRE_API_KEY"] = "sk-of-the-variable"
     settings = AccessSettings(api_key_file=tmp_path / "keys", tls_cert=made.cert, tls_key=made.key)
+    (tmp_path / "trusted.pem").write_bytes(made.root.read_bytes())
     share_access(settings, host, tmp_path / "trusted.pem")
     own, *others = os.environ["QUIRE_API_KEY"].split(",")
     assert len(own) == 64 and others == ["sk-of-the-variable"]
     assert os.environ["QUIRE_TLS_ROOT"] == str(tmp_path / "trusted.pem")
     assert os.environ.get("QUIRE_TLS_SERVER_NAME") == name
+
+
+def test_services_without_a_certificate_are_not_dialled_by_tls_whatever_the_shell_says() -> None:
+    for name, value in zip(OF_CERTIFICATES, ("public", "llm.example.org", "/nope.pem", "/nope.pem"), strict=True):
+        os.environ[name] = value
+    share_access(AccessSettings(), "127.0.0.1", None)
+    assert not any(name in os.environ for name in OF_CERTIFICATES)
+
+
+def test_an_empty_variable_is_none_and_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+    made = PeerCertificates(tmp_path / "tls", "llm.example.org")
+    settings = AccessSettings(tls_cert=made.cert, tls_key=made.key)
+    for name in OF_CERTIFICATES:
+        os.environ[name] = ""
+    share_access(settings, "127.0.0.1", made.root)
+    assert (os.environ[TLS_ROOT], os.environ[TLS_SERVER_NAME]) == (str(made.root), "llm.example.org")
+    os.environ[TLS_ROOT] = "/nope.pem"
+    with pytest.raises(ValueError, match=r"root certificates /nope\.pem cannot be read"):
+        share_access(settings, "127.0.0.1", made.root)
+    os.environ[TLS_ROOT], os.environ[TLS_CLIENT_CERT] = str(made.root), str(made.cert)
+    with pytest.raises(ValueError, match="belong together"):
+        share_access(settings, "127.0.0.1", made.root)
 
 
 def test_a_certificate_that_cannot_be_used_is_refused_by_its_flag(tmp_path: Path) -> None:
