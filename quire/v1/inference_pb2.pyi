@@ -2599,7 +2599,7 @@ class GetStatsResponse(_message.Message):
     DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     num_waiting: _builtins.int
-    """num_waiting requests, including preempted ones."""
+    """num_waiting requests, including preempted ones, and those of an earlier leader that wait for a first worker."""
     num_running: _builtins.int
     """num_running requests on all workers."""
     num_admitted: _builtins.int

@@ -45,7 +45,7 @@ class StatsReporter:
                     if each.out_of_service and each.loop is None
                 ),
             ],
-            num_waiting=scheduler.num_waiting_groups,
+            num_waiting=scheduler.num_waiting_groups + self._admission.recovery.num_unserved,
             num_paused=scheduler.num_paused_groups + self._admission.recovery.num_paused,
             num_running=sum(each.num_running_groups for each in scheduler.workers),
             num_admitted=engine.num_admitted,

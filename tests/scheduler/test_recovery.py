@@ -9,6 +9,7 @@ import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.text.tokenizer import ModelTokenizer
+from tests.scheduler.journal_setup import until
 from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
 from tests.scheduler.sample_outputs import assert_recorded, record_of
 from tests.scheduler.scripted_beams import of_kind
@@ -71,3 +72,23 @@ async def test_mixed_requests_survive_deaths_at_any_moment_and_every_client_sees
         assert lives.num_recovered, "deaths that came too late mean nothing"
         await lives.site.idle()
         assert not lives.site.recovery.num_waiting
+
+
+async def test_requests_that_wait_for_a_first_worker_count_as_waiting() -> None:
+    """Without it nobody who scales workers by this figure would start one."""
+    async with lives_on(SlowStore(random.Random(1))) as lives:
+        clients = [Client(each) for each in mixed_requests(random.Random(1), 5)]
+        lives.workers[0].may_answer.clear()  # nothing ends by itself
+        await lives.begin()
+        await lives.add_workers()
+        for client in clients:
+            await client.come(lives.site)
+        await lives.die()
+        site = await lives.begin()
+        assert site.stats().num_waiting == site.recovery.num_waiting == 5
+        await site.recovery.set_paused("r0", is_paused=True)
+        await site.recovery.cancel("r1")
+        assert (site.stats().num_waiting, site.stats().num_paused) == (3, 1)
+        await lives.add_workers()
+        await until(lambda: not site.recovery.num_waiting)
+        assert site.stats().num_waiting + site.stats().num_running == 3

@@ -103,6 +103,11 @@ class Recovery:
         """Number of waiting requests that are paused."""
         return sum(each.journaled.is_paused and not each.has_ended for each in self._waiting.values())
 
+    @property
+    def num_unserved(self) -> int:
+        """Number of waiting requests that a worker would serve: neither paused nor ended."""
+        return sum(not each.journaled.is_paused and not each.has_ended for each in self._waiting.values())
+
     def is_rebuilding(self, fingerprint: str) -> bool:
         """True if a request waits for this model."""
         return any(each.fingerprint == fingerprint for each in self._waiting.values())
