@@ -4,7 +4,7 @@ import re
 
 _MASK = "***"
 _USER_INFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<user>[^\s:/@'\"]*):\S*@", re.IGNORECASE)
-_QUERY = re.compile(r"(?P<name>[?&](?:password|passwd|auth)=)[^&\s'\"]*", re.IGNORECASE)
+_QUERY = re.compile(r"(?P<name>[?&](?:\w*password|passwd|auth)=)[^&\s'\"]*", re.IGNORECASE)
 
 
 def without_passwords(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.log_text import readable_line
+from quire.redaction import has_password, without_passwords
 from tests.services import ROOT
 
 NUM_LINES = 1_000
@@ -87,6 +88,15 @@ def test_no_password_is_logged(form: str) -> None:
     said = run_code(f"set_up_logging('scheduler', 'info', form={form!r})" + SAYS).stderr
     assert "pw-1" not in said
     assert said.count("***") >= 4
+
+
+@pytest.mark.parametrize("name", ["password", "passwd", "auth", "ssl_password"])
+@pytest.mark.parametrize("before", ["?", "?ssl_certfile=a&"])
+def test_every_password_that_a_store_takes_in_a_query_is_hidden(name: str, before: str) -> None:
+    url = f"rediss://h:1/0{before}{name}=pw-1"
+    assert has_password(url)
+    assert without_passwords(f"cannot reach {url}&db=1") == f"cannot reach {url.replace('pw-1', '***')}&db=1"
+    assert not has_password("rediss://h:1/0?ssl_certfile=a&ssl_keyfile=b")
 
 
 def test_a_log_file_is_set_aside_while_it_is_written_and_no_line_is_lost(tmp_path: Path) -> None:
