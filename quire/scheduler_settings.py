@@ -193,6 +193,9 @@ class SchedulerSettings(LimitSettings, PeerTlsSettings, AccessSettings):
     )
     status_fd: int | None = Field(None, description="pipe on which the start's progress is reported to the supervisor")
     parent_pipe_fd: int | None = Field(None, description="pipe that closes when the supervisor is gone")
+    gives_way: bool = Field(
+        False, description="end if another scheduler leads, instead of taking over from it; not for a standby"
+    )
     print_config: bool = Field(False, description="print the settings in force as TOML and exit")
 
     @field_validator("listen", "metrics_listen")

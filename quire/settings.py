@@ -23,7 +23,8 @@ from quire.typed_names import as_typed, flag_of
 S = TypeVar("S", bound="Settings")
 
 CONFIG_VARIABLE = "QUIRE_CONFIG"
-INTERNAL = frozenset({"check", "log_file", "parent_pipe_fd", "print_config", "status_fd"})  # for starting a process
+# For starting a process.
+INTERNAL = frozenset({"check", "gives_way", "log_file", "parent_pipe_fd", "print_config", "status_fd"})
 TABLES = ("serve", "scheduler", "worker", "gateway")
 # Variables that Kubernetes sets in each pod for services called quire-worker and the like.
 _LINKS = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")

@@ -199,6 +199,7 @@ def compose(door: Door, store: Store, leases: Leases, shard: int) -> Parts:
         store_timeout_s=settings.store_timeout_s,
         standby=standby,
         hot=hot,
+        gives_way=settings.gives_way,
     )
     return Parts(door=door, shard=shard, gate=gate, store=store, taking_over=taking_over, hot=hot)
 

@@ -95,6 +95,10 @@ class FencedError(StoreError):
     """A newer leader writes the journal; this process must stop leading."""
 
 
+class AnotherLeaderError(StoreError):
+    """A living scheduler leads already, and this process may not take over from it."""
+
+
 class JournalLostError(StoreError):
     """The store has lost entries that it had acknowledged, or all of them."""
 

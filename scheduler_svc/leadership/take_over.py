@@ -17,6 +17,7 @@ from scheduler_svc.journal.journal_entry import decode, is_news
 from scheduler_svc.journal.leases import Lease, Leases
 from scheduler_svc.journal.records import Records
 from scheduler_svc.journal.store import (
+    AnotherLeaderError,
     FencedError,
     JournalDamagedError,
     JournalLostError,
@@ -26,6 +27,7 @@ from scheduler_svc.journal.store import (
 )
 from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.lease_keeper import LeaseKeeper
+from scheduler_svc.leadership.living_leader import find_living_leader
 from scheduler_svc.leadership.seen_leaders import SeenLeaders
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.requests.live.engine import Engine
@@ -82,8 +84,12 @@ class TakeOver:
         store_timeout_s: float,
         standby: Standby | None = None,
         hot: HotJournal | None = None,
+        gives_way: bool = False,
     ) -> None:
-        """`standby` and `hot` come together: the standby, and the journal that it follows meanwhile."""
+        """`standby` and `hot` come together: the standby, and the journal that it follows meanwhile.
+
+        `gives_way`: without a standby end if a living scheduler leads; else it is taken over from.
+        """
         self._new_attempt = new_attempt
         self._store = store
         self._leases = leases
@@ -92,13 +98,14 @@ class TakeOver:
         self._store_timeout_s = store_timeout_s
         self._standby = standby
         self._hot = hot
+        self._gives_way = gives_way
         self._seen_leaders = standby.seen_leaders if standby is not None else SeenLeaders()
 
     async def lead(self) -> Leading:
         """Return once this process leads, and may serve.
 
-        Raises JournalDamagedError if an entry of the journal is damaged; without `standby` also StoreUnavailableError
-        and FencedError.
+        Raises JournalDamagedError if an entry of the journal is damaged; without `standby` also StoreUnavailableError,
+        FencedError and AnotherLeaderError.
         """
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._store_timeout_s
@@ -106,6 +113,8 @@ class TakeOver:
         while True:
             has_lease = self._standby is None or await self._standby.wait()
             try:
+                if self._gives_way and self._standby is None:
+                    await self._check_alone()
                 return await self._try(is_only_for_loss=not has_lease)
             except (StoreUnavailableError, JournalLostError, FencedError) as error:
                 is_final = isinstance(error, FencedError | StoreConfigurationError) or loop.time() > give_up_s
@@ -115,6 +124,15 @@ class TakeOver:
                     told = str(error)
                     log.warning("not leading yet: the take-over failed, trying again", reason=told)
             await asyncio.sleep(_RETRY_S)
+
+    async def _check_alone(self) -> None:
+        """Raise AnotherLeaderError if a living scheduler leads: two that restart would fence each other for ever."""
+        other = await find_living_leader(self._leases, self._me, lease_ms=self._lease_ms)
+        if other is not None:
+            raise AnotherLeaderError(
+                f"the scheduler at {other.address} leads this deployment in the same store: give another --deployment, "
+                "or end that one"
+            )
 
     async def _try(self, *, is_only_for_loss: bool) -> Leading:
         attempt = self._new_attempt()

@@ -6,6 +6,7 @@ import pty
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import quire
 from quire.cli.serve_command import LEAST_FILES
 from quire.cli.supervisor.start_view import StartView
 from tests.patience import patient
@@ -265,6 +267,40 @@ def test_a_store_that_cannot_be_used_is_named_without_its_password(guarded: str,
         assert "Traceback" not in processes_and_logs(serve, data_dir)
     finally:
         serve.clean_up()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_second_quire_serve_on_one_store_is_refused_and_the_first_leads_on(tmp_path: Path) -> None:
+    """Both would fence each other for ever, as each restarts its scheduler."""
+    with ValkeyProcess() as valkey:
+        first = ServeProcesses(tmp_path / "one", environment={"REDIS_URL": valkey.url})
+        second = None
+        try:
+            first.wait_for("generate --address")
+            address = first.said.split("is ready at ")[1].split()[0]
+            with quire.Client(address) as client:
+                epoch = client.stats().epoch
+                second = ServeProcesses(tmp_path / "two", environment={"REDIS_URL": valkey.url})
+                assert second.wait() == 2
+                second.wait_for(f"the scheduler at {address} leads this deployment in the same store")
+                assert "--deployment" in second.said
+                assert client.stats().epoch == epoch
+            assert "starting it again" not in first.said
+            third = ServeProcesses(tmp_path / "two", "--deployment", "b", environment={"REDIS_URL": valkey.url})
+            try:
+                third.wait_for("generate --address")
+            finally:
+                third.clean_up()
+            scheduler = next(pid for pid, command in first.living().items() if "scheduler_svc" in command)
+            os.kill(scheduler, signal.SIGKILL)  # the next one is not kept by what its predecessor has left
+            first.wait_for("starting it again")
+            with quire.Client(address) as client:
+                assert client.generate("Once", max_tokens=2).text
+        finally:
+            first.clean_up()
+            if second is not None:
+                second.clean_up()
 
 
 @pytest.mark.parametrize(("form", "is_json"), [("auto", False), ("json", True), ("console", False)])

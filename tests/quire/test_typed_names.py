@@ -31,7 +31,7 @@ BAD_TEXTS = {
 ANY_TEXT = {
     *("model", "listen", "metrics_listen", "store", "log_file", "api_key_file", "tls_cert", "tls_key"),
     *("peer_tls_cert", "peer_tls_key", "peer_tls_root"),
-    *("status_fd", "parent_pipe_fd", "check", "print_config"),
+    *("status_fd", "parent_pipe_fd", "check", "gives_way", "print_config"),
 }
 
 

