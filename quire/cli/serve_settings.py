@@ -300,12 +300,17 @@ def _split(given: Mapping[str, _Given], **ours: object) -> tuple[dict[str, Any],
 
 
 def _check_reserved(kind: type[Settings], table: Collection[str]) -> None:
-    """Raises ValueError if a variable or key of a service sets what `quire serve` sets itself; it would be ignored."""
-    for name, instead in RESERVED[kind].items():
+    """Raises ValueError if a variable or key of a service sets what `quire serve` sets itself; it would be ignored.
+
+    What is for starting one process is refused, too: each process would end at once, or log where nobody looks.
+    """
+    internal = dict.fromkeys(sorted(INTERNAL & set(kind.model_fields)), "")
+    for name, instead in {**internal, "log_file": "--data-dir, the folder of all logs", **RESERVED[kind]}.items():
         variable = f"{kind.prefix()}{name.upper()}"
         if os.environ.get(variable) or name in table:
             source = variable if os.environ.get(variable) else f"[{kind.section}] {name}"
-            raise ValueError(f"{source}: quire serve sets this itself; leave it out, and give {instead}")
+            rest = f", and give {instead}" if instead else ""
+            raise ValueError(f"{source}: quire serve sets this itself; leave it out{rest}")
 
 
 def _check_other_variables() -> None:

@@ -280,6 +280,24 @@ def test_what_serve_settles_for_a_service_is_not_ignored_but_refused(
 
 
 @pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in SERVICES for name in sorted(INTERNAL & set(kind.model_fields))]
+)
+def test_what_is_for_starting_one_process_is_refused_for_those_of_serve(
+    kind: type[Settings], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be ignored, as a log file, or end each process at once, as print_config."""
+    file = tmp_path / "quire.toml"
+    file.write_text(f"[{kind.section}]\n{name} = 1\n")
+    said = refusal("m", "--config", str(file))
+    assert f"[{kind.section}] {name}: quire serve sets this itself; leave it out" in said
+    assert ("--data-dir" in said) is (name == "log_file")
+    monkeypatch.delenv("QUIRE_CONFIG", raising=False)
+    variable = f"{kind.prefix()}{name.upper()}"
+    monkeypatch.setenv(variable, "1")
+    assert f"{variable}: quire serve sets this itself; leave it out" in refusal("m")
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         ("--store", "memory", "--redis-url", "redis://x"),
