@@ -21,7 +21,7 @@ INSTEAD: Mapping[str, str] = {
     "allowed_origins": "give --cors-origins",
     "api_key": KEY_ON_COMMAND_LINE,
     "api_server_count": "give --gateways",
-    "attention_backend": "leave it out: attention is chosen for the device; --kernels chooses on a CPU",
+    "attention_backend": "give --attention triton, flashinfer or flash-attn",
     "chat_template": "put it into the model's folder, as chat_template.jinja",
     "compilation_config": "leave it out: kernels are compiled for what is served",
     "config_format": _FOLDER,

@@ -30,6 +30,13 @@ def test_every_flag_that_is_named_instead_is_one_of_quire_serve(name: str) -> No
     assert named or "leave it out" in INSTEAD[name] or len(INSTEAD[name]) > 20
 
 
+def test_an_option_whose_name_begins_with_one_of_ours_is_answered_with_ours() -> None:
+    ours = {*WorkerSettings.model_fields, *SchedulerSettings.model_fields, *GatewaySettings.model_fields}
+    for name in INSTEAD:
+        begun = [each for each in ours if name.startswith(f"{each}_")]
+        assert all(flag_of(each) in INSTEAD[name] for each in begun), name
+
+
 def test_an_option_of_the_same_name_is_taken_as_it_is() -> None:
     taken = {"dtype", "max_model_len", "max_num_seqs", "block_size", "generation_config", "reasoning_parser", "device"}
     assert taken <= {*WorkerSettings.model_fields, *SchedulerSettings.model_fields, *GatewaySettings.model_fields}
