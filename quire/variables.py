@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from quire.access_variables import API_KEY, TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME
 
 ADDRESS = "QUIRE_ADDRESS"
+HIDDEN_URL = (
+    "_QUIRE_REDIS_URL_FLAG"  # value of --redis-url, from `quire serve` to itself, whose password nobody may see
+)
 KNOWN = frozenset(
     {
         *(ADDRESS, API_KEY, TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME),

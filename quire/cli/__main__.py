@@ -7,6 +7,7 @@ import sys
 
 from quire.install import install_hint
 from quire.redaction import has_password
+from quire.variables import HIDDEN_URL
 
 EXTRA = ("typer", "rich", "pydantic", "pydantic_settings", "structlog")
 
@@ -52,13 +53,13 @@ def _take_any_text() -> None:
 
 
 def _hide_password() -> None:
-    """Starts the process again with a URL's password in a variable: everybody can read arguments."""
+    """Starts the process again with a URL that has a password in a variable: everybody can read arguments."""
     words = sys.orig_argv[1:]
     if sys.argv[1:2] != ["serve"] or _value(words, "--store")[0] not in ("", "auto"):
         return
     url, rest = _value(words, "--redis-url")
     if has_password(url):
-        os.execve(sys.executable, [sys.executable, *rest], {**os.environ, "QUIRE_SERVE_REDIS_URL": url})
+        os.execve(sys.executable, [sys.executable, *rest], {**os.environ, HIDDEN_URL: url})
 
 
 def _value(words: list[str], flag: str) -> tuple[str, list[str]]:

@@ -33,7 +33,7 @@ from quire.settings import (
     to_toml,
 )
 from quire.typed_names import flag_of
-from quire.variables import KNOWN, meant_variable
+from quire.variables import HIDDEN_URL, KNOWN, meant_variable
 from quire.worker_settings import WorkerSettings
 
 ALIASES = {"max_queue": "max_queue_requests"}  # shorter, earlier names
@@ -260,7 +260,8 @@ def _gather(flags: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, _Gi
         variable = f"{prefix}{name.upper()}"
         if value := os.environ.get(variable):
             given[ALIASES.get(name, name)] = _Given(value, variable, "variable")
-    for name, value in flags.items():
+    hidden = os.environ.pop(HIDDEN_URL, None)
+    for name, value in {**flags, **({} if hidden is None else {"redis_url": hidden})}.items():
         if value is not None:
             label = "MODEL" if name == "model" else flag_of(name)
             given[name] = _Given(value, label, "flag")

@@ -1,5 +1,8 @@
 """Settings of `quire serve`: flag over variable over file, and what the services are told."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from quire.gateway_settings import GatewaySettings
 from quire.scheduler_settings import SchedulerSettings
 from quire.settings import INTERNAL, Settings, parse, settle
 from quire.worker_settings import WorkerSettings
+from tests.patience import patient
 
 
 @pytest.fixture(autouse=True)
@@ -320,6 +324,17 @@ def test_a_password_is_printed_by_nothing(url: str) -> None:
     result = CliRunner().invoke(app, ["serve", "m", "--redis-url", url, "--print-config"])
     assert "pw-1" not in result.output
     assert "***" in result.output
+
+
+def test_a_flag_that_is_hidden_for_its_password_counts_as_the_flag_that_it_is() -> None:
+    shown = []
+    for url in ("redis://h:1", "redis://:pw-1@h:1"):
+        environment = {**os.environ, "QUIRE_SERVE_STORE": "memory"}
+        command = [sys.executable, "-m", "quire.cli", "serve", "m", "--redis-url", url, "--print-config"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(60))
+        assert done.returncode == 0, done.stderr
+        shown.append([line for line in done.stdout.splitlines() if "redis_url" not in line])
+    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize("only", ["its-name", "0123abcd"], ids=["name", "fingerprint"])
