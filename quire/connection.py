@@ -95,7 +95,7 @@ class Connection:
         *,
         is_short: bool = True,
     ) -> Response:
-        """Makes one idempotent call; retries it where it is refused for now or no server leads yet.
+        """Makes one idempotent call; retries it where it breaks, is refused for now or no server leads yet.
 
         Args:
             method: method of a stub.
@@ -222,6 +222,8 @@ class Connection:
         error = error_of(rpc_error)
         if isinstance(error, UnavailableError) and not rpc_error.trailing_metadata():
             return unreachable_error(self._address, rpc_error)
+        if rpc_error.code() is grpc.StatusCode.INTERNAL and server_error_of(rpc_error) is None:
+            return UnavailableError(f"a call to the server at {self._address} breaks on its way: {error.message}")
         if isinstance(error, RequestExpiredError):
             return UnavailableError(f"the server at {self._address} did not answer in time")
         return error

@@ -241,7 +241,7 @@ def to_status(error: QuireError) -> status_pb2.Status:
 
 
 def from_status(status: status_pb2.Status) -> QuireError:
-    """The error that the status stands for; QuireError itself for a code that is not ours."""
+    """The error that the status stands for; QuireError itself for faults of a server and codes that are not ours."""
     kind = _BY_CODE.get(status.code, QuireError)
     if issubclass(kind, InvalidRequestError):
         bad_request = _detail(status, error_details_pb2.BadRequest()) or error_details_pb2.BadRequest()
@@ -249,12 +249,14 @@ def from_status(status: status_pb2.Status) -> QuireError:
             FieldViolation(each.field, each.description, each.reason) for each in bad_request.field_violations
         ]
         return kind(status.message, violations)
-    if kind in (UnavailableError, FailedPreconditionError):
+    if kind in (UnavailableError, FailedPreconditionError, RequestFailedError):
         info = _detail(status, error_details_pb2.ErrorInfo()) or error_details_pb2.ErrorInfo()
         if kind is UnavailableError and info.reason == ShardsChangedError.reason:
             return ShardsChangedError(status.message, _retry_after_s(status), version=_version_of(info))
         if kind is FailedPreconditionError and info.reason == NotLeaderError.reason:
             return NotLeaderError(status.message, info.metadata.get(_LEADER))
+        if kind is RequestFailedError and info.reason != RequestFailedError.reason:  # INTERNAL is said of any fault
+            return QuireError(status.message)
     if issubclass(kind, RetryableError):
         return kind(status.message, _retry_after_s(status))
     return kind(status.message)

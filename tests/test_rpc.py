@@ -14,7 +14,16 @@ from common.limits import limit_options
 from common.peer_limits import EdgeLimits
 from common.rpc import Keepalive, server_options
 from common.serving import GrpcServer
-from quire.errors import NotFoundError, OverloadedError, QuireError, RequestFailedError, UnavailableError, to_status
+from quire.errors import (
+    NotFoundError,
+    OverloadedError,
+    QuireError,
+    RequestFailedError,
+    RequestLostError,
+    UnavailableError,
+    from_status,
+    to_status,
+)
 from quire.listening import ListenError
 from quire.rpc import PUBLIC_MESSAGE_BYTES, error_of
 from quire.scheduler_settings import SchedulerSettings
@@ -86,9 +95,23 @@ async def test_an_exception_arrives_as_itself(channel: grpc.aio.Channel) -> None
     assert (error.message, error.retry_after_s) == ("too much", 2.5)
 
 
+@pytest.mark.parametrize(
+    ("sent", "kind"),
+    [(QuireError, QuireError), (RequestFailedError, RequestFailedError), (RequestLostError, RequestFailedError)],
+)
+def test_the_reason_tells_a_fault_of_the_server_from_a_request_that_failed(
+    sent: type[QuireError], kind: type[QuireError]
+) -> None:
+    status = to_status(sent("what happened"))
+    error = from_status(status)
+    assert type(error) is kind and error.message == "what happened"
+    status.ClearField("details")
+    assert type(from_status(status)) is QuireError  # gRPC's own, or a proxy's: of no request
+
+
 async def test_a_fault_is_internal_and_tells_nothing_of_itself(channel: grpc.aio.Channel) -> None:
     error = await refusal(channel, b"fault")
-    assert isinstance(error, RequestFailedError) and "secret" not in error.message
+    assert type(error) is QuireError and "secret" not in error.message  # no request was accepted that could fail
     call = channel.unary_stream(f"/{ECHO}/Stream", plain, plain)(b"fault")
     received = []
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -16,6 +16,7 @@ from gateway_svc.api_error import from_quire
 from gateway_svc.app import create_app
 from gateway_svc.resumption import not_resumable
 from gateway_svc.vocabulary import Vocabulary
+from quire.errors import from_status, to_status
 from quire.server_errors import lost_request_error
 from tests.gateway.described import DOCUMENT
 from tests.gateway.hostile_bodies import BODIES
@@ -121,6 +122,8 @@ class CountingTransport(httpx2.ASGITransport):
     [
         (quire.RequestFailedError("its worker died three times"), 1),
         (lost_request_error("r", 0), 3),
+        (from_status(to_status(quire.RequestFailedError("it failed at the scheduler"))), 1),
+        (from_status(to_status(quire.QuireError("a fault of the scheduler"))), 3),
         (quire.RequestExpiredError("its deadline has passed"), 1),
         (quire.OverloadedError("too much is waiting"), 3),
         (quire.UnavailableError("no server answers"), 3),

@@ -342,7 +342,7 @@ async def until_told(client: quire.AsyncClient, server: ChangingLoads) -> None:
 
 async def test_shards_are_followed_on_after_their_connection_was_given_up() -> None:
     """Regression: gRPC cancels a stream that was just begun, and the client went for ever by what it had heard."""
-    async with started(ChangingLoads()) as server, quire.AsyncClient(server.address) as client:
+    async with started(ChangingLoads()) as server, quire.AsyncClient(server.address, connect_timeout_s=0.2) as client:
         await until_told(client, server)
         for _ in range(2):
             server.may_begin.clear()

@@ -3,11 +3,15 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from typing import Any
 
+import grpc
 import pytest
 
 import quire
 from quire import servers
+from quire.v1 import inference_pb2 as pb
 from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
@@ -97,3 +101,48 @@ async def test_a_client_that_was_used_in_an_event_loop_that_is_closed_can_be_clo
         asyncio.run(client.close())
 
     await asyncio.to_thread(use)
+
+
+class BreakingCalls(ScriptedServer):
+    """A server whose first calls for the model break on their way, as gRPC reports a stream that a proxy resets."""
+
+    num_breaks = 0  # to come
+    num_asked = 0
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+        self.num_asked += 1
+        if self.num_breaks:
+            self.num_breaks -= 1
+            await context.abort(grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2")
+        return await super().GetModel(request, context)
+
+
+@pytest.fixture
+async def breaking() -> AsyncIterator[BreakingCalls]:
+    server = BreakingCalls()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def test_a_call_that_breaks_on_its_way_is_made_again(breaking: BreakingCalls) -> None:
+    """Regression: the caller was told that a request had failed which no server had accepted."""
+    breaking.num_breaks = 2
+    async with quire.AsyncClient(breaking.address, connect_timeout_s=patient(10)) as client:
+        assert (await client.model()).name == "scripted"
+    assert breaking.num_asked == 3
+
+
+async def test_a_call_that_breaks_again_and_again_counts_as_one_that_reaches_no_server(breaking: BreakingCalls) -> None:
+    breaking.num_breaks = 1_000_000
+    async with quire.AsyncClient(breaking.address, connect_timeout_s=0.3) as client:
+        with pytest.raises(quire.UnavailableError, match="breaks on its way: Received RST_STREAM"):
+            await client.model()
+
+
+async def test_a_fault_of_the_server_itself_is_told_at_once(breaking: BreakingCalls) -> None:
+    breaking.refuse_calls.append(quire.QuireError("a fault of ours"))
+    async with quire.AsyncClient(breaking.address) as client:
+        with pytest.raises(quire.QuireError, match="a fault of ours") as caught:
+            await client.model()
+    assert type(caught.value) is quire.QuireError and breaking.num_asked == 1
