@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.page_section import Document, Headline, PageSection, Section, grid
+from benchmarks.page_section import Document, Headline, PageSection, Section, Target, grid
 from benchmarks.report import RESULTS
 
 KIND = "gpu_check"
@@ -88,9 +88,15 @@ def section_of(document: Document) -> Section:
     return Section(
         done="All stages that a machine with one GPU has, in one call of ten minutes; kernels are compiled in it.",
         headlines=[
-            Headline(f"{counts['passed']} tests passed, {counts['failed'] + counts['error']} failed"),
+            Headline(
+                f"{counts['passed']} tests passed, {counts['failed'] + counts['error']} failed",
+                [Target("no stage of tests fails or is out of time", document["is_correct"])],
+            ),
             Headline(f"out of time: {', '.join(late) or 'none'}"),
-            Headline(f"not begun: {', '.join(skipped) or 'none'}"),
+            Headline(
+                f"not begun: {', '.join(skipped) or 'none'}",
+                [Target("every stage runs to its end", document["is_complete"])],
+            ),
         ],
         blocks=[
             grid(
@@ -111,6 +117,7 @@ SECTION = PageSection(
     question="Do kernels, models and services pass their tests on a GPU?",
     command="make gpu-check OUT=DIR",
     measures=("kernels", "worker_svc"),
+    target="every test passes, and every stage runs to its end",
     render=section_of,
 )
 

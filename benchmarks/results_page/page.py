@@ -42,6 +42,11 @@ def page(results: Results, plots: Sequence[str]) -> str:
     return "\n\n".join(_blocks(results, plots)) + "\n"
 
 
+def anchors(results: Results) -> dict[str, str]:
+    """File of each section by the section's anchor on the page."""
+    return {_anchor(_title(benchmark, section)): name for name, (benchmark, section) in _sections(results).items()}
+
+
 def _blocks(results: Results, plots: Sequence[str]) -> Iterator[str]:
     sections = _sections(results)
     missing = [each for each in SECTIONS if not any(_is_of(each, document) for document in results.values())]
@@ -103,8 +108,11 @@ def _title(benchmark: PageSection, section: Section) -> str:
 
 def _link(title: str) -> str:
     """Link to a section, by the anchor made from its title."""
-    anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-    return f"[{title}](#{anchor})"
+    return f"[{title}](#{_anchor(title)})"
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def _measured_rows(sections: Mapping[str, tuple[PageSection, Section]]) -> Iterator[tuple[str, ...]]:

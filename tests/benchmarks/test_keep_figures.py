@@ -41,7 +41,8 @@ def test_outcomes_say_what_passed_failed_and_was_not_begun() -> None:
     report = {**said, "command": "python -m x --fa3-library /tmp/fa3.so", "commit": "a", "stages": stages}
     document = outcomes(report, "b")
     assert document["command"] == "python -m x --fa3-library fa3.so" and document["commit"] == "b"
-    section = section_of(document)
+    section = section_of({**document, "is_correct": False, "is_complete": True})
+    assert section.verdict == "**1 of 2 not met**"
     assert [each.figure for each in section.headlines] == [
         "7 tests passed, 1 failed",
         "out of time: runner",
