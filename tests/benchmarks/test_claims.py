@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
@@ -105,3 +106,60 @@ def test_what_ran_on_a_gpu_is_what_the_record_says_passed() -> None:
         kind, _, name = stage["name"].partition("/")
         if kind == "services":
             assert f"`{name}`" in (claimed if stage["status"] == "passed" else late), stage["name"]
+
+
+def rounded(value: float) -> str:
+    """Round as every figure of README's comparison is rounded: to a whole number, halves up."""
+    return f"{Decimal(str(value)).quantize(Decimal(1), ROUND_HALF_UP):,}"
+
+
+def medians(name: str, load: str) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = json.loads((RESULTS / f"{name}.json").read_text())["medians"][load]
+    return found
+
+
+def milliseconds(name: str, system: str) -> str:
+    """List a system's first tokens at 1, 2 and 4 requests a second, p50."""
+    a, b, c = (rounded(1e3 * medians(name, f"rate-{rate}")[system]["first_token_p50_s"]) for rate in (1, 2, 4))
+    return f"{a}, {b} and {c}"
+
+
+def test_the_table_of_engines_has_the_records_medians() -> None:
+    row = re.compile(r"(?m)^\| (\d+M), (\w+), (ShareGPT|Alpaca)[^|]*\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$")
+    text = (ROOT / "README.md").read_text()
+    rows = list(row.finditer(text))
+    assert len(rows) > 10
+    for each in rows:
+        shape, dtype, trace, *cells = each.groups()
+        kind = "amx_" if ", AMX" in each[0] else ""
+        found = medians(f"peers_{kind}{shape.lower()}_{dtype}", trace.lower())
+        systems = ("quire", "openvino", "vllm", "transformers")
+        for system, cell in zip(systems, cells, strict=True):
+            assert cell in ("–", rounded(found[system]["tokens_per_s"]) if system in found else "–"), each[0]
+
+
+def test_what_is_not_ahead_is_said_with_the_records_figures() -> None:
+    text = (ROOT / "README.md").read_text()
+    epyc, amx = "peers_125m_bfloat16", "peers_amx_125m_bfloat16"
+    said = re.findall(r"(?m)^Not ahead yet, (?:on the EPYC|with AMX): .*$", text)
+    assert f"p50 {milliseconds(epyc, 'quire')} ms against {milliseconds(epyc, 'openvino')}" in said[0]
+    assert f"{milliseconds(amx, 'quire')} ms against {milliseconds(amx, 'openvino')}" in said[1]
+    lower = []
+    for rate in (1, 2, 4):
+        each = medians(amx, f"rate-{rate}")
+        ours, theirs = (each[system]["normalised_latency_s"] for system in ("quire", "openvino"))
+        lower.append(int(rounded(100 * (1 - ours / theirs))))
+    assert f"{min(lower)} to {max(lower)} % lower (medians)" in said[1]
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "peers_125m_bfloat16"), (1, "peers_amx_125m_bfloat16")])
+def test_a_first_token_that_misses_its_target_at_p99_is_named(place: int, name: str) -> None:
+    said = re.findall(r"(?m)^Not ahead yet, (?:on the EPYC|with AMX): .*$", (ROOT / "README.md").read_text())[place]
+    section = section_of_kind("peers").render
+    assert section is not None
+    headlines = section(json.loads((RESULTS / f"{name}.json").read_text())).headlines
+    for headline in headlines:
+        missed = [target for target in headline.targets if target.is_met is False]
+        found = re.match(r"rate-(\d), first token p99: ([\d.]+)", headline.figure)
+        if missed and found:
+            assert f"at {found[1]} a second p99, too ({found[2]} ×)" in said
