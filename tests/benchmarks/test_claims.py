@@ -163,3 +163,14 @@ def test_a_first_token_that_misses_its_target_at_p99_is_named(place: int, name: 
         found = re.match(r"rate-(\d), first token p99: ([\d.]+)", headline.figure)
         if missed and found:
             assert f"at {found[1]} a second p99, too ({found[2]} ×)" in said
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/durability.md"])
+def test_failovers_are_quoted_with_one_live_request_and_with_many(page: str) -> None:
+    document = json.loads((RESULTS / "failover_time.json").read_text())
+    silences = {(each["how"], each["requests"]): f"{each['silence_s']:.2f} s" for each in document["rows"]}
+    said = paragraph_of(page, "failover_time.json")
+    for requests in (1, 2000):
+        both = [silences[how, requests] for how in ("kill -9", "SIGTERM")]
+        assert re.search(" .{0,20}and ".join(both) + (".* with one live request", " with 2,000")[requests > 1], said)
+    assert ("none of 16 streams" in said) == ("silence_of" not in document)
