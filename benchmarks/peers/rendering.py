@@ -72,7 +72,7 @@ class Outcome:
         return {name: num_equal(outputs[name], outputs[REFERENCE]) for name in SYSTEMS if name in outputs}
 
     def as_json(self, loads: Sequence[str]) -> dict[str, Any]:
-        """Medians, every run, targets, failures."""
+        """Medians, every run, failures. No verdicts: their rules change, and the page makes them of the runs."""
         return {
             "key_figures": {
                 f"{load}_{name}_tokens_per_s": each.tokens_per_s
@@ -80,8 +80,6 @@ class Outcome:
                 if load in CLOSED
                 for name, each in self.medians(load).items()
             },
-            "targets": {load: _verdicts_as_json(self.verdicts(load)) for load in loads},
-            "defaults": {load: _verdicts_as_json(self.defaults(load)) for load in loads},
             "medians": {load: {name: asdict(each) for name, each in self.medians(load).items()} for load in loads},
             "equal_to_transformers": self.parity(),
             "failures": self.failures(),
@@ -154,7 +152,3 @@ class Outcome:
 
 def _share(equal: Mapping[str, Any]) -> str:
     return f"{equal['tokens_before_a_difference']} of {equal['tokens']}"
-
-
-def _verdicts_as_json(found: Sequence[Verdict]) -> list[dict[str, Any]]:
-    return [{**asdict(each), "ratio": round(each.ratio, 3), "met": each.met} for each in found]

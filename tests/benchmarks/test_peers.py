@@ -16,6 +16,7 @@ from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runners.harness import Setup
 from benchmarks.peers.runs_file import Run, RunsFile
 from benchmarks.peers.workload import Load, Sent
+from benchmarks.report import RESULTS
 from tests.benchmarks.peer_runs import figures, run
 
 TINY = Load(dataset="alpaca", seed=0, tokens_seed=0, scale=0.1, num_requests=3)
@@ -238,6 +239,7 @@ def test_what_is_shown_has_medians_targets_equal_outputs_and_every_failure() -> 
     shown = json.loads(json.dumps(outcome.as_json(loads)))
     assert shown["key_figures"]["sharegpt_quire_tokens_per_s"] == 210.0
     assert set(shown["failures"]) == {"vllm", "llamacpp"}
+    assert not {"targets", "defaults"} & set(shown), "a verdict would stay that of the rule of its day"
     charts = outcome.charts("tiny", loads)
     assert set(charts) == {"sharegpt", "latency"} and all(each.startswith("<svg") for each in charts.values())
 
@@ -260,3 +262,14 @@ def test_tokens_that_are_drawn_have_targets_of_their_own() -> None:
     (greedy,), (drawn,) = (Outcome(runs, {}, top_p).verdicts("sharegpt") for top_p in (None, 0.95))
     assert (greedy.target, greedy.met) == (1.05, True)
     assert (drawn.target, drawn.met) == (1.7, False)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("peers_*.json")), ids=lambda path: path.stem)
+def test_a_result_file_says_of_its_runs_what_is_made_of_them_now(path: Path) -> None:
+    document = json.loads(path.read_text())
+    runs = [Run(**{**each, "figures": Figures(**each["figures"])}) for each in document["runs"]]
+    made = json.loads(json.dumps(Outcome(runs, {}, document.get("top_p")).as_json(list(document["medians"]))))
+    assert not {"targets", "defaults"} & set(document)
+    assert {key: document[key] for key in ("key_figures", "medians")} == {
+        key: made[key] for key in ("key_figures", "medians")
+    }
