@@ -13,6 +13,7 @@ from benchmarks.report import markdown_table
 Document = dict[str, Any]
 ResultRow = dict[str, Any]  # of a document
 NONE = "–"
+MIN_ROUNDS = 3  # before anything is said of a ratio
 _MAX_DIGITS = 9
 
 # Paths that benchmarks measure.
@@ -116,6 +117,16 @@ def below(value: float, bound: float, unit: str) -> Target:
 
 def at_least(value: float, bound: float, unit: str) -> Target:
     return Target(f"≥ {bound:g} {unit}", value >= bound)
+
+
+def at_least_in_rounds(worst: float, best: float, bound: float, unit: str, num_rounds: int) -> Target:
+    """Target of a ratio of each round: met, or not met, where enough rounds were run and all of them say so."""
+    unclear = ""
+    if num_rounds < MIN_ROUNDS:
+        unclear = f"{num_rounds} of at least {MIN_ROUNDS} rounds"
+    elif worst < bound <= best:
+        unclear = f"{number(worst, 1, bound)} to {number(best, 1, bound)} {unit} in {num_rounds} rounds"
+    return Target(f"≥ {bound:g} {unit}", None if unclear else worst >= bound, unclear=unclear)
 
 
 def listed(values: Iterable[object]) -> str:

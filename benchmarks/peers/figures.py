@@ -9,9 +9,9 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Protocol, Self
 
+from benchmarks.page_section import MIN_ROUNDS
 from benchmarks.report import percentile
 
-MIN_ROUNDS = 3  # before anything is said of a ratio
 MORE_IS_BETTER = ("tokens_per_s",)
 _DIGITS = 5
 

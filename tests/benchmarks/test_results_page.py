@@ -18,7 +18,7 @@ from benchmarks.overhead.delivery_load import Delivery, Load
 from benchmarks.overhead.delivery_table import CpuPerToken, delivery_row
 from benchmarks.overhead.overhead_table import Overhead, Spread, row_of, summary_of
 from benchmarks.overhead.stage_table import Stage
-from benchmarks.page_section import Headline, Section, Target, number
+from benchmarks.page_section import Headline, Section, Target, at_least_in_rounds, number
 from benchmarks.peers.__main__ import _loads_in_words, _peer_in_words
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runs_file import Run
@@ -117,6 +117,38 @@ def test_a_count_that_a_fault_does_not_measure_adds_nothing() -> None:
         if not row.get("changed"):
             row["changed"] = None
     assert faults.chaos(document).blocks[0] == whole
+
+
+@pytest.mark.parametrize(
+    ("worst", "best", "num_rounds", "is_met", "unclear"),
+    [
+        (95.0, 107.5, 3, True, ""),
+        (94.99, 107.5, 3, None, "94.99 to 107.5 % in 3 rounds"),
+        (90.0, 95.0, 3, None, "90.0 to 95.0 % in 3 rounds"),
+        (90.0, 94.99, 3, False, ""),
+        (99.0, 107.5, 2, None, "2 of at least 3 rounds"),
+    ],
+)
+def test_a_target_is_met_where_all_rounds_say_so(
+    worst: float, best: float, num_rounds: int, is_met: bool | None, unclear: str
+) -> None:
+    target = at_least_in_rounds(worst, best, 95.0, "%", num_rounds)
+    assert (target.is_met, target.unclear) == (is_met, unclear)
+
+
+@pytest.mark.parametrize("kind", ["request_kinds", "durability_cost", "containers"])
+def test_no_recorded_ratio_is_called_met_with_a_round_on_the_other_side(kind: str) -> None:
+    document = json.loads((RESULTS / f"{kind}.json").read_text())
+    render = section_of_kind(kind).render
+    assert render is not None
+    rows = document.get("rows", [document])
+    held = [row for row in rows if row.get("mode", "always") == "always" and row.get("least", 0) is not None]
+    headlines = render(document).headlines
+    assert len(headlines) == len(held)
+    for row, headline in zip(held, headlines, strict=True):
+        bound = row["least"] if "least" in row else document["target"]
+        expected = None if row["worst_ratio"] < bound <= row["best_ratio"] else row["worst_ratio"] >= bound
+        assert [target.is_met for target in headline.targets] == [expected], headline.figure
 
 
 def peers_document(runs: list[Run], loads: list[str], not_set_up: dict[str, str], **changes: Any) -> dict[str, Any]:
