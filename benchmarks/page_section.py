@@ -141,6 +141,13 @@ def commit_of(commit: str | None) -> str:
     return f"`{name[:7]}`" + (" with changes that were not committed" if dirty else "")
 
 
+def commits_of(document: Document) -> list[str]:
+    """List the commits that the figures of a result are of: those of its parts that name their own, else its own."""
+    parts = [*document.get("runs", ()), *document.get("made_by", {}).values()]
+    named = [str(part["commit"]) for part in parts if isinstance(part, dict) and "commit" in part]
+    return list(dict.fromkeys(named)) or [str(document["commit"])]
+
+
 def first_line(text: str, most: int = 160) -> str:
     """Shorten a reason to its first line."""
     line = text.strip().partition("\n")[0]

@@ -74,6 +74,12 @@ def circumstances() -> dict[str, Any]:
     }
 
 
+def origin() -> dict[str, Any]:
+    """Commit and machine that a figure is of now, without what differs from moment to moment."""
+    now = circumstances()
+    return {"commit": now["commit"], "machine": {k: v for k, v in now["machine"].items() if k != "load_average"}}
+
+
 def has_amx(machine: Mapping[str, Any]) -> bool:
     """True for a machine, as `circumstances` describes it, whose processor multiplies bfloat16 in tiles."""
     return "amx_bf16" in (machine.get("instructions") or ())

@@ -188,7 +188,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--open-rounds", type=int, default=3, help="of the loads that come one by one")
     parser.add_argument("--top-p", type=float, help="draw all tokens so, where a system can; default: greedy choice")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--resume", action="store_true", help="keep the runs of the same plan that have ended")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the runs of the same plan, commit and machine that have ended"
+    )
     parser.add_argument("--set-up", action="store_true", help="make the environments, and no more")
     parser.add_argument("--cache", type=Path, default=ROOT / ".quire" / "peers", help="environments, models, runs")
     parser.add_argument("--torch-index", help="where torch comes from; default: pip's own configuration")

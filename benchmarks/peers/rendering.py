@@ -84,7 +84,13 @@ class Outcome:
             "equal_to_transformers": self.parity(),
             "failures": self.failures(),
             "runs": [
-                {"round": run.round, "system": run.system, "load": run.load, "figures": asdict(run.figures)}
+                {
+                    "round": run.round,
+                    "system": run.system,
+                    "load": run.load,
+                    "figures": asdict(run.figures),
+                    **({"commit": run.origin["commit"]} if run.origin is not None else {}),
+                }
                 for run in self._runs
                 if run.figures is not None
             ],

@@ -45,7 +45,7 @@ def section_of(document: Document) -> Section:
             f"system at a time, round by round; ours with services and journal.{over_http} "
             f"{document['threads']} threads, a KV pool of {document['pool_tokens']:,} tokens{_budget(document)}. "
             "Figures are medians over the rounds. What is held to a target is the median of the ratios to the best "
-            "peer of each round; the target is met, or not, where all rounds say so."
+            f"peer of each round; the target is met, or not, where all rounds say so.{_resumed(document)}"
         ),
         headlines=list(_verdicts(document)),
         blocks=blocks,
@@ -55,6 +55,13 @@ def section_of(document: Document) -> Section:
 
 def _top_p(document: Document) -> str:
     return "" if document.get("top_p") is None else f", top-p {document['top_p']:g}"
+
+
+def _resumed(document: Document) -> str:
+    """Sentence for campaigns that kept runs of earlier calls while a run had no commit of its own."""
+    if "--resume" not in document["command"] or all("commit" in run for run in document["runs"]):
+        return ""
+    return " It was resumed, and its runs did not note their commits: some may be of older code than the one named."
 
 
 def _choice(document: Document) -> str:

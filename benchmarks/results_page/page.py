@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.page_section import Document, PageSection, Section, commit_of, grid
+from benchmarks.page_section import Document, PageSection, Section, commit_of, commits_of, grid
 from benchmarks.results_page.catalogue import SECTIONS, section_of_kind
 
 FOLDER = "../benchmarks/results"  # as the page sees it
@@ -128,11 +128,16 @@ def _missing_rows(missing: Sequence[PageSection]) -> Iterator[tuple[str, ...]]:
         yield link, benchmark.question, f"not measured{target}", "not measured"
 
 
+def _commits(document: Document) -> str:
+    found = commits_of(document)
+    return f"Commit{'s' if len(found) > 1 else ''} {', '.join(map(commit_of, found))}"
+
+
 def _circumstances(name: str, document: Document, section: Section, plots: Sequence[str]) -> str:
     versions = document["versions"]
     known = [f"{package} {versions[package]}" for package in section.versions if versions.get(package)]
     facts = [
-        f"Commit {commit_of(document['commit'])}",
+        _commits(document),
         f"{_machine(document)}, load average {document['machine']['load_average']:g}",
         ", ".join([f"Python {versions['python']}", *known]),
         f"`{document['command']}`",

@@ -9,6 +9,7 @@ from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
+from benchmarks.page_section import commits_of
 from benchmarks.report import RESULTS, ROOT
 from benchmarks.results_page.catalogue import SECTIONS, section_of_kind
 from benchmarks.results_page.page import anchors, read_results
@@ -42,7 +43,7 @@ def is_of_this_code(name: str) -> bool:
     """True if nothing that the result measured has changed since its commit, or the commits of its parts."""
     document = json.loads((RESULTS / name).read_text())
     parts = [*document.get("faults", ()), *document.get("campaigns", ())] if document["benchmark"] == "chaos" else []
-    commits = {str(each["commit"]) for each in (document, *parts)}
+    commits = {str(each["commit"]) for each in (document, *parts)} | {*commits_of(document)}
     paths = section_of_kind(document["benchmark"]).measures
     return all(not commit.endswith("-dirty") and not has_changed_since(commit, paths) for commit in commits)
 
@@ -60,9 +61,9 @@ def uncited(text: str) -> list[str]:
         for name in cited_in(block):
             if is_of_this_code(name):
                 continue
-            commit = str(json.loads((RESULTS / name).read_text())["commit"])[:SHORT]
-            if commit not in block:
-                wrong.append(f"{name} is of {commit}, and the code that it measured has changed since")
+            commits = [each[:SHORT] for each in commits_of(json.loads((RESULTS / name).read_text()))]
+            missing = [each for each in commits if each not in block]
+            wrong += [f"{name} is of {each}, and the code that it measured has changed since" for each in missing]
     return wrong
 
 

@@ -153,6 +153,24 @@ def test_runs_of_another_plan_and_failed_runs_are_made_again(tmp_path: Path) -> 
     assert RunsFile(path, {"plan": 2}, resume=True).runs == {}
 
 
+@pytest.mark.parametrize("changed", [{"commit": "b"}, {"commit": "a-dirty"}, {"machine": {"cpus": 4}}])
+def test_runs_of_another_commit_or_machine_are_made_again(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path, here = tmp_path / "runs.jsonl", {"commit": "a", "machine": {"cpus": 2}}
+    RunsFile(path, {"plan": 1}, resume=False, origin=lambda: here).add(run("b"))
+    again = RunsFile(path, {"plan": 1}, resume=True, origin=lambda: here)
+    assert [each.origin for each in again.runs.values()] == [here]
+    assert RunsFile(path, {"plan": 1}, resume=True, origin=lambda: {**here, **changed}).runs == {}
+
+
+def test_runs_are_recorded_with_the_commit_that_they_are_of(tmp_path: Path) -> None:
+    commits = iter(["a", "b"])
+    file = RunsFile(tmp_path / "runs.jsonl", {}, resume=False, origin=lambda: {"commit": next(commits)})
+    for number in range(2):
+        file.add(run("quire", number=number))
+    recorded = Outcome(list(file.runs.values()), {}).as_json(["sharegpt"])["runs"]
+    assert [each["commit"] for each in recorded] == ["a", "b"]
+
+
 def test_figures_are_made_of_moments() -> None:
     made = Figures.of([0.0, 1.0], [[1.0, 2.0, 4.0], [2.0, 5.0]], 3 << 20)
     assert made.tokens_per_s == 1.0  # 5 tokens in 5 s
@@ -267,7 +285,8 @@ def test_tokens_that_are_drawn_have_targets_of_their_own() -> None:
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("peers_*.json")), ids=lambda path: path.stem)
 def test_a_result_file_says_of_its_runs_what_is_made_of_them_now(path: Path) -> None:
     document = json.loads(path.read_text())
-    runs = [Run(**{**each, "figures": Figures(**each["figures"])}) for each in document["runs"]]
+    keys = ("round", "system", "load")
+    runs = [Run(**{key: each[key] for key in keys}, figures=Figures(**each["figures"])) for each in document["runs"]]
     made = json.loads(json.dumps(Outcome(runs, {}, document.get("top_p")).as_json(list(document["medians"]))))
     assert not {"targets", "defaults"} & set(document)
     assert {key: document[key] for key in ("key_figures", "medians")} == {

@@ -202,6 +202,26 @@ def test_peers_are_shown_with_every_target_and_every_failure(tmp_path: Path) -> 
     assert "plots: [peers_125m_float32_sharegpt.svg](../benchmarks/results/peers_125m_float32_sharegpt.svg)." in text
 
 
+def test_a_resumed_comparison_says_that_its_runs_had_no_commits(tmp_path: Path) -> None:
+    said = "its runs did not note their commits"
+    for command, commit, is_said in (
+        ("x --resume", {}, True),
+        ("x --resume", {"commit": "a"}, False),
+        ("x", {}, False),
+    ):
+        document = peers_document([run("quire")], ["sharegpt"], {}, command=command)
+        document["runs"] = [{**each, **commit} for each in document["runs"]]
+        write_result(tmp_path / "peers_125m_float32.json", "peers", document)
+        assert (said in page(read_results(tmp_path), [])) == is_said
+
+
+def test_a_result_of_several_commits_names_them_all(tmp_path: Path) -> None:
+    document = peers_document([run("quire"), run("quire", number=1)], ["sharegpt"], {})
+    document["runs"] = [{**each, "commit": commit} for each, commit in zip(document["runs"], "ab", strict=True)]
+    write_result(tmp_path / "peers_125m_float32.json", "peers", document)
+    assert "Commits `a`, `b`; " in page(read_results(tmp_path), [])
+
+
 def test_drawn_tokens_have_a_section_and_targets_of_their_own(tmp_path: Path) -> None:
     loads = ["sharegpt", "alpaca"]
     runs = [run("quire", load, rate, n) for load, rate in zip(loads, (171.0, 160.0), strict=True) for n in range(3)]
