@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.campaign import Campaign, Entrant
-from benchmarks.peers.environments import SetUpError, install_with_pip, our_python, python_of
+from benchmarks.peers.environments import SetUpError, install_with_pip, our_python, python_of, variables_in
 from benchmarks.peers.peer_process import PeerProcess
 from benchmarks.peers.rendering import Outcome
 from benchmarks.peers.runners.harness import Setup
@@ -28,6 +28,7 @@ from benchmarks.peers.systems import (
     CHATTING,
     CLOSED,
     DRAWING,
+    ENVIRONMENT,
     OFFLINE,
     OPEN_LOOP,
     PARITY,
@@ -113,9 +114,9 @@ def set_up(options: argparse.Namespace) -> tuple[dict[str, Path], dict[str, str]
     for name in options.only:
         recipe = SYSTEMS[name].recipe
         try:
-            pythons[name] = (
-                our_python() if recipe is None else python_of(recipe, RECIPES[recipe], options.cache, install)
-            )
+            python = our_python() if recipe is None else python_of(recipe, RECIPES[recipe], options.cache, install)
+            variables_in(SYSTEMS[name].variables, python, ENVIRONMENT)
+            pythons[name] = python
         except SetUpError as error:
             reasons[name] = str(error)
     return pythons, reasons
@@ -143,7 +144,14 @@ def entrants_of(pythons: Mapping[str, Path], options: argparse.Namespace) -> lis
         )
         command = [str(python), "-m", f"benchmarks.peers.runners.{system.runner}"]
         loads = [load for load in options.loads if load in system.loads]
-        entrants.append(Entrant(name=name, start=_starter(command, system.variables), setup=setup, loads=loads))
+        entrants.append(
+            Entrant(
+                name=name,
+                start=_starter(command, variables_in(system.variables, python, ENVIRONMENT)),
+                setup=setup,
+                loads=loads,
+            )
+        )
     return entrants
 
 

@@ -60,6 +60,15 @@ def python_of(name: str, recipe: Recipe, folder: Path, install: Callable[[Path, 
     return python
 
 
+def variables_in(variables: Mapping[str, str], python: Path, mark: str) -> dict[str, str]:
+    """Variables with the folder of the environment instead of the mark. Raises SetUpError if a library is not there."""
+    made = {name: value.replace(mark, str(python.parent.parent)) for name, value in variables.items()}
+    library = made.get("LD_PRELOAD")
+    if library is not None and not Path(library).is_file():  # the loader would warn, and go on without it
+        raise SetUpError(f"there is no {library} to preload")
+    return made
+
+
 def our_python() -> Path:
     """Path of this process's Python."""
     return Path(sys.executable)

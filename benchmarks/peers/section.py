@@ -46,6 +46,7 @@ def section_of(document: Document) -> Section:
             f"{document['threads']} threads, a KV pool of {document['pool_tokens']:,} tokens{_budget(document)}. "
             "Figures are medians over the rounds. What is held to a target is the median of the ratios to the best "
             f"peer of each round; the target is met, or not, where all rounds say so.{_resumed(document)}"
+            f"{_without_openmp(document)}"
         ),
         headlines=list(_verdicts(document)),
         blocks=blocks,
@@ -62,6 +63,16 @@ def _resumed(document: Document) -> str:
     if "--resume" not in document["command"] or all("commit" in run for run in document["runs"]):
         return ""
     return " It was resumed, and its runs did not note their commits: some may be of older code than the one named."
+
+
+def _without_openmp(document: Document) -> str:
+    measured = {name for medians in document["medians"].values() for name in medians}
+    theirs = [name for name in measured if name in SYSTEMS and SYSTEMS[name].recipe == "vllm"]
+    if "x86_64" not in document["machine"]["architecture"] or all(
+        "libiomp5" in document["peers"][name]["variables"].get("LD_PRELOAD", "") for name in theirs
+    ):
+        return ""
+    return " vLLM ran without Intel's OpenMP preloaded, which its page for CPUs asks for."
 
 
 def _choice(document: Document) -> str:

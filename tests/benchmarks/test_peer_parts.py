@@ -1,14 +1,15 @@
 """Parts of the comparison with peers: how runners drive engines, loads and models, environments, systems."""
 
+import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.environments import Recipe, SetUpError, python_of
+from benchmarks.peers.environments import Recipe, SetUpError, python_of, variables_in
 from benchmarks.peers.runners.harness import Recorder, Request, drive_batches, drive_steps
-from benchmarks.peers.systems import RECIPES, SYSTEMS
+from benchmarks.peers.systems import ENVIRONMENT, RECIPES, SYSTEMS
 from benchmarks.peers.workload import CHATS, LOADS, MODELS, longest_sequence, warm_up
 
 
@@ -153,3 +154,21 @@ def test_every_system_has_a_recipe_a_runner_and_loads() -> None:
         assert system.recipe is None or system.recipe in RECIPES
         assert (runners / f"{system.runner}.py").is_file()
         assert set(system.loads) <= set(LOADS)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="Intel's OpenMP is for x86")
+def test_vllm_runs_as_its_page_for_cpus_asks_for() -> None:
+    theirs = [system for system in SYSTEMS.values() if system.recipe == "vllm"]
+    assert len(theirs) > 3
+    assert all(system.variables.get("LD_PRELOAD") == f"{ENVIRONMENT}/lib/libiomp5.so" for system in theirs)
+    assert any(each.startswith("intel-openmp==") for each in RECIPES["vllm"].requirements)
+
+
+def test_a_library_is_preloaded_from_the_environment_and_must_be_there(tmp_path: Path) -> None:
+    python, variables = tmp_path / "bin" / "python", {"LD_PRELOAD": f"{ENVIRONMENT}/lib/a.so", "THREADS": "0-1"}
+    with pytest.raises(SetUpError, match=r"there is no .*/lib/a\.so to preload"):
+        variables_in(variables, python, ENVIRONMENT)
+    library = tmp_path / "lib" / "a.so"
+    library.parent.mkdir()
+    library.touch()
+    assert variables_in(variables, python, ENVIRONMENT) == {"LD_PRELOAD": str(library), "THREADS": "0-1"}

@@ -215,6 +215,20 @@ def test_a_resumed_comparison_says_that_its_runs_had_no_commits(tmp_path: Path) 
         assert (said in page(read_results(tmp_path), [])) == is_said
 
 
+def test_a_comparison_says_if_vllm_ran_without_what_its_page_asks_for(tmp_path: Path) -> None:
+    said = "vLLM ran without Intel's OpenMP"
+    for systems, variables, is_said in (
+        (["quire", "vllm"], {}, True),
+        (["quire", "vllm"], {"LD_PRELOAD": "{environment}/lib/libiomp5.so"}, False),
+        (["quire", "openvino"], {}, False),
+    ):
+        document = peers_document([run(name) for name in systems], ["sharegpt"], {})
+        document["machine"]["architecture"] = "x86_64"
+        document["peers"]["vllm"]["variables"] = variables
+        write_result(tmp_path / "peers_125m_float32.json", "peers", document)
+        assert (said in page(read_results(tmp_path), [])) == is_said
+
+
 def test_a_result_of_several_commits_names_them_all(tmp_path: Path) -> None:
     document = peers_document([run("quire"), run("quire", number=1)], ["sharegpt"], {})
     document["runs"] = [{**each, "commit": commit} for each, commit in zip(document["runs"], "ab", strict=True)]
