@@ -19,7 +19,9 @@ from benchmarks.fleet.costs import FIXED_8_MS, GPU_8B, measured_gateway_token_s,
 from benchmarks.fleet.fleet_jobs import QUESTIONS, jobs_of
 from benchmarks.fleet.page import write_page
 from benchmarks.paper.jobs import run_jobs
-from benchmarks.report import RESULTS, ROOT, write_result
+from benchmarks.report import RESULTS, ROOT, circumstances, write_result
+
+MADE_BY = ("command", "commit")  # kept for each question, since --only leaves those of other commits in the file
 
 
 def main() -> None:
@@ -40,6 +42,8 @@ def measure(only: Sequence[str], output: Path, *, is_quick: bool, num_processes:
     figures = before.get("figures", {}) | {
         question: [row for job, row in zip(jobs, rows, strict=True) if job.figure == question] for question in only
     }
+    how = {key: value for key, value in circumstances().items() if key in MADE_BY}
+    made_by = before.get("made_by", {}) | dict.fromkeys(only, how)
     result = {
         "unit": "virtual seconds; below `host` CPU time on this machine",
         "quick": sorted({*before.get("quick", ())} - {*only} | ({*only} if is_quick else set())),
@@ -48,6 +52,7 @@ def measure(only: Sequence[str], output: Path, *, is_quick: bool, num_processes:
             "scheduler": asdict(measured_scheduler()),
             "gateway_token_s": measured_gateway_token_s(),
         },
+        "made_by": {name: made_by[name] for name in QUESTIONS if name in figures},
         "figures": {name: figures[name] for name in QUESTIONS if name in figures},
     }
     partial_file = output.with_suffix(".partial")

@@ -50,8 +50,11 @@ def _page(result: dict[str, Any]) -> Iterator[str]:
     yield "\n".join(f"- {text.format(**rates)}" for text in FOUND)
     yield from _measured_here(figures)
     machine = result["machine"]
-    made = f"`{result['command']}` at {commit_of(result['commit'])}, Python {result['versions']['python']}"
-    yield f"Made by {made}, on {machine['cpu']}, {machine['cpus']} cores."
+    yield f"Made with Python {result['versions']['python']}, on {machine['cpu']}, {machine['cpus']} cores:"
+    made_by: dict[tuple[str, str], list[str]] = {}
+    for question, how in result["made_by"].items():
+        made_by.setdefault((f"`{how['command']}`", commit_of(how["commit"])), []).append(question)
+    yield grid(("command", "commit", "questions"), [(*how, ", ".join(names)) for how, names in made_by.items()])
 
 
 def _sizing(figures: Figures, costs: dict[str, Any]) -> Iterator[str]:

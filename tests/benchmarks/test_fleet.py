@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from benchmarks.fleet import __main__ as fleet_main
 from benchmarks.fleet.costs import (
     FIXED_8_MS,
     GPU_8B,
@@ -23,6 +24,7 @@ from benchmarks.fleet.page import write_page
 from benchmarks.fleet.scheduler_process import SchedulerProcess
 from benchmarks.fleet.sizing import most_workers
 from benchmarks.fleet.timeline import Timeline
+from benchmarks.page_section import commits_of
 from benchmarks.report import RESULTS, ROOT
 
 FREE = SchedulerCosts(points=((1, 0.0),), turn_part=0.0, request_s=0.0, rebuild_s=0.0, journal_read_s=0.0)
@@ -160,3 +162,20 @@ def test_the_page_is_that_of_the_kept_result(tmp_path: Path) -> None:
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.*")}
     kept = [ROOT / "docs" / "scaling.md", *(ROOT / "docs" / "scaling").iterdir()]
     assert made == {path.relative_to(ROOT / "docs"): path.read_text() for path in kept}
+
+
+def test_every_question_keeps_the_commit_that_answered_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "fleet.json"
+    for commit, questions in (("a" * 40, ["rack", "shards"]), ("b" * 40, ["rack"])):
+        monkeypatch.setattr(fleet_main, "run_jobs", lambda jobs, num_processes: [{} for _ in jobs])
+        monkeypatch.setattr(fleet_main, "circumstances", lambda commit=commit: {"command": "x", "commit": commit})
+        fleet_main.measure(questions, output, is_quick=True, num_processes=1)
+    made_by = json.loads(output.read_text())["made_by"]
+    assert {name: how["commit"][0] for name, how in made_by.items()} == {"shards": "a", "rack": "b"}
+
+
+def test_the_kept_result_names_the_commit_of_every_question() -> None:
+    document = json.loads((RESULTS / "fleet.json").read_text())
+    assert set(document["made_by"]) == set(document["figures"])
+    text = (ROOT / "docs" / "scaling.md").read_text() + (ROOT / "docs" / "results.md").read_text()
+    assert all(text.count(f"`{commit[:7]}`") >= 2 for commit in commits_of(document))
