@@ -31,7 +31,7 @@ from benchmarks.page_section import (
     grid,
     number,
 )
-from benchmarks.report import RESULTS, table, write_result
+from benchmarks.report import RESULTS, percentile, table, write_result
 from benchmarks.services.processes import describe_valkey, embedded_valkey
 from quire.v1 import inference_pb2
 from quire.v1 import journal_pb2 as pb
@@ -75,7 +75,7 @@ async def measure_iterations(journal: Journal, batch: int, entries: int) -> Cost
         await durable.wait()
     cpu_ns = time.process_time_ns() - cpu_before_ns
     commands = journal.stats.commands - commands_before
-    return _cost("iteration", batch, entries, commands, cpu_ns, hand_in_ns, latencies_ns)
+    return cost_of("iteration", batch, entries, commands, cpu_ns, hand_in_ns, latencies_ns)
 
 
 async def measure_admissions(journal: Journal, batch: int, entries: int) -> Cost:
@@ -96,7 +96,7 @@ async def measure_admissions(journal: Journal, batch: int, entries: int) -> Cost
             journal.forget(sequence)
     cpu_ns = time.process_time_ns() - cpu_before_ns
     commands = journal.stats.commands - commands_before
-    return _cost("admissions", batch, entries, commands, cpu_ns, hand_in_ns, latencies_ns)
+    return cost_of("admissions", batch, entries, commands, cpu_ns, hand_in_ns, latencies_ns)
 
 
 def _record_latency(latencies_ns: list[int], started_ns: int, durable: asyncio.Event) -> None:
@@ -109,10 +109,10 @@ def _admission(sequence: int) -> pb.Admission:
     return pb.Admission(sequence=sequence, request=request, prompt_token_ids=bytes(4 * 512))
 
 
-def _cost(
+def cost_of(
     what: str, batch: int, entries: int, commands: int, cpu_ns: int, hand_in_ns: int, latencies_ns: list[int]
 ) -> Cost:
-    latencies_ns.sort()
+    """Row of one measurement, by entry."""
     return Cost(
         what=what,
         batch=batch,
@@ -120,8 +120,8 @@ def _cost(
         commands_per_entry=round(commands / entries, 3),
         cpu_ms=round(cpu_ns / entries / 1e6, 4),
         hand_in_cpu_ms=round(hand_in_ns / entries / 1e6, 4),
-        latency_p50_ms=round(latencies_ns[len(latencies_ns) // 2] / 1e6, 3),
-        latency_p99_ms=round(latencies_ns[len(latencies_ns) * 99 // 100] / 1e6, 3),
+        latency_p50_ms=round(percentile(latencies_ns, 50) / 1e6, 3),
+        latency_p99_ms=round(percentile(latencies_ns, 99) / 1e6, 3),
     )
 
 
