@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from redis import Redis
+
 from benchmarks.page_section import SCHEDULER, Document, Headline, PageSection, Section, at_least, grid
 from benchmarks.report import RESULTS, ROOT, table, write_result
 from benchmarks.services.processes import describe_valkey, embedded_valkey, started
@@ -38,6 +40,7 @@ PROMPT_TOKENS = 32
 NUM_BLOCKS = 8192
 TARGET = 2.8  # for three shards
 SETTLE_S = 3.0  # until all requests decode
+CORES_ARE_OF = ("schedulers", "workers", "store", "clients")  # said in results: older ones are without the store
 FULL_SHARE = 0.9  # of the cores, from which on they are the limit
 
 
@@ -66,6 +69,7 @@ class Side:
     def __init__(self, num_shards: int, store: str, stack: ExitStack) -> None:
         self.num_shards = num_shards
         self.num_workers = WORKERS_EACH * num_shards
+        self._store = stack.enter_context(Redis.from_url(store))
         flags = ("--listen", "127.0.0.1:0", "--store", store, "--log-format", "json")
         several = ("--deployment", f"of-{num_shards}", "--shards", str(num_shards))
         self.schedulers = [stack.enter_context(started("scheduler_svc", *flags, *several)) for _ in range(num_shards)]
@@ -98,9 +102,10 @@ class Side:
                 await asyncio.sleep(0.2)
 
     def cpu_s(self) -> tuple[float, float]:
-        """CPU time of the schedulers, and of schedulers and workers together."""
+        """CPU time of the schedulers, and of schedulers, workers and the store together."""
         of_schedulers = sum(each.cpu_s() for each in self.schedulers)
-        return of_schedulers, of_schedulers + sum(each.cpu_s() for each in self.workers)
+        of_workers = sum(each.cpu_s() for each in self.workers)
+        return of_schedulers, of_schedulers + of_workers + store_cpu_s(self._store)
 
     def rate(self, batch: int, seconds: float) -> Rate:
         """Load every worker with `batch` sequences, and count for so long."""
@@ -121,6 +126,12 @@ class Side:
             cores=round((after[1] - before[1]) / took_s + client_cores, 2),
             scheduler_us=round((after[0] - before[0]) / num_tokens * 1e6, 2),
         )
+
+
+def store_cpu_s(store: Redis) -> float:
+    """CPU time of the store's process so far, and of those that it has started."""
+    used: dict[str, float] = store.info("cpu")
+    return sum(used[f"used_cpu_{each}"] for each in ("user", "sys", "user_children", "sys_children"))
 
 
 def measure(num_shards: int, batches: Sequence[int], rounds: int, seconds: float) -> list[Row]:
@@ -204,6 +215,7 @@ def main() -> None:
         "rounds": options.rounds,
         "seconds": options.seconds,
         "cores": os.cpu_count(),
+        "cores_are_of": CORES_ARE_OF,
         "store": describe_valkey(None),
         "rows": [asdict(row) for row in rows],
     }
@@ -247,11 +259,15 @@ def section_of(document: Document) -> Section:
             f"{document['shards']} shards with {document['workers_each']} simulated workers each, of "
             f"{document['step_ms']:g} ms a step, against one shard with {document['workers_each']}; "
             f"{document['clients']} client processes; medians of {document['rounds']} rounds. The target counts where "
-            f"the processes leave at least a tenth of the cores."
+            f"the processes leave at least a tenth of the cores{_without_store(document)}."
         ),
         headlines=headlines,
         blocks=[grid(_HEAD, _cells(rows))],
     )
+
+
+def _without_store(document: Document) -> str:
+    return "" if "store" in document.get("cores_are_of", ()) else " (the store's, which are not counted here, apart)"
 
 
 SECTION = PageSection(

@@ -1,8 +1,10 @@
 """The benchmark of shards runs in small, and judges a ratio only where cores are left."""
 
 import pytest
+from redis import Redis
 
-from benchmarks.scale.shard_throughput import Rate, Row, measure, section_of
+from benchmarks.scale.shard_throughput import CORES_ARE_OF, Rate, Row, measure, section_of, store_cpu_s
+from benchmarks.services.processes import embedded_valkey
 
 
 @pytest.mark.long
@@ -27,11 +29,22 @@ def test_a_ratio_is_judged_where_cores_are_left(cores: float, ratio: float, verd
         "step_ms": 8.0,
         "rounds": 1,
         "cores": 2,
+        "cores_are_of": CORES_ARE_OF,
         "rows": [{"batch": row.batch, "one": vars_of(row.one), "several": vars_of(row.several), "ratios": row.ratios}],
     }
     section = section_of(document)
     assert verdict in section.verdict
+    assert "not counted" not in section.done
+    assert "the store's, which are not counted here" in section_of({**document, "cores_are_of": ()}).done
     assert f"{ratio:.2f} ×" in section.headlines[0].figure
+
+
+def test_the_store_counts_among_the_processes_that_use_cores() -> None:
+    with embedded_valkey(None) as url, Redis.from_url(url) as store:
+        before_s = store_cpu_s(store)
+        while store_cpu_s(store) == before_s:  # each question takes it some time
+            store.ping()
+    assert "store" in CORES_ARE_OF
 
 
 def vars_of(rate: Rate) -> dict[str, float]:
