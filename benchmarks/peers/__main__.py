@@ -33,6 +33,7 @@ from benchmarks.peers.systems import (
     OPEN_LOOP,
     PARITY,
     POOL_BYTES,
+    POOL_TOKENS,
     RECIPES,
     SERVERS,
     SYSTEMS,
@@ -43,7 +44,6 @@ from benchmarks.peers.workload import CHATS, LOADS, MODELS, NUM_REQUESTS, checkp
 from benchmarks.random_models import ModelShape
 from benchmarks.report import RESULTS, ROOT, circumstances, has_amx, write_result
 
-POOL_TOKENS = 32_768  # about 1.7 times what the largest load, the long prompts, needs
 STEP_TOKENS = 2_048  # of every peer that takes a budget, the default of vLLM and llama.cpp; ours is our default
 USUAL = [name for name, system in SYSTEMS.items() if not system.is_extra]
 _ITEM_BYTES = {"bfloat16": 2, "float32": 4}

@@ -19,7 +19,7 @@ from benchmarks.page_section import (
 )
 from benchmarks.peers.figures import Figures, Verdict, verdicts
 from benchmarks.peers.ours import OURS, OURS_OVER_HTTP, REFERENCE, default_verdicts, is_peer
-from benchmarks.peers.systems import PARITY, SYSTEMS, targets_of
+from benchmarks.peers.systems import PAGED, PARITY, SYSTEMS, targets_of
 from benchmarks.report import has_amx
 
 _FIGURES = {
@@ -85,7 +85,11 @@ def _in_chats(document: Document) -> bool:
 
 def _budget(document: Document) -> str:
     caches = "on" if _in_chats(document) else "off"
-    return f", {document['step_tokens']:,} tokens a step (ours: our default), prefix caches {caches}"
+    more = ""
+    if any("transformers" in medians for medians in document["medians"].values()):
+        slots = PAGED["page_size"] * PAGED["num_blocks"]
+        more = f"; `transformers`, continuous: {slots:,} and {PAGED['max_batch_tokens']:,}"
+    return f", {document['step_tokens']:,} tokens a step (ours: our default{more}), prefix caches {caches}"
 
 
 def _verdicts(document: Document) -> Iterator[Headline]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.peers.environments import Recipe
-from benchmarks.peers.workload import CHATS
+from benchmarks.peers.workload import CHATS, NUM_REQUESTS
 
 _TORCH = "torch==2.13.0"
 _ALL_CORES = f"0-{(os.cpu_count() or 1) - 1}"
@@ -61,6 +61,10 @@ _CHAT_TARGETS: Mapping[str, Mapping[str, float]] = {
 DRAWING = frozenset({"quire", "quire-flags", "openvino", "vllm", "vllm-default"})
 # Of `quire serve` for these loads. It is measured without any: this one says what its defaults leave.
 BEST_FLAGS = ("--max-num-seqs", "64", "--num-blocks", "2048", "--max-batched-tokens", "2048", "--no-prefix-cache")
+POOL_TOKENS = 32_768  # about 1.7 times what the largest load, the long prompts, needs
+_PAGE = 256  # of the continuous batching of `transformers`, its default
+# In its favour: a page more for each sequence, since short ones leave most of a page empty; steps twice as large.
+PAGED = {"page_size": _PAGE, "num_blocks": POOL_TOKENS // _PAGE + NUM_REQUESTS, "max_batch_tokens": 4096}
 POOL_BYTES = "pool bytes"  # stands in options for the size of the KV pool
 
 
@@ -122,7 +126,9 @@ SYSTEMS = {
         loads=OFFLINE,
     ),
     "llamacpp": System(title="llama.cpp, batched", recipe="llamacpp", runner="llama_cpp"),
-    "transformers": System(title="transformers, continuous", recipe="transformers", runner="transformers_continuous"),
+    "transformers": System(
+        title="transformers, continuous", recipe="transformers", runner="transformers_continuous", options=PAGED
+    ),
     "transformers-static": System(
         title="transformers, batches of 8", recipe="transformers", runner="transformers_static", loads=OFFLINE
     ),

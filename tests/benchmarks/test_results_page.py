@@ -229,6 +229,18 @@ def test_a_comparison_says_if_vllm_ran_without_what_its_page_asks_for(tmp_path: 
         assert (said in page(read_results(tmp_path), [])) == is_said
 
 
+def test_what_transformers_gets_more_of_is_said(tmp_path: Path) -> None:
+    options = SYSTEMS["transformers"].options
+    slots, step = options["page_size"] * options["num_blocks"], options["max_batch_tokens"]
+    said = f"`transformers`, continuous: {slots:,} and {step:,}"
+    for systems, is_said in ((["quire", "transformers"], True), (["quire", "openvino"], False)):
+        document = peers_document([run(name) for name in systems], ["sharegpt"], {})
+        write_result(tmp_path / "peers_125m_float32.json", "peers", document)
+        assert (said in page(read_results(tmp_path), [])) == is_said
+    about = (ROOT / "benchmarks" / "README.md").read_text()
+    assert f"{slots:,} tokens of KV and {step:,} a step" in about
+
+
 def test_a_result_of_several_commits_names_them_all(tmp_path: Path) -> None:
     document = peers_document([run("quire"), run("quire", number=1)], ["sharegpt"], {})
     document["runs"] = [{**each, "commit": commit} for each, commit in zip(document["runs"], "ab", strict=True)]

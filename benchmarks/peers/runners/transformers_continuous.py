@@ -9,8 +9,6 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 
 from benchmarks.peers.runners.harness import Recorder, Setup, serve
 
-_PAGE_SIZE = 256  # its default
-
 
 class Continuous:
     """One manager for all loads; it says when each token was made."""
@@ -25,9 +23,7 @@ class Continuous:
         generation = untyped(do_sample=False, max_new_tokens=1)
         generation.eos_token_id, generation.pad_token_id = -1, 0  # nothing ends before its length
         config = ContinuousBatchingConfig(
-            **{"page_size": _PAGE_SIZE, "allow_block_sharing": False, "auto_switch_to_flash": False}
-            | {"num_blocks": -(-setup.pool_tokens // _PAGE_SIZE) + setup.max_num_seqs, "max_batch_tokens": 4096}
-            | setup.options
+            **{"allow_block_sharing": False, "auto_switch_to_flash": False} | setup.options
         )
         model.eval()
         self._context = model.continuous_batching_context_manager(
