@@ -15,14 +15,13 @@ from google.protobuf.message import Message
 from common.bounds import BOUNDS, CHECKED_BY_HANDLER, FOREIGN, WRAPPERS, Bound
 from common.quick_bounds import BoundedField, QuickBounds
 from common.violations import Violations, refusal_of
-from common.wire_scan import MOST_RECORDS, Excess, ScannedField, TooManyRecordsError, WireScan
+from common.wire_scan import Excess, ScannedField, TooManyRecordsError, WireScan
 from quire.errors import InvalidRequestError
 
 OURS = "quire.v1."
 SCANNED_FROM_BYTES = 65_536  # smaller messages are parsed at once: they cannot take much memory
 
 _NO_BOUND = Bound()
-_CROWDED = f"the message has more than {MOST_RECORDS:,} fields in all: give fewer, and send lists of numbers packed"
 _NUMBERS = frozenset(
     {
         FieldDescriptor.CPPTYPE_INT32,
@@ -83,20 +82,19 @@ class RequestCheck:
             raise OutOfBoundsError.of_message(error, numbers) from None
 
     def scan(self, data: bytes) -> None:
-        """Raises OutOfBoundsError for what is too much to be parsed, InvalidRequestError for bytes that are none."""
+        """Raises OutOfBoundsError for lists too long to be parsed, InvalidRequestError for bytes that are none."""
         if len(data) <= SCANNED_FROM_BYTES:
             return
         scan = WireScan()
         try:
             scan.scan_message(data, self._scanned)
         except TooManyRecordsError:
-            raise InvalidRequestError(_CROWDED) from None
+            raise InvalidRequestError("the message has too many fields; send lists of numbers packed") from None
         except (IndexError, ValueError):
             raise undecodable_request() from None
-        if scan.excess is not None or scan.is_crowded:
+        if scan.excess is not None:
             numbers = {name: scan.numbers.get(number, 0) for number, name in self._number_names.items()}
-            error = InvalidRequestError(_CROWDED) if scan.excess is None else _too_many(scan.excess)
-            raise OutOfBoundsError.of_message(error, numbers)
+            raise OutOfBoundsError.of_message(_too_many(scan.excess), numbers)
 
 
 @cache

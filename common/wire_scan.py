@@ -30,27 +30,22 @@ class Excess:
 
 
 class TooManyRecordsError(ValueError):
-    """The message has more records than any of ours, at its top level."""
+    """The message has more records than any of ours."""
 
 
 @dataclass(slots=True)
 class WireScan:
-    """The scan of one message: item counts, and the top level's integers (of varint fields, by number).
-
-    `is_crowded`: the messages within it have more records than any of ours.
-    """
+    """The scan of one message: item counts, and the top level's integers (of varint fields, by number)."""
 
     numbers: dict[int, int] = field(default_factory=dict)
     excess: Excess | None = None
-    is_crowded: bool = False
     _counts: dict[str, int] = field(default_factory=dict)
     _num_records: int = 0
 
     def scan_message(self, data: bytes, fields: Mapping[int, ScannedField]) -> None:
-        """Count until a list has too many items, or all have too many records within them.
+        """Count until a list has too many items; from then on read only the top level, for its integers.
 
-        From then on only the top level is read, for its integers. Raises TooManyRecordsError, and IndexError or
-        ValueError for bytes that are no message.
+        Raises TooManyRecordsError, and IndexError or ValueError for bytes that are no message.
         """
         self._walk(data, 0, len(data), fields, "", is_top=True)
 
@@ -68,14 +63,9 @@ class WireScan:
                 stop = at + length
                 if stop > end:
                     raise ValueError("cut short")
-                found = None if self.excess is not None or self.is_crowded else fields.get(tag >> 3)
+                found = fields.get(tag >> 3) if self.excess is None else None
                 if found is not None:
-                    try:
-                        self._enter(data, at, stop, found, prefix)
-                    except TooManyRecordsError:
-                        if not is_top:
-                            raise
-                        self.is_crowded, self._num_records = True, 0
+                    self._enter(data, at, stop, found, prefix)
                     if self.excess is not None and not is_top:
                         return
                 at = stop
