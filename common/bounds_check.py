@@ -82,7 +82,7 @@ class RequestCheck:
             raise OutOfBoundsError.of_message(error, numbers) from None
 
     def scan(self, data: bytes) -> None:
-        """Raises OutOfBoundsError for lists too long to be parsed, InvalidRequestError for bytes that are none."""
+        """Raises OutOfBoundsError for what is too much to be parsed, InvalidRequestError for bytes that are none."""
         if len(data) <= SCANNED_FROM_BYTES:
             return
         scan = WireScan()
@@ -183,8 +183,10 @@ def _item_beyond(value: Any, found: BoundedField, path: str) -> Iterator[tuple[s
 
 
 def _too_many(excess: Excess) -> InvalidRequestError:
-    most = f"{excess.max_items:,}"
-    return refusal_of(excess.path, f"has more than {most} items: give at most {most}")
+    if not excess.of_records:
+        return refusal_of(excess.path, f"{excess.words}: give at most {excess.max_items:,}")
+    refused = f"{excess.words}: give fewer, and send lists of numbers packed"
+    return refusal_of(excess.path, refused) if excess.path else InvalidRequestError(f"the message {refused}")
 
 
 def _is_map(descriptor: FieldDescriptor) -> bool:

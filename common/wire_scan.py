@@ -1,7 +1,7 @@
-"""Counts the items of lists in a serialised message before it is parsed.
+"""Counts the items of lists in a serialised message, and its records in all, before it is parsed.
 
 An empty message of 2 bytes takes 50 once it is parsed: 16 MB of them would take half a gigabyte. Lists that are too
-long are refused here as bytes. Knows the wire format and a plan of fields, and no message of ours.
+long are found here as bytes. Knows the wire format and a plan of fields, and no message of ours.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,20 @@ class ScannedField:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A list with more items than it may have."""
+    """A list with more items than it may have, or, `of_records`, the list or part where the message has too many."""
 
     path: str
     max_items: int
+    of_records: bool = False
+
+    @property
+    def words(self) -> str:
+        """Words for what is too much."""
+        return f"has more than {self.max_items:,} {'fields in all' if self.of_records else 'items'}"
 
 
 class TooManyRecordsError(ValueError):
-    """The message has more records than any of ours."""
+    """The message has more records at its top level than any of ours in all."""
 
 
 @dataclass(slots=True)
@@ -43,7 +49,9 @@ class WireScan:
     _num_records: int = 0
 
     def scan_message(self, data: bytes, fields: Mapping[int, ScannedField]) -> None:
-        """Count until a list has too many items; from then on read only the top level, for its integers.
+        """Count until a list has too many items, or the message too many records; then read only the top level.
+
+        Its integers say which message it is, wherever they stand among its fields.
 
         Raises TooManyRecordsError, and IndexError or ValueError for bytes that are no message.
         """
@@ -55,7 +63,10 @@ class WireScan:
         while at < end:
             self._num_records += 1
             if self._num_records > MOST_RECORDS:
-                raise TooManyRecordsError
+                if is_top:
+                    raise TooManyRecordsError
+                self.excess = Excess(prefix.partition("[")[0], MOST_RECORDS, of_records=True)
+                return
             tag, at = _varint(data, at)
             wire_type = tag & 7
             if wire_type == _LENGTH:
@@ -66,8 +77,10 @@ class WireScan:
                 found = fields.get(tag >> 3) if self.excess is None else None
                 if found is not None:
                     self._enter(data, at, stop, found, prefix)
-                    if self.excess is not None and not is_top:
-                        return
+                    if self.excess is not None:
+                        if not is_top:
+                            return
+                        self._num_records = 0  # of the top level alone, which is all that is read from here on
                 at = stop
             elif wire_type == _VARINT:
                 value, at = _varint(data, at)

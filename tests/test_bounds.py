@@ -144,6 +144,26 @@ def test_a_list_that_would_take_much_memory_is_refused_before_it_is_parsed(wrapp
     assert caught.value.numbers.get("handle") == (7 if wrapped else None)
 
 
+def test_a_list_within_its_bound_with_too_many_fields_in_its_items_is_refused_by_its_path() -> None:
+    """Regression: it was a refusal without the message's numbers, which ended a session with all its requests."""
+    submit = pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="u", content="x", name="a")] * 65_536))
+    data = pb.SessionRequest(submit=submit).SerializeToString()
+    assert len(data) < 1_000_000
+    for whole in (b"\x08\x07" + data, data + b"\x08\x07"):  # its handle first, and last
+        with pytest.raises(OutOfBoundsError, match=r"^chat\.messages: has more than 262,144 fields in all") as caught:
+            check_of(pb.SessionRequest.DESCRIPTOR).parse(whole, pb.SessionRequest.FromString)
+        assert [each.field for each in caught.value.violations] == ["chat.messages"]
+        assert caught.value.numbers["handle"] == 7
+
+
+def test_unknown_fields_without_number_are_a_refusal_of_their_message() -> None:
+    submit = b"\xf8\x07\x01" * 300_000  # field 127
+    data = b"\x08\x07\x12" + _varint(len(submit)) + submit
+    with pytest.raises(OutOfBoundsError, match="more than 262,144 fields in all") as caught:
+        check_of(pb.SessionRequest.DESCRIPTOR).parse(data, pb.SessionRequest.FromString)
+    assert not caught.value.violations and caught.value.numbers["handle"] == 7
+
+
 def test_a_list_in_several_pieces_counts_as_one() -> None:
     """Messages of one field that come twice are one."""
     piece = b"\x0a\x00" * 40_000

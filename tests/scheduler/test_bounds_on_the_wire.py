@@ -28,6 +28,7 @@ METHODS = {
 }
 BOUNDED = {method: found for method, each in METHODS.items() if (found := list(bounded_paths(each)))}
 ON_STREAMS = "/quire.v1.Inference/Session"
+NAMED = pb.ChatMessage(role="user", content="x", name="a")
 UNKNOWN = b"\xaa\xfa\x01\x83\x80\x04" + b"u" * 65_539  # field 4005
 
 
@@ -86,6 +87,10 @@ async def test_on_a_session_what_is_beyond_a_bound_is_an_event_of_its_handle_and
             "chat.messages",  # seen before it is parsed
             {"submit": pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage()] * 70_000))},
         ),
+        6: (
+            "chat.messages",  # not longer than permitted, but of too many fields in all
+            {"submit": pb.GenerateRequest(chat=pb.ChatPrompt(messages=[NAMED] * 65_536))},
+        ),
     }
     for handle, (_, action) in refused.items():
         await session.say(handle, **action)
@@ -93,10 +98,10 @@ async def test_on_a_session_what_is_beyond_a_bound_is_an_event_of_its_handle_and
         event = await session.read_until("error", handle)
         error = from_status(status_pb2.Status.FromString(event.error.status))
         assert isinstance(error, InvalidRequestError) and [each.field for each in error.violations] == [field]
-    await session.say(6, submit=counting(30, 3))
-    for handle in (1, 6):
+    await session.say(7, submit=counting(30, 3))
+    for handle in (1, 7):
         await session.read_until("finished", handle)
-    assert session.tokens(1) == list(range(11, 61)) and session.tokens(6) == [31, 32, 33]
+    assert session.tokens(1) == list(range(11, 61)) and session.tokens(7) == [31, 32, 33]
     await session.close()
 
 

@@ -63,6 +63,22 @@ async def test_a_stream_that_is_left_early_cancels_its_request(site: Site, clien
     await site.idle()
 
 
+async def test_a_chat_of_too_many_fields_is_refused_alone(site: Site, client: quire.AsyncClient) -> None:
+    """Regression: it ended the client's session, was sent again, and after three times all requests failed with it."""
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    stream = client.stream([10], max_tokens=6, request_id="bystander")
+    await stream.accepted()
+    messages = [{"role": "user", "content": "x", "name": "a"}] * 65_536
+    with pytest.raises(quire.InvalidRequestError, match="fields in all") as caught:
+        await client.chat(messages, max_tokens=4)
+    assert [each.field for each in caught.value.violations] == ["messages"]
+    worker.may_answer.set()
+    completion = await stream.completion()
+    assert completion.token_ids == (11, 12, 13, 14, 15, 16) and not (await stream.accepted()).attached
+    await site.idle()
+
+
 async def test_a_deadline_comes_as_the_servers_own_word(site: Site, client: quire.AsyncClient) -> None:
     worker = await site.add_worker()
     worker.may_answer.clear()
