@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
-from common.bounds_check import RequestCheck, check_of_method, undecodable_request
+from common.bounds_check import check_of_method, undecodable_request
 from common.native_faults import CONTROL_FLOW
 from common.sealed_methods import checking_deserializer, checksum_tags_of_method
 from quire.checksum import sealed
@@ -96,6 +96,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 def _remake(handler: Any, method: str, slow_reader_timeout_s: float | None) -> "grpc.RpcMethodHandler[Any, Any]":
     deserialize, serialize = handler.request_deserializer, handler.response_serializer
     request_tag, response_tag = checksum_tags_of_method(method)
+    check = check_of_method(method)
+    if deserialize is not None and check is not None:
+        deserialize = partial(check.parse, deserialize=deserialize)
     if deserialize is not None and request_tag is not None:
         deserialize = checking_deserializer(deserialize, request_tag)
     if serialize is not None and response_tag is not None:
@@ -107,16 +110,16 @@ def _remake(handler: Any, method: str, slow_reader_timeout_s: float | None) -> "
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(handler.request_streaming, handler.response_streaming)]
     behaviour = _wrap(handler, method, slow_reader_timeout_s)
-    return make(behaviour, _careful(deserialize, check_of_method(method)), serialize)
+    return make(behaviour, _careful(deserialize), serialize)
 
 
-def _careful(deserialize: Callable[[bytes], Any] | None, check: RequestCheck | None) -> Callable[[bytes], Any] | None:
+def _careful(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     if deserialize is None:  # the handler wants bytes, which it does not look into
         return None
 
     def decode(data: bytes) -> Any:
         try:
-            return deserialize(data) if check is None else check.parse(data, deserialize)
+            return deserialize(data)
         except DecodeError:
             return Undecodable(undecodable_request())
         except QuireError as error:

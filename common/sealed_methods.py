@@ -11,8 +11,9 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
+from common.bounds_check import OutOfBoundsError
 from quire.checksum import has_seal, is_intact, tag_of
-from quire.errors import DataLossError
+from quire.errors import DataLossError, InvalidRequestError
 
 _SERVICE = "quire.v1.Inference."
 
@@ -32,14 +33,19 @@ def checksum_tags_of_method(method: str) -> tuple[int | None, int | None]:
 def checking_deserializer(deserialize: Callable[[bytes], Any], tag: int) -> Callable[[bytes], Any]:
     """Deserialiser of a request with an optional checksum, which must match if it is there.
 
-    Bytes that only look as if they ended with a checksum are recognised by the field.
+    What else is wrong with damaged bytes is not said: who sent them has not. Bytes that only look as if they ended with
+    a checksum are recognised by the field.
     """
 
     def parse(data: bytes) -> Any:
         is_intact_ = is_intact(data, tag)
         try:
             message = deserialize(data)
-        except DecodeError:
+        except OutOfBoundsError as error:
+            if error.numbers["checksum"] and not is_intact_:
+                raise _damaged(data) from None
+            raise
+        except (DecodeError, InvalidRequestError):
             if has_seal(data, tag) and not is_intact_:
                 raise _damaged(data) from None
             raise

@@ -41,7 +41,7 @@ class TooManyRecordsError(ValueError):
 
 @dataclass(slots=True)
 class WireScan:
-    """The scan of one message: item counts, and the top level's integers (of varint fields, by number)."""
+    """The scan of one message: item counts, and the top level's numbers as unsigned integers, by field."""
 
     numbers: dict[int, int] = field(default_factory=dict)
     excess: Excess | None = None
@@ -87,7 +87,9 @@ class WireScan:
                 if is_top:
                     self.numbers[tag >> 3] = value
             elif wire_type in (_FIXED64, _FIXED32):
-                at += 8 if wire_type == _FIXED64 else 4
+                start, at = at, at + (8 if wire_type == _FIXED64 else 4)
+                if is_top:
+                    self.numbers[tag >> 3] = int.from_bytes(data[start:at], "little")
             else:
                 raise ValueError("a group, which no message of ours has")
 

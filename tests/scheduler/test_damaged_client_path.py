@@ -108,6 +108,28 @@ async def test_a_damaged_request_is_not_acted_on_and_one_without_a_checksum_is(s
     assert site.engine.num_admitted == 2
 
 
+async def test_a_large_damaged_request_is_said_to_be_damaged_whatever_its_bytes_say_by_now(site: Site) -> None:
+    """Regression: it was scanned first, and refused for good for a text that a damaged length made thousands of fields.
+
+    A large request beyond a bound is refused only if its checksum is that of its bytes.
+    """
+    tag = tag_of(pb.SessionRequest.DESCRIPTOR)
+    long_text = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="x" * 600_000)])
+    many = pb.ChatPrompt(messages=[pb.ChatMessage()] * 70_000)
+    for chat in (long_text, many):
+        whole = sealed(pb.SessionRequest(handle=1, submit=pb.GenerateRequest(chat=chat)), tag)
+        assert await kinds_of_answers(site, whole) == ["error"]
+        for place in range(0, 8 * 28, 9):
+            damaged = bytearray(whole)
+            damaged[place // 8] ^= 1 << place % 8
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await kinds_of_answers(site, bytes(damaged))
+            assert raised.value.code() is grpc.StatusCode.DATA_LOSS
+    only_looks_sealed = pb.SessionRequest(handle=1, submit=pb.GenerateRequest(chat=many, annotation=b"}only"))
+    data = only_looks_sealed.SerializeToString()
+    assert data[-5] == tag and await kinds_of_answers(site, data) == ["error"]
+
+
 async def kinds_of_answers(site: Site, data: bytes) -> list[str | None]:
     async with grpc.aio.insecure_channel(site.address) as channel:
         call: Any = channel.stream_stream(SESSION, response_deserializer=pb.SessionResponse.FromString)()
