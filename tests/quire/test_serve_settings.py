@@ -289,7 +289,7 @@ def test_what_serve_settles_for_a_service_is_not_ignored_but_refused(
 def test_what_is_for_starting_one_process_is_refused_for_those_of_serve(
     kind: type[Settings], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be ignored, as a log file, or end each process at once, as print_config."""
+    """A log file would be ignored; print_config would end each process at once."""
     file = tmp_path / "quire.toml"
     file.write_text(f"[{kind.section}]\n{name} = 1\n")
     said = refusal("m", "--config", str(file))

@@ -12,7 +12,6 @@ from quire.access_settings import AccessSettings
 from quire.access_variables import API_KEY, TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME
 from quire.api_keys import read_api_keys
 from quire.certificates import certificate_names
-from quire.credentials import Credentials
 
 
 def share_access(settings: AccessSettings, host: str, trusted: Path | None) -> None:
@@ -31,4 +30,6 @@ def share_access(settings: AccessSettings, host: str, trusted: Path | None) -> N
     names = certificate_names(settings.tls_cert, settings.tls_key)
     if host not in names and names:
         os.environ[TLS_SERVER_NAME] = os.environ.get(TLS_SERVER_NAME) or names[0].replace("*", "quire")
+    from quire.credentials import Credentials  # noqa: PLC0415 - loads gRPC, which other refusals need not wait for
+
     Credentials()  # refuses here what each caller would fail with
