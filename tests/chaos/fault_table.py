@@ -71,7 +71,7 @@ without faults.
 
 - *lost*: accepted, and did not finish for their client. *positions twice, missing, changed*: as clients saw them;
   another text or reason of an end counts as a change, too. *cuts*: requests with an output that parts at a near tie of
-  the model, which is no change: one, or 1 % of the requests. A dash: not measured there.
+  the model, which is no change; one is allowed, or 1 % of the requests. A dash: not measured there.
 - *detected*: from the fault to the scheduler's log line about it. *recovered*: until every stream that ran had its
   next token, or, where everything stood still, until the first token. *worst stall*: between two tokens of a stream.
 - *leaked blocks*: device and host blocks still held once everything has ended, and requests still there.

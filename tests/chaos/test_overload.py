@@ -79,7 +79,7 @@ def test_a_count_that_was_not_measured_is_shown_as_a_dash_and_meets_no_target() 
     targets = (Target(figure="changed", at_most=0),)
     scenario = Scenario(fault="F", title="t", injected="i", promise="P1", play=play, targets=targets)
     result = Result(scenario, Figures(sent=3, accepted=2, lost=0), "", 1.0)
-    assert result.missed == [*targets] and not result.is_met
+    assert set(targets) <= set(result.missed) and not result.is_met
     cells = table([result.as_json()]).splitlines()[-1].split(" | ")
     assert cells[4:11] == ["3", "2", "0", "–", "–", "–", "–"]
 
