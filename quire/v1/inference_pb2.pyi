@@ -1402,9 +1402,9 @@ class SessionRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """handle names the request within this session. The client chooses one that is not in use; events carry it. A submit
-    or attach with a handle in use gets an error with a violation of the field "handle": that concerns this message
-    alone, and the handle stays in use by the earlier one.
+    """handle names the request within this session. The client chooses one that is not in use; events carry it. The error
+    of a message whose handle is in use, such as a second submit or attach, has a violation of the field "handle",
+    perhaps beside others: it concerns this message alone, and the handle stays in use by the earlier one.
     """
     shards_version: _builtins.int
     """shards_version goes with a submit whose request_id may have been submitted before: the `version` of the Topology by
@@ -1435,8 +1435,9 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def detach(self) -> Global___Detachment:
-        """detach stops the events of this handle, which is free then. The on_disconnect of the request then applies. Without
-        effect if the handle is not in use.
+        """detach stops the events of this handle, which is free then; of the request, its on_disconnect applies. Events that
+        were sent before may still come under this handle: only another one tells them from those of the next request.
+        Without effect on requests if the handle is not in use.
         """
 
     def __init__(

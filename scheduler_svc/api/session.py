@@ -16,7 +16,7 @@ import structlog
 from common.bounds_check import OutOfBoundsError
 from common.native_faults import CONTROL_FLOW
 from common.violations import refusal_of
-from quire.errors import DataLossError, OverloadedError, QuireError, to_status
+from quire.errors import DataLossError, InvalidRequestError, OverloadedError, QuireError, to_status
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.output_stream import Subscription
@@ -85,7 +85,7 @@ class ServerSession:
         except StopAsyncIteration:
             return False
         except OutOfBoundsError as error:
-            self._refuse(error.numbers["handle"], error)
+            self._refuse_message(error.numbers["handle"], error)
             return True
         if request.number and request.number != self._num_taken:
             raise DataLossError(f"message {self._num_taken} was due and {request.number} came; open the session again")
@@ -95,6 +95,7 @@ class ServerSession:
             raise
         except BaseException:
             log.exception("message of a session not taken", handle=request.handle)
+            self._detach(request.handle)  # which may be in use, and is free after this error
             self._refuse(request.handle, QuireError("the server failed to take the message; its log says why"))
         return True
 
@@ -141,8 +142,8 @@ class ServerSession:
     def _handle_message(self, request: pb.SessionRequest) -> None:
         handle, action = request.handle, request.WhichOneof("action")
         if action in ("submit", "attach"):
-            if handle in self._subscriptions or handle in self._starting:
-                self._refuse(handle, refusal_of("handle", f"{handle} is in use in this session"))
+            if self._is_in_use(handle):
+                self._refuse(handle, _in_use(handle))
                 return
             num_open = len(self._subscriptions) + len(self._starts)
             if num_open >= self._admission.limits.max_requests_per_session:
@@ -159,7 +160,7 @@ class ServerSession:
         elif action == "detach":
             self._detach(handle)
         else:
-            self._refuse(handle, refusal_of("action", "give `submit`, `attach`, `cancel` or `detach`"))
+            self._refuse_message(handle, refusal_of("action", "give `submit`, `attach`, `cancel` or `detach`"))
 
     async def _guard(self, start: _Start, begin: Begin, request: pb.SessionRequest) -> None:
         try:
@@ -197,6 +198,8 @@ class ServerSession:
             self._starting[handle].is_cancelled = True
 
     def _detach(self, handle: int) -> None:
+        """Free a handle, under which nothing more comes of what used it."""
+        self._events = [event for event in self._events if event.handle != handle]
         if handle in self._subscriptions:
             self._drop(handle)
         elif (start := self._starting.pop(handle, None)) is not None:
@@ -233,11 +236,25 @@ class ServerSession:
         if not start.is_detached:
             self._refuse(start.handle, error)
 
+    def _refuse_message(self, handle: int, error: InvalidRequestError) -> None:
+        """Refuse a message alone: if its handle is in use, the request that has it goes on."""
+        if self._is_in_use(handle):
+            also = _in_use(handle)
+            error = InvalidRequestError(f"{error.message}; {also.message}", [*error.violations, *also.violations])
+        self._refuse(handle, error)
+
+    def _is_in_use(self, handle: int) -> bool:
+        return handle in self._subscriptions or handle in self._starting
+
     def _refuse(self, handle: int, error: QuireError) -> None:
         status = to_status(error)
         refused = pb.Error(code=status.code, message=status.message, status=status.SerializeToString())
         self._events.append(pb.SessionEvent(handle=handle, error=refused))
         self._news.set()
+
+
+def _in_use(handle: int) -> InvalidRequestError:
+    return refusal_of("handle", f"{handle} is in use in this session")
 
 
 def add_chunk(response: pb.SessionResponse, handle: int) -> pb.Chunk:

@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 
+from quire.errors import InvalidRequestError, from_status
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api.session import MAX_OPEN_STARTS, MAX_RESPONSE_TOKENS, ServerSession
 from scheduler_svc.requests.live.output_stream import OutputStream
@@ -183,6 +185,92 @@ async def test_detaching_from_a_request_on_its_way_in_leaves_it_alone(
     await session.say(1, attach=pb.Attach(request_id="alone"))
     await session.read_until("finished", 1)
     assert session.tokens(1) == [11, 12, 13, 14, 15]
+
+
+async def test_no_event_of_a_detached_request_comes_under_its_handle_any_more(site: Site) -> None:
+    """Regression: what was not sent yet of the former request came as the next one's."""
+    put_record(site, "first", 3)
+    put_record(site, "second", 3)
+    session = ServerSession(site.admission, site.control)
+
+    async def messages() -> AsyncIterator[pb.SessionRequest]:
+        yield pb.SessionRequest(handle=1, attach=pb.Attach(request_id="first"))
+        yield pb.SessionRequest(handle=2, attach=pb.Attach(request_id="nobody"))
+        await until(lambda: 1 in session._subscriptions and not session._starts)
+        yield pb.SessionRequest(handle=1, detach=pb.Detachment())
+        yield pb.SessionRequest(handle=2, detach=pb.Detachment())
+        for handle in (1, 2):
+            yield pb.SessionRequest(handle=handle, attach=pb.Attach(request_id="second"))
+
+    await session.read(messages())
+    await until(lambda: not session._starts)
+    seen = []
+    while response := await session.next_response():
+        seen += [(event.handle, event.WhichOneof("event"), event.accepted.request_id) for event in response.events]
+    for handle in (1, 2):
+        mine = [each[1:] for each in seen if each[0] == handle]
+        assert mine == [("accepted", "second"), ("chunk", ""), ("finished", "")]
+    session.close()
+
+
+async def test_every_refusal_of_a_message_on_a_handle_in_use_says_that_it_concerns_the_message_alone(
+    site: Site, session: RawSession, store: GatedStore
+) -> None:
+    """Regression: a client that went by the other violations took the handle for free."""
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    await session.say(1, submit=counting(10, 3))
+    await session.read_until("accepted", 1)
+    store.may_append.clear()
+    await session.say(2, submit=counting(20, 3))  # on its way in
+    await until(lambda: store.num_waiting == 1)
+    for handle in (1, 2, 3):
+        await session.say(handle)
+        await session.say(handle, submit=counting(30, 3, tenant="t" * 129))
+    await session.say(1, submit=counting(30, 3))
+    found: list[tuple[int, set[str]]] = []
+    while len(found) < 7:
+        assert await session.read()
+        found = [(event.handle, fields_of(event)) for event in session.events if event.HasField("error")]
+    wanted = [
+        (handle, {*(["handle"] if handle < 3 else []), field}) for handle in (1, 2, 3) for field in ("action", "tenant")
+    ]
+    assert found == [*wanted, (1, {"handle"})]
+    store.may_append.set()
+    worker.may_answer.set()
+    for handle in (1, 2):
+        await session.read_until("finished", handle)
+    assert session.tokens(1) == [11, 12, 13] and session.tokens(2) == [21, 22, 23]
+
+
+async def test_a_handle_is_free_after_a_fault_of_ours_in_one_of_its_messages(
+    site: Site, session: RawSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the request went on under it, and the next one was refused."""
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    await session.say(1, submit=counting(10, 3, "former", on_disconnect=pb.ON_DISCONNECT_CONTINUE))
+    await session.read_until("accepted", 1)
+
+    def fail(request_id: str) -> None:
+        raise KeyError("a fault of ours")
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(site.control, "cancel_live", fail)
+        await session.say(1, cancel=pb.Cancellation())
+        assert (await session.read_until("error", 1)).error.code == grpc.StatusCode.INTERNAL.value[0]
+    session.events.clear()
+    await session.say(1, submit=counting(20, 3))
+    await session.read_until("accepted", 1)
+    worker.may_answer.set()
+    await session.read_until("finished", 1)
+    assert session.tokens(1) == [21, 22, 23]
+
+
+def fields_of(event: pb.SessionEvent) -> set[str]:
+    error = from_status(status_pb2.Status.FromString(event.error.status))
+    assert isinstance(error, InvalidRequestError)
+    return {each.field for each in error.violations}
 
 
 async def test_actions_on_handles_of_nobody_do_nothing(site: Site, session: RawSession) -> None:
