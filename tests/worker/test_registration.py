@@ -395,11 +395,11 @@ async def test_an_address_that_nobody_names_any_more_is_dropped() -> None:
     async with asyncio.timeout(patient(60)):
         await leader.requests.get()
         first.leader = leading
-        while len(num_asked) < 4:
+        while len(num_asked) < 4 or num_asked[-2] < num_asked[-1]:  # it is asked several times between two looks
             await leader.requests.get()
     keeping.cancel()
     await registration.close()
-    assert 0 < num_asked[-2] == num_asked[-1]
+    assert num_asked[-1] > 0
     await asyncio.gather(*(each.server.stop(0) for each in (leader, lost, first)))
 
 
