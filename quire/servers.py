@@ -40,7 +40,7 @@ class Servers:
         self._may_resolve_s = 0.0
         self._down_until_s: dict[str, float] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._opened_with: dict[str, object | None] = {}  # by address: the certificates of its channel
+        self._opened_with: dict[str, object] = {}  # by address: certificates and name of its channel
         self._renewed: set[str] = set()  # addresses whose first channel was given up
         self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}  # closed once their calls have ended
         self._is_closed = False
@@ -142,9 +142,12 @@ class Servers:
             self._current = self._known[0]
 
     def _renew_certificates(self) -> None:
-        """Give up the current channel if the files of certificates have changed since: it may fail for that."""
-        if self._opened_with.get(self._current) is not self._credentials.certificates:
+        """Give up the current channel if one opened now had other certificates or a name: it may fail for that."""
+        if self._opened_with.get(self._current) != self._opening_with(self._current):
             self._retire(self._current)
+
+    def _opening_with(self, address: str) -> object:
+        return self._credentials.certificates, self._names.name_of(address)
 
     def _retire(self, address: str) -> None:
         """Close the channel to an address once its calls have ended; the next call opens another."""
@@ -189,7 +192,7 @@ class Servers:
                 args.append(("grpc.enable_http_proxy", 0))
             if address in self._renewed:  # or gRPC would share the connection that was given up
                 args.append(("grpc.use_local_subchannel_pool", 1))
-            self._opened_with[address] = self._credentials.certificates
+            self._opened_with[address] = self._opening_with(address)
             self._channels[address] = self._credentials.open_channel(address, args, self._names.name_of(address))
         return self._channels[address]
 

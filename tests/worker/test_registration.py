@@ -168,6 +168,27 @@ async def test_a_worker_is_taken_until_a_leader_refuses_it_and_not_only_until_it
         await registration.close()
 
 
+async def test_a_worker_that_a_leader_has_registered_and_not_looked_at_is_not_taken() -> None:
+    """A leader that cannot reach it, or finds it to be of another model, has answered its registration before."""
+    address, said, streams = free_address(), list[bool](), list[str]()
+    leader = Scheduler()
+    await leader.start(address)
+    registration = Registration(address, IDENTITY, on_accepted=said.append, has_stream=lambda: bool(streams))
+    keeping = asyncio.create_task(registration.keep_lease())
+    try:
+        for _ in range(5):
+            await answered(leader)
+        assert True not in said
+        streams.append("open")
+        await until(lambda: True in said)
+        leader.out_of_service = "its answers were wrong"
+        await until(lambda: not said[-1])
+    finally:
+        keeping.cancel()
+        await registration.close()
+        await leader.server.stop(0)
+
+
 async def test_a_worker_registers_on_after_an_answer_that_cannot_be_read(
     registration: tuple[str, Registration],
 ) -> None:

@@ -23,6 +23,7 @@ from quire.v1 import worker_pb2 as pb
 from quire.v1 import worker_pb2_grpc
 from quire.v1.inference_pb2 import SamplingParams
 from tests.equality import assert_equal_greedy
+from tests.patience import patient
 from tests.services import ROOT, Service, free_address
 from tests.worker.forked_worker import run_worker
 from tests.worker.step_client import StepClient
@@ -200,7 +201,16 @@ async def test_a_loaded_worker_that_a_leader_refuses_is_not_ready() -> None:
             watch = health.Watch(health_pb2.HealthCheckRequest(service="quire.v1.Worker.Registered"))
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             scheduler.refusals = 0
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            async with asyncio.timeout(patient(60)):
+                while not scheduler.requests.empty():  # of refusals
+                    scheduler.requests.get_nowait()
+                await answered(scheduler)
+                registered = await scheduler.requests.get()
+                present = await health.Check(health_pb2.HealthCheckRequest(service="quire.v1.Worker.Registered"))
+                assert present.status == health_pb2.HealthCheckResponse.NOT_SERVING  # the leader has not looked at it
+                stream = open_step_stream(channel, registered.step_key)
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            stream.cancel()
             watch.cancel()
         await asyncio.to_thread(service.stop)
     await scheduler.server.stop(0)

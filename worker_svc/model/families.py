@@ -53,7 +53,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     differing = raw.table("per_layer_config")
     if differing is not None and differing.keys:
         raw.refuse("per_layer_config", "layers with settings of their own are not supported", CHOOSE)
-    if not raw.is_null("transformers_weights") and "transformers_weights" in raw:
+    if "transformers_weights" in raw:
         _check_named_weights(folder, raw)
     _, parse, default_eos = _FAMILIES[architecture]
     generation = read_optional_table(folder, GENERATION_FILE)
@@ -93,7 +93,7 @@ def _refuse_windows(raw: JsonTable, max_model_len: int) -> None:
     if types:
         return
     for key in ("sliding_window", "attention_chunk_size"):
-        if key in raw and not raw.is_null(key) and raw.integer(key, most=MOST_POSITIONS) < max_model_len:
+        if key in raw and raw.integer(key, most=MOST_POSITIONS) < max_model_len:
             raw.refuse(key, "windows are not supported for models of this family", CHOOSE)
 
 

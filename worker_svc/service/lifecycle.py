@@ -32,8 +32,8 @@ from worker_svc.steps.executor import StepExecutor
 from worker_svc.steps.step_runner import PassCountingRunner
 from worker_svc.steps.task_thread import TaskThread
 
-# Health of its own: SERVICE_NAME is served once the model is loaded, this once a leader has taken the worker. A rollout
-# that waits for it replaces no worker by one that the schedulers refuse.
+# Health of its own: SERVICE_NAME is served once the model is loaded, this once a leader has looked at the worker and
+# opened its stream of steps. A rollout that waits for it replaces no worker by one that the schedulers refuse.
 REGISTERED = f"{SERVICE_NAME}.Registered"
 _STOP_GRACE_S = 1.0
 _LAST_STEPS_S = 5.0  # at the end, for steps that were in flight when the drain timed out
@@ -108,14 +108,19 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
                 servicer.begin_life(life.incarnation, life.step_key)
                 return life
 
+            def tell_accepted(is_accepted: bool) -> None:
+                server.set_serving(REGISTERED, is_accepted and not end.is_set())
+
             registration = Registration(
                 options.scheduler,
                 identity,
                 executor.follow_epoch,
                 credentials=options.credentials,
                 begin_life=begin_life,
-                on_accepted=lambda is_accepted: server.set_serving(REGISTERED, is_accepted and not end.is_set()),
+                on_accepted=tell_accepted,
+                has_stream=lambda: servicer.has_stream,
             )
+            servicer.on_stream_begin = lambda: tell_accepted(True)
             servicer.on_current_stream_end = registration.register_now
         await _until_end(end, server, registration, options.drain_timeout_s)
         try:

@@ -66,10 +66,10 @@ class _Endpoint:
         self.epoch = 0  # of the leader there; 0: none
         self.pause_s = _RETRY_S
 
-    async def renew_certificates(self) -> None:
-        """Open another channel if the files of certificates have changed since: this one may fail for that."""
-        if self._credentials.certificates is not self._opened_with:
-            outdated = self.channel
+    async def renew_certificates(self, name: str | None) -> None:
+        """Open another channel if certificates or the name are others by now: this one may fail for that."""
+        if self._credentials.certificates is not self._opened_with or name != self._name:
+            outdated, self._name = self.channel, name
             self._open()
             await outdated.close(_ATTEMPT_TIMEOUT_S)
 
@@ -94,6 +94,7 @@ class Registration:
         forget_epoch_s: float = FORGET_AFTER_S,
         begin_life: Callable[[], WorkerIdentity] | None = None,
         on_accepted: Callable[[bool], None] = lambda is_accepted: None,
+        has_stream: Callable[[], bool] = lambda: True,
     ) -> None:
         """Take addresses, and what to tell there.
 
@@ -108,6 +109,8 @@ class Registration:
                 None: it keeps its identity.
             on_accepted: gets True once a leader has taken the worker, and False once one refuses it. While there is no
                 leader the last word counts: a takeover, or a scheduler that cannot be reached, is no refusal.
+            has_stream: True while a leader has its stream of steps open here: only then has it found nothing wrong, for
+                it looks at a worker after it has answered the registration.
         """
         self._credentials = credentials or Credentials()
         self._configured = split_addresses(schedulers)
@@ -124,6 +127,7 @@ class Registration:
         self._is_leaving = False
         self._begin_life = begin_life or (lambda: identity)
         self._on_accepted = on_accepted
+        self._has_stream = has_stream
         self._shard: int | None = None  # that this worker serves; None: it has not been told
         self._has_served = False  # as its present incarnation
         self._led_s = 0.0  # when it last had a leader
@@ -239,7 +243,7 @@ class Registration:
         except grpc.aio.AioRpcError as error:
             endpoint.epoch = 0
             self._handle_refusal(error.code(), error_of(error))
-            await endpoint.renew_certificates()
+            await endpoint.renew_certificates(self._names.name_of(endpoint.address))
             return
         except DataLossError:  # it has registered; the next answer says where
             return
@@ -260,7 +264,8 @@ class Registration:
         endpoint.epoch = response.epoch
         if self._followed.confirm_epoch(response.epoch, asyncio.get_running_loop().time()):
             self._on_epoch(response.epoch)
-        self._on_accepted(not response.out_of_service)
+        if response.out_of_service or self._has_stream():
+            self._on_accepted(not response.out_of_service)
         if response.out_of_service:
             self._log_change("out of service", refused="OUT_OF_SERVICE", reason=response.out_of_service)
         else:

@@ -63,11 +63,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._worker_id = worker_id
         self._step_key = step_key
         self.incarnation = incarnation
+        self.on_stream_begin: Callable[[], None] = lambda: None
         self.on_current_stream_end: Callable[[], None] = lambda: None
         self._worker: LoadedWorker | None = None
         self._draining = False
         self._streams: set[SchedulerStream] = set()  # open ones
         self._current: SchedulerStream | None = None  # the one whose steps count
+
+    @property
+    def has_stream(self) -> bool:
+        """True while a leader has a stream of steps open."""
+        return bool(self._streams)
 
     def serve(self, worker: LoadedWorker) -> None:
         """Answers calls from now on."""
@@ -119,6 +125,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         check_step_key(context, self._step_key)
         stream = SchedulerStream(self._accepting().executor, self._claim)
         self._streams.add(stream)
+        self.on_stream_begin()
         try:
             async for response in stream.answers(request_iterator):
                 yield response
