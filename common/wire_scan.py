@@ -63,10 +63,12 @@ class WireScan:
         while at < end:
             self._num_records += 1
             if self._num_records > MOST_RECORDS:
-                if is_top:
+                if is_top and self.excess is not None:
                     raise TooManyRecordsError
                 self.excess = Excess(prefix.partition("[")[0], MOST_RECORDS, of_records=True)
-                return
+                if not is_top:
+                    return
+                self._num_records = 0  # as below
             tag, at = _varint(data, at)
             wire_type = tag & 7
             if wire_type == _LENGTH:

@@ -38,6 +38,10 @@ from quire.v1 import cluster_pb2
 from quire.v1 import inference_pb2 as pb
 
 _ASK_S = 2.0  # for the shards, before a client goes on as if there were one, where it can
+_TELL_NONE = (  # statuses of an older server, or of a proxy on the way, which will not say
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.PERMISSION_DENIED,
+)
 _ANEW_S = 0.05  # before they are asked for anew behind a damaged message
 _AGAIN_S = 0.5  # before the shards are asked for again
 _ASSUMED_AGAIN_S = 5.0  # likewise, where there seems to be one shard, since what answered knows no shards
@@ -58,6 +62,7 @@ class Deployment:
         self._connections: dict[int, Connection] = {}
         self._router = ShardRouter()
         self._asking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[pb.GetStatsResponse] | None = None
         self._are_known = asyncio.Event()  # or were asked for in vain
         self._deferred: set[DeferredSession] = set()  # whose shard is not known yet
         self._made: OrderedDict[str, None] = OrderedDict()  # ids that no request has yet
@@ -163,9 +168,11 @@ class Deployment:
         self._is_closed = True
         for deferred in list(self._deferred):
             deferred.close()
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait({self._asking})
+        asking = {task for task in (self._asking, self._looking) if task is not None}
+        for task in asking:
+            task.cancel()
+        if asking:
+            await asyncio.wait(asking)
             self._are_known.set()  # it may have ended before it began
         await asyncio.gather(*(connection.close() for connection in self._connections.values()))
 
@@ -229,10 +236,12 @@ class Deployment:
         while True:
             try:
                 await self.known_shards()
-            except UnavailableError:
+            except RetryableError as error:
                 await self.shards()  # a server may have come that answers this, and does not lead yet
-                if not self._router.shards:
+                is_gone = isinstance(error, UnavailableError)
+                if not self._router.shards and (is_gone or asyncio.get_running_loop().time() > until_s):
                     raise
+                await asyncio.sleep(0 if self._router.shards else error.retry_after_s)
             if self._router.shards:
                 return
             if asyncio.get_running_loop().time() > until_s:
@@ -282,9 +291,17 @@ class Deployment:
         """
         shards = await self.shards()
         if not self._router.shards:
-            await self.first.call(self.first.inference.GetStats, pb.GetStatsRequest())
+            await self._look_for_leader()
             shards = await self.shards()
         return shards
+
+    async def _look_for_leader(self) -> None:
+        """Make one call that a leader answers, for all who wait for it. Raises its error."""
+        if self._looking is None or self._looking.done():
+            call = self.first.call(self.first.inference.GetStats, pb.GetStatsRequest())
+            self._looking = asyncio.create_task(call, name="quire-look")
+            self._looking.add_done_callback(lambda look: look.cancelled() or look.exception())  # who asked may be gone
+        await asyncio.shield(self._looking)
 
     async def shards(self) -> list[Shard]:
         """Every shard, as it was described lately; shard 0 alone if nobody says which there are."""
@@ -301,8 +318,8 @@ class Deployment:
             is_over = False
             try:
                 is_over = await self._read_topology()
-            except grpc.aio.AioRpcError as error:  # UNIMPLEMENTED: of an older server, or of a proxy on the way
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED and not self._router.shards:
+            except grpc.aio.AioRpcError as error:
+                if error.code() in _TELL_NONE and not self._router.shards:
                     self._router.record_shards([Shard(number=0)])
                     self._is_assumed = True
             except asyncio.CancelledError:

@@ -164,6 +164,21 @@ def test_unknown_fields_without_number_are_a_refusal_of_their_message() -> None:
     assert not caught.value.violations and caught.value.numbers["handle"] == 7
 
 
+@pytest.mark.parametrize("num_within", [262_142, 262_143, 262_144])
+def test_a_message_whose_last_fields_are_too_many_is_refused_by_its_handle(num_within: int) -> None:
+    """Regression: a limit that was reached by a field of the top level itself ended the stream of all requests."""
+    rows = [pb.ChatMessage(role="user", content="x", name="a")] * 65_534  # four records each
+    rest = num_within - 3 - 4 * len(rows) - 2  # fields of two more, beside handle, submit and chat
+    last = (pb.ChatMessage(), pb.ChatMessage(content="x"), pb.ChatMessage(content="x", name="x"))[rest - 1]
+    rows += [pb.ChatMessage(role="user"), last]
+    wrapped = pb.SessionRequest(submit=pb.GenerateRequest(chat=pb.ChatPrompt(messages=rows)))
+    data = pb.SessionRequest(handle=7).SerializeToString() + wrapped.SerializeToString()
+    data += pb.SessionRequest(number=3, shards_version=1).SerializeToString() * 2
+    with pytest.raises(OutOfBoundsError, match="fields in all") as caught:
+        check_of(pb.SessionRequest.DESCRIPTOR).parse(data, pb.SessionRequest.FromString)
+    assert caught.value.numbers["handle"] == 7
+
+
 def test_a_list_in_several_pieces_counts_as_one() -> None:
     """Messages of one field that come twice are one."""
     piece = b"\x0a\x00" * 40_000

@@ -44,7 +44,7 @@ def read_description(data: bytes) -> worker_pb2.DescribeResponse:
     except (IndexError, ValueError, DecodeError):
         raise ValueError("its bytes are no description, or have far too many fields") from None
     if scan.excess is not None:
-        raise ValueError(f"{scan.excess.path} {scan.excess.words}")
+        raise ValueError(f"{scan.excess.path} {scan.excess.words}".strip())
     description.DiscardUnknownFields()
     check_description(description)
     return description

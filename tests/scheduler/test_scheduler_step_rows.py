@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.sequence import Cohort, SequenceStatus
 from scheduler_svc.core.step_rows import add_row, add_running_rows, force_preemption
 from tests.scheduler.worker_states import execute, launch, launch_rows, make_group, make_worker, new_step, start
 
@@ -144,3 +144,14 @@ def test_who_catches_up_last_gets_all_that_is_left() -> None:
     start(worker, make_group([9] * 30, arrival=2))
     add_running_rows(worker, step := new_step(worker), 20, has_suspects=False)
     assert step.plan.num_tokens == [1, 19]
+
+
+def test_who_catches_up_in_a_trial_leaves_nothing_to_those_that_have_no_part_in_it() -> None:
+    worker = make_worker()
+    outside = [start(worker, make_group([arrival] * 4, arrival=arrival)) for arrival in (1, 2)]
+    launch_rows(worker, *outside)
+    execute(worker)
+    suspect = start(worker, make_group([9] * 30))
+    suspect.cohort = worker.trial = Cohort()
+    add_running_rows(worker, step := new_step(worker), 8, has_suspects=True)
+    assert step.plan.sequences == suspect.sequences and step.plan.num_tokens == [8]
