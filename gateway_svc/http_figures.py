@@ -18,7 +18,6 @@ _NO_ROUTE = "none"  # one label for all unknown paths: whoever calls may not mak
 _CLIENT_CLOSED_REQUEST = 499
 _INTERNAL_ERROR = 500
 
-
 # Called with a call's scope, its status, the seconds to the end of its answer, and the answer's start if there is one.
 ReportCall = Callable[[Scope, int, float, Message | None], None]
 

@@ -421,13 +421,13 @@ class AsyncClient:
         RequestCancelledError, also where the request goes on. Raises RuntimeError in another event loop, unless that of
         the client's calls is closed.
         """
-        if self._deployment is not None and not self._home.has_ended:
+        deployment = None if self._home.has_ended else self._deployment
+        if deployment is not None:
             self._home.enter_loop()
         self._is_closed = True
-        if self._deployment is not None:
-            if not self._home.has_ended:
-                await self._deployment.close()
-            self._deployment = None
+        if deployment is not None:
+            await deployment.close()
+        self._deployment = None
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self, "make one where it is needed, in each process")

@@ -39,7 +39,7 @@ class Credentials:
             tls_root: PEM file with the certificates that servers are checked with, or "public"; with none of both the
                 connection is not encrypted.
             tls_server_name: name that a server's certificate must have; None: the host that was given, or that the
-                    leader's address has.
+                leader's address has.
             tls_client_cert: PEM file of the certificate to show to servers that ask for one, as workers may.
             tls_client_key: PEM file of its key.
 

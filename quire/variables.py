@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from quire.access_variables import API_KEY, TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME
 
 ADDRESS = "QUIRE_ADDRESS"
-HIDDEN_URL = (
-    "_QUIRE_REDIS_URL_FLAG"  # value of --redis-url, from `quire serve` to itself, whose password nobody may see
-)
+HIDDEN_URL = "_QUIRE_REDIS_URL_FLAG"  # --redis-url, from `quire serve` to itself: nobody may see its password
 KNOWN = frozenset(
     {
         *(ADDRESS, API_KEY, TLS_CLIENT_CERT, TLS_CLIENT_KEY, TLS_ROOT, TLS_SERVER_NAME),

@@ -43,6 +43,16 @@ async def delete(site: Site, request_id: str = "r") -> None:
     await site.inference.DeleteRecord(pb.DeleteRecordRequest(request_id=request_id))
 
 
+async def deletion_under_way(store: GatedStore, site: Site) -> "asyncio.Task[None]":
+    """Deletion of the record of a request that has run, whose journal entry is held by the store."""
+    await site.run(counting(10, 4, "r"))
+    await until(lambda: not site.records.num_pending)
+    store.may_append.clear()
+    deleting = asyncio.create_task(site.control.delete_record("r"))
+    await until(lambda: store.num_waiting == 1)
+    return deleting
+
+
 async def look_up(site: Site, request_id: str = "r") -> pb.GetRequestResponse:
     return await site.inference.GetRequest(pb.GetRequestRequest(request_id=request_id))
 
@@ -126,11 +136,7 @@ async def test_a_deletion_that_was_not_journaled_leaves_the_record_to_the_next_l
     """The call is repeated there, and its answer is as good as if there had been no other leader before."""
     store = GatedStore()
     async with lives_of(store) as lives:
-        await lives.site.run(counting(10, 4, "r"))
-        await until(lambda: not lives.site.records.num_pending)
-        store.may_append.clear()
-        deleting = asyncio.create_task(lives.site.control.delete_record("r"))
-        await until(lambda: store.num_waiting == 1)
+        deleting = await deletion_under_way(store, lives.site)
         assert (await look_up(lives.site)).state == pb.REQUEST_STATE_FINISHED and not deleting.done()
         deleting.cancel()
         await lives.die()
@@ -145,11 +151,7 @@ async def test_a_request_that_took_the_id_of_a_record_that_expired_while_it_was_
     store = GatedStore()
     async with lives_of(store) as lives:
         site = lives.site
-        await site.run(counting(10, 4, "r"))
-        await until(lambda: not site.records.num_pending)
-        store.may_append.clear()
-        deleting = asyncio.create_task(site.control.delete_record("r"))
-        await until(lambda: store.num_waiting == 1)
+        deleting = await deletion_under_way(store, site)
         store._records.clear()
         running = asyncio.create_task(site.run(counting(20, 4, "r")))
         await until(lambda: "r" in site.control.submissions)
@@ -166,11 +168,7 @@ async def test_a_record_is_deleted_though_its_request_is_sent_again_meanwhile(fi
     store = GatedStore()
     async with lives_of(store) as lives:
         site = lives.site
-        await site.run(counting(10, 4, "r"))
-        await until(lambda: not site.records.num_pending)
-        store.may_append.clear()
-        deleting = asyncio.create_task(site.control.delete_record("r"))
-        await until(lambda: store.num_waiting == 1)
+        deleting = await deletion_under_way(store, site)
         store.may_read.clear()
         again = asyncio.create_task(site.run(counting(first, 4, "r")))
         await until(lambda: store.num_reading == 1)
