@@ -31,9 +31,10 @@ def add_running_rows(worker: WorkerState, step: PlannedStep, budget: int, *, has
         if has_suspects and not may_run(worker, sequence.group):
             continue
         if not sequence.is_decoding:
-            num_decoding = max(0, len(running) - index - (len(worker.catching_up) - num_catching_up - 1))
             if has_suspects:
                 num_decoding = sum(each.is_decoding and may_run(worker, each.group) for each in running[index:])
+            else:
+                num_decoding = max(0, len(running) - index - (len(worker.catching_up) - num_catching_up - 1))
             most = max(budget - num_decoding, least)
             if most > 0 and (num_new := add_row(worker, step, sequence, most)):
                 budget -= num_new
