@@ -5,10 +5,12 @@ over worker states; the caller puts the groups into the queue.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 
 from scheduler_svc.core.phases import BOTH_PHASES, Phase
-from scheduler_svc.core.placement import WorkerLimits, can_ever_hold
+from scheduler_svc.core.placement import WorkerLimits, can_ever_hold, num_free_seats
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 
 
@@ -21,20 +23,62 @@ def phases_of(worker: WorkerState, workers: Iterable[WorkerState]) -> frozenset[
 
 
 def groups_to_hand_over(
-    worker: WorkerState, workers: Iterable[WorkerState], limits: WorkerLimits
+    worker: WorkerState, workers: Iterable[WorkerState], queue: WaitingQueue, limits: WorkerLimits
 ) -> list[SequenceGroup]:
-    """Return the running groups that have computed their prompts here, and that another worker is to go on with."""
+    """Return the running groups that have computed their prompts here, and that another worker is to go on with.
+
+    In order, while workers have room for them and for those that are on their way already: one that had to wait would
+    lose its blocks here to the next prompts, and compute them again. Until there is room it decodes here.
+    """
+    workers = list(workers)
     takers = [other for other in workers if _is_taker(other, worker)] if worker.role == "prefill" else []
-    if not takers:
+    running = dict.fromkeys(sequence.group for sequence in worker.running) if takers else {}
+    candidates = [group for group in running if group.cohort is None and _may_leave(worker, group)]
+    if not candidates or queue.peek({Phase.DECODE}) is not None:
         return []
-    running = dict.fromkeys(sequence.group for sequence in worker.running)
-    return [
-        group
-        for group in running
-        if group.cohort is None
-        and all(_may_leave(worker, sequence) for sequence in group.live)
-        and any(can_ever_hold(taker, group, limits) for taker in takers)
-    ]
+    rooms = [_Room(taker, limits) for taker in takers]
+    for group in _on_their_way(workers, queue):
+        if not any(room.take(group) for room in rooms):
+            return []
+    leaving = []
+    for group in candidates:
+        if any(room.take(group) for room in rooms):
+            leaving.append(group)
+        elif any(can_ever_hold(taker, group, limits) for taker in takers):
+            break
+    return leaving
+
+
+class _Room:
+    """Room for more groups on a worker, less what `take` has counted."""
+
+    def __init__(self, worker: WorkerState, limits: WorkerLimits) -> None:
+        is_open = worker.trial is None and not worker.swapped
+        self._worker = worker
+        self._limits = limits
+        self._num_seats = num_free_seats(worker, limits) if is_open else 0
+        self._num_blocks = worker.blocks.num_available_blocks - worker.num_watermark_blocks
+
+    def take(self, group: SequenceGroup) -> bool:
+        """Count a group, if there is room for its present tokens and it may grow there to its end."""
+        num_seats, worker = len(group.unfinished), self._worker
+        if num_seats > self._num_seats or not can_ever_hold(worker, group, self._limits):
+            return False
+        num_blocks = worker.num_blocks_for(group.num_distinct_tokens) + len(group.live) - 1
+        if num_blocks > self._num_blocks:
+            cached = worker.blocks.lookup(group.live[0].block_hashes)
+            num_blocks += worker.blocks.num_unreferenced(cached) - len(cached)
+            if num_blocks > self._num_blocks:
+                return False
+        self._num_seats -= num_seats
+        self._num_blocks -= num_blocks
+        return True
+
+
+def _on_their_way(workers: Iterable[WorkerState], queue: WaitingQueue) -> Iterable[SequenceGroup]:
+    """Groups that have left a worker for another, and have not started there."""
+    parked = (group for worker in workers if worker.role == "prefill" for group in worker.parked)
+    return chain(parked, queue.fetching())
 
 
 def _is_taker(other: WorkerState, worker: WorkerState) -> bool:
@@ -42,7 +86,11 @@ def _is_taker(other: WorkerState, worker: WorkerState) -> bool:
     return is_serving and other.can_fetch_from(worker)
 
 
-def _may_leave(worker: WorkerState, sequence: Sequence) -> bool:
+def _may_leave(worker: WorkerState, group: SequenceGroup) -> bool:
+    return all(_has_its_prompt(worker, sequence) for sequence in group.live)
+
+
+def _has_its_prompt(worker: WorkerState, sequence: Sequence) -> bool:
     """True if it has its prompt computed and a token, perhaps in flight, goes on, and can be found by its blocks."""
     num_tokens = len(sequence.token_ids) if sequence.group.awaits_host else sequence.num_tokens
     is_done = sequence.has_caught_up and num_tokens > sequence.num_prompt_tokens

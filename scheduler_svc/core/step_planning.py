@@ -39,7 +39,7 @@ class StepPlanner:
         if not self._trials.begin_turn(worker, workers):
             return None
         worker.cache_decoded_blocks()
-        for group in groups_to_hand_over(worker, workers, self._limits):
+        for group in groups_to_hand_over(worker, workers, self._places.waiting, self._limits):
             worker.set_aside(group)
             self._places.place_preempted(group)
         if not self._places.waiting:

@@ -132,6 +132,10 @@ class WaitingQueue:
         group.move_to(GroupState.FETCHING)
         self._fetching[group] = None
 
+    def fetching(self) -> Iterable[SequenceGroup]:
+        """Groups that are held, in no particular order."""
+        return self._fetching
+
     def release(self, group: SequenceGroup) -> None:
         """Put a group that was held in order again; no-op if it is FETCHING no more."""
         if group in self._fetching:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core.handing_over import groups_to_hand_over, phases_of
+from scheduler_svc.core import handing_over
+from scheduler_svc.core.handing_over import phases_of
 from scheduler_svc.core.phases import Phase, WorkerRole
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.sequence import Cohort, SequenceGroup
+from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
-from tests.scheduler.worker_states import execute, launch_rows, make_group, make_worker, start
+from tests.scheduler.worker_states import execute, launch_rows, make_group, make_new_group, make_worker, start
 
 LIMITS = WorkerLimits(max_num_seqs=8, pipeline_depth=2)
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -21,6 +23,12 @@ PROMPT = [1, 2, 3, 4, 5, 6]
 
 def worker_of(role: WorkerRole, **options: Any) -> WorkerState:
     return make_worker(role, **{"role": role, "block_format": "f", "max_fetched_blocks": 100, **options})
+
+
+def groups_to_hand_over(
+    worker: WorkerState, workers: list[WorkerState], queue: WaitingQueue | None = None
+) -> list[SequenceGroup]:
+    return handing_over.groups_to_hand_over(worker, workers, WaitingQueue() if queue is None else queue, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -63,21 +71,21 @@ def test_a_group_is_handed_over_as_soon_as_its_first_token_is_on_its_way() -> No
     worker, taker = worker_of("prefill"), worker_of("decode")
     group = start(worker, make_group(PROMPT))
     launch_rows(worker, group, budget=4)
-    assert groups_to_hand_over(worker, [worker, taker], LIMITS) == []
+    assert groups_to_hand_over(worker, [worker, taker]) == []
     launch_rows(worker, group)
     assert group.live[0].num_output_tokens == 0
-    assert groups_to_hand_over(worker, [worker, taker], LIMITS) == [group]
+    assert groups_to_hand_over(worker, [worker, taker]) == [group]
 
 
 def test_beams_are_handed_over_only_when_their_first_tokens_are_chosen() -> None:
     worker, taker = worker_of("prefill"), worker_of("decode")
     group = start(worker, make_group(PROMPT, awaits_host=True))
     launch_rows(worker, group)
-    assert groups_to_hand_over(worker, [worker, taker], LIMITS) == []
+    assert groups_to_hand_over(worker, [worker, taker]) == []
     execute(worker)
-    assert groups_to_hand_over(worker, [worker, taker], LIMITS) == []
+    assert groups_to_hand_over(worker, [worker, taker]) == []
     group.live[0].token_ids.append(7)
-    assert groups_to_hand_over(worker, [worker, taker], LIMITS) == [group]
+    assert groups_to_hand_over(worker, [worker, taker]) == [group]
 
 
 def test_every_group_that_is_done_here_is_handed_over_once_and_whole() -> None:
@@ -85,7 +93,7 @@ def test_every_group_that_is_done_here_is_handed_over_once_and_whole() -> None:
     first = prompt_done(worker, make_group(PROMPT, [], []))
     second = prompt_done(worker, make_group(PROMPT, arrival=1))
     coming = start(worker, make_group(PROMPT, arrival=2))
-    assert groups_to_hand_over(worker, [taker, worker], LIMITS) == [first, second]
+    assert groups_to_hand_over(worker, [taker, worker]) == [first, second]
     assert coming in {sequence.group for sequence in worker.running}
 
 
@@ -93,7 +101,7 @@ def test_every_group_that_is_done_here_is_handed_over_once_and_whole() -> None:
 def test_workers_of_other_roles_hand_nothing_over(role: WorkerRole) -> None:
     worker, taker = worker_of(role), worker_of("decode")
     prompt_done(worker, make_group(PROMPT))
-    assert groups_to_hand_over(worker, [worker, taker], LIMITS) == []
+    assert groups_to_hand_over(worker, [worker, taker]) == []
 
 
 def drained(worker: WorkerState) -> WorkerState:
@@ -121,14 +129,14 @@ def test_who_takes_a_group_decodes_serves_reads_its_blocks_and_can_hold_it(
 ) -> None:
     worker = worker_of("prefill")
     group = prompt_done(worker, make_group(PROMPT))
-    assert groups_to_hand_over(worker, [worker, *make_takers()], LIMITS) == [group] * is_taken
+    assert groups_to_hand_over(worker, [worker, *make_takers()]) == [group] * is_taken
 
 
 def test_a_suspect_is_tried_where_it_is() -> None:
     worker, taker = worker_of("prefill"), worker_of("decode")
     group = prompt_done(worker, make_group(PROMPT))
     group.cohort = Cohort({group: None})
-    assert groups_to_hand_over(worker, [worker, taker], LIMITS) == []
+    assert groups_to_hand_over(worker, [worker, taker]) == []
 
 
 @pytest.mark.parametrize(
@@ -141,4 +149,84 @@ def test_a_group_stays_that_has_its_tokens_or_would_not_be_found_again(
     group = make_group(PROMPT, max_tokens=max_tokens)
     group.sequences[0].use_prefix_cache = is_looked_up
     prompt_done(worker, group)
-    assert groups_to_hand_over(worker, [worker, taker], LIMITS) == []
+    assert groups_to_hand_over(worker, [worker, taker]) == []
+
+
+def three_done(worker: WorkerState) -> list[SequenceGroup]:
+    """Three groups of seven tokens, two blocks each, that have their prompts."""
+    return [prompt_done(worker, make_group([n, *PROMPT[1:]], arrival=n, max_tokens=2)) for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "num_leaving"),
+    [
+        ({"num_seats": 2}, 2),
+        ({"num_seats": 1}, 1),
+        ({"num_blocks": 6}, 3),
+        ({"num_blocks": 5}, 2),
+        ({"num_blocks": 5, "num_watermark_blocks": 2}, 1),
+    ],
+)
+def test_as_many_groups_leave_as_have_room_elsewhere(options: dict[str, Any], num_leaving: int) -> None:
+    worker, taker = worker_of("prefill"), worker_of("decode", **options)
+    groups = three_done(worker)
+    assert groups_to_hand_over(worker, [worker, taker]) == groups[:num_leaving]
+
+
+def test_the_room_of_all_takers_counts() -> None:
+    worker = worker_of("prefill")
+    takers = [make_worker(f"d{n}", role="decode", block_format="f", max_fetched_blocks=9, num_seats=1) for n in "12"]
+    groups = three_done(worker)
+    assert groups_to_hand_over(worker, [worker, *takers]) == groups[:2]
+
+
+def test_a_smaller_group_does_not_overtake_one_that_waits_for_room() -> None:
+    worker, taker = worker_of("prefill"), worker_of("decode", num_seats=2)
+    start(taker, make_group([9]))
+    wide = prompt_done(worker, make_group(PROMPT, [], []))
+    prompt_done(worker, make_group([8], arrival=1))
+    assert groups_to_hand_over(worker, [worker, taker]) == []
+    wide.sequences[0].use_prefix_cache = False  # it stays, and nobody waits for it
+    assert [group.arrival for group in groups_to_hand_over(worker, [worker, taker])] == [1]
+
+
+def test_blocks_that_the_taker_has_cached_need_no_room() -> None:
+    worker, taker = worker_of("prefill"), worker_of("decode", num_blocks=5)
+    start(taker, make_group([9] * 4, max_tokens=1))
+    common = start(taker, make_group([4, 3, 2, 1, 5, 6, 7, 8, 9], max_tokens=1, arrival=1))
+    launch_rows(taker, common)
+    execute(taker)
+    group = prompt_done(worker, make_group([4, 3, 2, 1, 5, 6, 7, 8, 7], max_tokens=2, arrival=2))
+    assert groups_to_hand_over(worker, [worker, taker]) == [group]
+    other_worker = worker_of("prefill")
+    prompt_done(other_worker, make_group([1] * 9, max_tokens=2, arrival=3))
+    assert groups_to_hand_over(other_worker, [other_worker, taker]) == []
+
+
+@pytest.mark.parametrize("lack", ["trial", "swapped"])
+def test_a_taker_that_is_not_open_has_no_room(lack: str) -> None:
+    worker, taker = worker_of("prefill"), worker_of("decode")
+    prompt_done(worker, make_group(PROMPT))
+    if lack == "trial":
+        taker.trial = Cohort()
+    else:
+        taker.swapped.append(make_group(PROMPT, arrival=1))
+    assert groups_to_hand_over(worker, [worker, taker]) == []
+
+
+def test_groups_on_their_way_and_those_that_wait_for_a_taker_go_first() -> None:
+    worker, taker, queue = worker_of("prefill"), worker_of("decode", num_seats=2), WaitingQueue()
+    leaving, *staying = three_done(worker)
+    launch_rows(worker, leaving)
+    worker.set_aside(leaving)  # parked: its token is in flight
+    assert groups_to_hand_over(worker, [worker, taker], queue) == staying[:1]
+    coming = make_new_group(PROMPT, [1], arrival=8)
+    queue.push(coming)
+    assert groups_to_hand_over(worker, [worker, taker], queue) == []
+    queue.hold(coming)
+    assert groups_to_hand_over(worker, [worker, taker], queue) == []
+    execute(worker)
+    queue.discard(coming)
+    assert groups_to_hand_over(worker, [worker, taker], queue) == staying[:1]
+    queue.push(make_new_group(PROMPT, arrival=9))  # a prompt waits for no taker
+    assert groups_to_hand_over(worker, [worker, taker], queue) == staying[:1]

@@ -166,3 +166,24 @@ def test_prompts_add_no_row_to_the_steps_of_a_worker_that_decodes() -> None:
     assert most == 1
     cluster.run_until_idle()
     cluster.assert_outputs_are_unconstrained()
+
+
+@pytest.mark.parametrize("room", [{"num_seats": 3, "num_blocks": 60}, {"num_seats": 16, "num_blocks": 46}])
+def test_no_token_is_computed_twice_while_the_workers_that_decode_are_full(room: dict[str, int]) -> None:
+    """A group that waited for one would lose its blocks to the prompts behind it."""
+    cluster = make_cluster(p="prefill", num_blocks=150)
+    cluster.add_worker("d", block_format="f", role="decode", **room)
+    sequences = [cluster.add([number + 1] * 40, 20) for number in range(16)]
+    while not all(sequence.is_finished for sequence in sequences):
+        for worker_id in "pd":
+            if cluster.start(worker_id) is not None:
+                cluster.complete(worker_id)
+        for fetch in list(cluster.fetches):
+            cluster.end_fetch(fetch)
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+    num_twice = sum(computed(cluster, worker_id) for worker_id in "pd") - len(sequences) * (40 + 19)
+    assert num_twice <= sum(
+        sequence.group.num_preemptions for sequence in sequences
+    )  # one computes its last token anew
+    assert computed(cluster, "d") > 5 * 19
