@@ -1,4 +1,4 @@
-"""Start of groups in the step being planned: those swapped out on the worker, and the head of the queue, in order.
+"""Start of groups in the step being planned: those swapped out on the worker, and the first in the queue, in order.
 
 A group whose deadline cannot be met, by the measured speed of prefill, is not started.
 """
@@ -18,6 +18,9 @@ from scheduler_svc.core.swapping import has_room_to_swap_in, swap_in
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
+# A worker for which the first groups in order are too large looks at so many of them for one that it may take.
+MAX_PASSED_OVER = 32
+
 
 class GroupStarter:
     """Starter of groups, from the queue that all workers share."""
@@ -36,7 +39,7 @@ class GroupStarter:
         while budget > 0 and worker.free_seats and not worker.parked:
             group = self._head(phases, workers, now_s)
             if group is not None and not placement.may_take(worker, group, workers, self._limits):
-                group = None
+                group = self._first_for(worker, phases, workers, now_s)
             if worker.swapped and (group is None or not placement.goes_before_swapped(worker, group, self._limits)):
                 group = worker.swapped[0]
             if group is None or any(sequence.has_all_tokens for sequence in group.live):
@@ -50,7 +53,7 @@ class GroupStarter:
                     return
                 if self._fetches.begin(worker, group):
                     continue
-                self._queue.pop(phases)
+                self._queue.pop(group)
                 start_group(worker, group, start, step)
                 count_prefix_hits(worker, start)
             for sequence in group.live:
@@ -103,6 +106,18 @@ class GroupStarter:
             if not is_too_late(group, workers, now_s):
                 return group
             self._queue.defer_head(phases)
+        return None
+
+    def _first_for(
+        self, worker: WorkerState, phases: Collection[Phase], workers: list[WorkerState], now_s: float
+    ) -> SequenceGroup | None:
+        """Return the first group that the worker may take, of those right behind a head that only others may.
+
+        The head loses nothing by it.
+        """
+        for group in self._queue.first(MAX_PASSED_OVER, phases):
+            if placement.may_take(worker, group, workers, self._limits) and not is_too_late(group, workers, now_s):
+                return group
         return None
 
     def _next_held(self, phase: Phase, workers: list[WorkerState]) -> SequenceGroup | None:

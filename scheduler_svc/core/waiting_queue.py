@@ -92,6 +92,23 @@ class WaitingQueue:
                 first = heap[0]
         return None if first is None else first[1]
 
+    def first(self, num_groups: int, phases: Collection[Phase]) -> Iterator[SequenceGroup]:
+        """Iterate over the head and those behind it in these phases, in order, over so many at most."""
+        # A heap's node is no later than the two below it, so the next in order is among those below the ones before.
+        frontier = [(heap[0], 0, phase.value) for phase in phases if (heap := self._heaps[phase])]
+        heapq.heapify(frontier)
+        last: _Entry | None = None  # a group that has changed its phase twice is listed twice
+        while frontier and num_groups > 0:
+            entry, index, value = heapq.heappop(frontier)
+            phase = Phase(value)
+            heap = self._heaps[phase]
+            for below in range(2 * index + 1, min(2 * index + 3, len(heap))):
+                heapq.heappush(frontier, (heap[below], below, value))
+            if entry is not last and self._is_valid(entry, phase):
+                last = entry
+                num_groups -= 1
+                yield entry[1]
+
     def phase_of(self, group: SequenceGroup) -> Phase:
         """Return the phase in which a WAITING group is served."""
         return self._phases[group]
@@ -102,12 +119,11 @@ class WaitingQueue:
         self._phases[group] = other
         heapq.heappush(self._heaps[other], self._entries[group])
 
-    def pop(self, phases: Collection[Phase] = BOTH_PHASES) -> SequenceGroup:
-        """Take out the head, for a worker to start."""
-        group = self._pop_entry(phases)
+    def pop(self, group: SequenceGroup) -> None:
+        """Take out a WAITING group, for a worker to start."""
+        self._remove_from_order(group)
         self._drop_size(group)
         self.num_served += 1
-        return group
 
     def num_ahead(self, priority: int, deadline_s: float | None) -> int:
         """Number of groups in order that would be served before a group that arrives now."""
@@ -115,7 +131,9 @@ class WaitingQueue:
 
     def defer_head(self, phases: Collection[Phase] = BOTH_PHASES) -> None:
         """Skip the head until something changes."""
-        group = self._pop_entry(phases)
+        group = self.peek(phases)
+        assert group is not None, "the head of an empty queue"
+        self._remove_from_order(group)
         group.move_to(GroupState.DEFERRED)
         self._deferred[group] = None
 
@@ -208,14 +226,6 @@ class WaitingQueue:
         self._phases[group] = phase = phase_of(group)
         self._ranks.add(entry[0])
         heapq.heappush(self._heaps[phase], entry)
-
-    def _pop_entry(self, phases: Collection[Phase]) -> SequenceGroup:
-        group = self.peek(phases)
-        assert group is not None, "the head of an empty queue"
-        rank, _ = heapq.heappop(self._heaps[self._phases.pop(group)])
-        del self._entries[group]
-        self._ranks.remove(rank)
-        return group
 
     def _remove_from_order(self, group: SequenceGroup) -> None:
         """Remove a group from whichever container has it; its size still counts."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from scheduler_svc.core.admitting import GroupStarter, is_too_late, late_groups
+from scheduler_svc.core.admitting import MAX_PASSED_OVER, GroupStarter, is_too_late, late_groups
 from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.placement import WorkerLimits
@@ -128,6 +128,35 @@ def test_who_fits_no_worker_is_passed_over_at_once() -> None:
     step = site.start_groups()
     assert [too_large.state, late.state] == [GroupState.DEFERRED] * 2
     assert step.plan.sequences == small.sequences and len(site.queue) == 0
+
+
+def site_beside_a_full_worker() -> Site:
+    """A small worker starts groups; a large one has no seat left."""
+    site = Site(make_worker("small", num_blocks=4), make_worker("large"))
+    site.workers[1].free_seats = []
+    return site
+
+
+def test_a_worker_starts_what_it_can_hold_behind_groups_that_only_larger_ones_can() -> None:
+    site = site_beside_a_full_worker()
+    large = [site.push([number] * 30) for number in (1, 2)]
+    late, first, second = site.push([3] * 4), site.push([4] * 4), site.push([5] * 4)
+    late.deadline_s = NOW_S - 1
+    step = site.start_groups(budget=4)
+    assert step.plan.sequences == first.sequences and running(*large, second) == [False] * 3
+    assert site.queue.peek() is large[0] and late.state is GroupState.WAITING
+    site.start_groups()
+    assert running(*large, second) == [False, False, True]
+
+
+def test_of_groups_that_only_larger_workers_can_hold_a_limited_number_is_passed_over() -> None:
+    site = site_beside_a_full_worker()
+    large = [site.push([1] * 30) for _ in range(MAX_PASSED_OVER)]
+    small = site.push([2] * 4)
+    assert not site.start_groups().plan.sequences
+    site.queue.discard(large[0])
+    site.start_groups()
+    assert running(small) == [True]
 
 
 def swapping_site() -> Site:

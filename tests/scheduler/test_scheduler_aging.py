@@ -14,7 +14,7 @@ from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from tests.scheduler.core_cluster import Cluster
-from tests.scheduler.worker_states import make_new_group
+from tests.scheduler.worker_states import make_new_group, pop_head
 
 PATIENCE_S = 16.0  # looked at once per second
 ENDLESS_S = 1e9
@@ -86,7 +86,7 @@ def test_a_promotion_is_that_of_a_preempted_group_before_an_earlier_deadline_tha
     aging.age(queue, [], 0.0)
     for served in range(STARTS_PER_PROMOTION):
         queue.push(make_new_group([1], arrival=2 + served))
-        queue.pop()
+        pop_head(queue)
     queue.push(make_new_group([1], arrival=100))
     aging.age(queue, [], PATIENCE_S + 1)
     assert (early.priority, late.priority) == (PROMOTED_PRIORITY, 1)
@@ -243,7 +243,7 @@ def test_the_first_is_promoted_once_eight_were_served() -> None:
     aging.age(queue, [], 0.0)
     for served in range(1, STARTS_PER_PROMOTION + 1):
         queue.push(make_new_group([1], arrival=served))
-        queue.pop()
+        pop_head(queue)
         queue.push(make_new_group([1], arrival=100 + served))
         aging.age(queue, [], PATIENCE_S + served)
         assert (low.priority == PROMOTED_PRIORITY) is (served == STARTS_PER_PROMOTION)

@@ -9,6 +9,7 @@ from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from tests.scheduler.core_cluster import single
+from tests.scheduler.worker_states import pop_head
 
 
 def make_sequence(
@@ -102,7 +103,7 @@ def test_the_queue_serves_by_priority_then_arrival() -> None:
     queue = WaitingQueue()
     for seq_id, priority in [(5, 0), (3, 1), (4, 0), (1, 1), (2, 2)]:
         queue.push(make_group(seq_id, priority))
-    assert [queue.pop().arrival for _ in range(5)] == [4, 5, 1, 3, 2]
+    assert [pop_head(queue).arrival for _ in range(5)] == [4, 5, 1, 3, 2]
     assert queue.peek() is None
 
 
@@ -119,7 +120,7 @@ def test_a_discarded_group_is_gone_from_head_and_middle() -> None:
     assert queue.num_tokens == 4 * 3
     assert {group.arrival for group in queue} == {7, 57, 107, 157}
     assert groups[57] in queue and groups[58] not in queue
-    assert [queue.pop().arrival for _ in range(4)] == [7, 57, 107, 157]
+    assert [pop_head(queue).arrival for _ in range(4)] == [7, 57, 107, 157]
     assert queue.num_tokens == queue.num_sequences == 0
 
 
@@ -141,5 +142,5 @@ def test_a_group_that_is_taken_out_and_pushed_again_is_served_once_at_its_place(
         queue.push(groups[1])
     queue.discard(groups[0])
     assert len(queue) == queue.num_ahead(0, None) == 2
-    assert [queue.pop().arrival, queue.pop().arrival] == [1, 2]
+    assert [pop_head(queue).arrival, pop_head(queue).arrival] == [1, 2]
     assert queue.peek() is None and len(queue) == queue.num_groups == 0

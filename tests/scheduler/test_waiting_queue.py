@@ -19,10 +19,11 @@ from hypothesis.stateful import (
 
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.ordering import OrderPolicy, newcomers_rank, running_rank, waiting_rank
+from scheduler_svc.core.phases import BOTH_PHASES, Phase
 from scheduler_svc.core.sequence import Cohort, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.sorted_ranks import SortedRanks
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from tests.scheduler.worker_states import make_new_group
+from tests.scheduler.worker_states import make_new_group, pop_head
 
 PRIORITIES = (-1, 0, 0, 2)
 DEADLINES_S = (None, 3.0, 3.0, 8.0)
@@ -76,11 +77,28 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_order)
     @rule()
     def pop(self) -> None:
-        group = self.queue.pop()
+        group = pop_head(self.queue)
         assert group is min(self.in_order, key=lambda each: waiting_rank(self.policy, each))
         self.in_order.remove(group)
         group.move_to(GroupState.RUNNING)
         self.elsewhere.append(group)
+
+    @precondition(lambda self: self.in_order)
+    @rule(rng=st.randoms(use_true_random=False))
+    def pop_another(self, rng: Random) -> None:
+        group = self.remove_one(rng, self.in_order)
+        num_served = self.queue.num_served
+        self.queue.pop(group)
+        assert self.queue.num_served == num_served + 1
+        group.move_to(GroupState.RUNNING)
+        self.elsewhere.append(group)
+
+    @precondition(lambda self: self.in_order)
+    @rule(rng=st.randoms(use_true_random=False), num_times=st.integers(1, 2))
+    def change_phase(self, rng: Random, num_times: int) -> None:
+        group = rng.choice(self.in_order)
+        for _ in range(num_times):
+            self.queue.change_phase(group)
 
     @precondition(lambda self: self.in_order)
     @rule()
@@ -160,6 +178,14 @@ class QueueMachine(RuleBasedStateMachine):
         return group
 
     @invariant()
+    def the_first_are_those_of_a_sorted_list(self) -> None:
+        in_order = sorted(self.in_order, key=lambda each: waiting_rank(self.policy, each))
+        for phases in (BOTH_PHASES, {Phase.PREFILL}, {Phase.DECODE}):
+            expected = [group for group in in_order if self.queue.phase_of(group) in phases]
+            for num_groups in (0, 1, 3, 100):
+                assert list(self.queue.first(num_groups, phases)) == expected[:num_groups]
+
+    @invariant()
     def counts_are_those_of_a_walk(self) -> None:
         self.queue.check()
         ranks = [waiting_rank(self.policy, group) for group in self.in_order]
@@ -191,7 +217,7 @@ def test_a_group_of_another_rank_is_served_in_its_new_place() -> None:
     queue.reorder(first)
     queue.check()
     assert queue.num_ahead(-9, None) == 1 and queue.num_ahead(0, None) == 3
-    assert [queue.pop() for _ in range(3)] == [first, third, second]
+    assert [pop_head(queue) for _ in range(3)] == [first, third, second]
 
 
 @pytest.mark.parametrize(("num_groups", "num_left", "num_kept"), [(66, 1, 66), (67, 2, 67), (67, 1, 1), (72, 4, 72)])
@@ -209,7 +235,7 @@ def test_groups_are_served_in_order_after_a_sweep() -> None:
     for group in groups[5:]:
         queue.discard(group)
     assert sum(map(len, queue._heaps.values())) < 90
-    assert [queue.pop() for _ in range(5)] == groups[4::-1]
+    assert [pop_head(queue) for _ in range(5)] == groups[4::-1]
     assert queue.num_served == 5
 
 

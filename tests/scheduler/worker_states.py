@@ -7,6 +7,7 @@ from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.starting import plan_start, start_group
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.step_rows import add_row
+from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import PlannedStep, WorkerState
 
 BLOCK_SIZE = 4
@@ -44,6 +45,14 @@ def make_new_group(
     ]
     group = SequenceGroup(sequences, arrival=arrival, **options)
     group.order = (group.priority, arrival)
+    return group
+
+
+def pop_head(queue: WaitingQueue) -> SequenceGroup:
+    """Take the head out of a queue."""
+    group = queue.peek()
+    assert group is not None
+    queue.pop(group)
     return group
 
 
