@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from scheduler_svc.core.phases import WorkerRole
 from scheduler_svc.core.pins import PinRefusedError
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
@@ -84,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_tokens=st.sampled_from([0, 12, 40, 70]),
         block_format=st.sampled_from(["", "f", "f", "f", "g"]),
         max_fetched_blocks=st.sampled_from([0, 3, 1000]),
+        role=st.sampled_from(["mixed", "mixed", "prefill", "decode"]),
     )
     def add_worker(
         self,
@@ -92,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_tokens: int = 40,
         block_format: str = "f",
         max_fetched_blocks: int = 1000,
+        role: WorkerRole = "mixed",
     ) -> None:
         worker_id = next(w for w in WORKER_IDS if w not in self.cluster.workers)
         self.cluster.add_worker(
@@ -102,6 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_host_blocks=num_host_tokens // self.block_size,
             block_format=block_format,
             max_fetched_blocks=max_fetched_blocks,
+            role=role,
         )
         # The larger groups are cheaper to compute again, the smaller to swap.
         self.cluster.scheduler.workers.record_costs(

@@ -53,6 +53,7 @@ class ToyWorker:
         pool: worker_pb2.PoolInfo,
         *,
         num_seats: int,
+        role: "worker_pb2.WorkerRole.ValueType",
         step_s: tuple[float, float],
         find_leader: Callable[[], Leader | None],
         on_step: Callable[[], None],
@@ -67,6 +68,7 @@ class ToyWorker:
         self._history = history
         self._pool = pool
         self._num_seats = num_seats
+        self._role = role
         self._step_s = step_s
         self._find_leader = find_leader
         self._on_step = on_step
@@ -139,6 +141,7 @@ class ToyWorker:
             model=MODEL,
             pool=self._pool,
             num_seats=self._num_seats,
+            role=self._role,
             max_batched_tokens=4096,
             device="cpu" if self._decides_late else "none",
         )

@@ -5,6 +5,7 @@ It starts what died, and knows who leads. What goes wrong is done elsewhere, and
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from random import Random
 
 from quire.v1 import inference_pb2 as pb
@@ -317,6 +318,8 @@ class World:
             block_format=draw.choice(["", "toy", "toy"]),
             max_fetched_blocks=draw.choice([4, 40]),
         )
+        kinds = copy(draw)  # which leaves the rest of the run as it was before workers were of several kinds
+        are_unequal = kinds.random() < 0.5
         num_seats = draw.randrange(8, 33)
         slowest_s = draw.choice([0.005, 0.02, 0.05])
         return {
@@ -326,8 +329,11 @@ class World:
                 self.history,
                 self.clocks.draw("worker"),
                 worker_id,
-                pool,
+                _unlike(pool, kinds) if are_unequal else pool,
                 num_seats=num_seats,
+                role=kinds.choice(
+                    worker_pb2.WorkerRole.values() if are_unequal else [worker_pb2.WORKER_ROLE_UNSPECIFIED]
+                ),
                 step_s=(0.001, slowest_s),
                 find_leader=self._leader,
                 on_step=self._on_step,
@@ -335,3 +341,11 @@ class World:
             )
             for worker_id in ("w1", "w2", "w3")[: draw.choice([1, 2, 2, 3])]
         }
+
+
+def _unlike(pool: worker_pb2.PoolInfo, draw: Random) -> worker_pb2.PoolInfo:
+    """Draw a pool of another size, or of the same."""
+    other = worker_pb2.PoolInfo()
+    other.CopyFrom(pool)
+    other.num_blocks = int(draw.choice([0.5, 0.75, 1, 1, 2]) * pool.num_blocks)
+    return other
