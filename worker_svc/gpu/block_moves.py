@@ -111,7 +111,11 @@ class BlockMover:
         plan = self._outstanding.plan(packed.swap_out, written, blocks)
         if blocks is not None:
             self._main_point(plan.step).record()
-        swaps = self._swap(packed, plan) if has_swaps else NO_SWAPS
+        try:
+            swaps = self._swap(packed, plan) if has_swaps else NO_SWAPS
+        except BaseException:  # such as short memory: the step fails, and others follow
+            self._abandon_swaps()
+            raise
         if plan.main_after is not None:
             self._swap_points[plan.main_after].hold_stream()
         if packed.copy_table is not None:
@@ -137,6 +141,16 @@ class BlockMover:
                 self._record_swap(plan.swap_in)
             ended.record()
         return PendingSwaps(began, ended)
+
+    def _abandon_swaps(self) -> None:
+        """Has the main stream wait for all swaps that were queued, so that none is outstanding."""
+        queued = self._streams.event()
+        with self._side.current():
+            queued.record()
+        queued.hold_stream()
+        if (newest := self._outstanding.newest_swap) is not None:
+            self._outstanding.mark_done(newest)
+        self._swap_points.clear()
 
     def _record_swap(self, swap: int) -> None:
         self._swap_points[swap] = self._streams.event()

@@ -75,5 +75,7 @@ class _Side(SideStream):
     @contextmanager
     def current(self) -> Iterator[None]:
         self._streams.current = "side"
-        yield
-        self._streams.current = "main"
+        try:
+            yield
+        finally:
+            self._streams.current = "main"

@@ -35,6 +35,30 @@ def test_who_waits_for_swaps_finds_them_done() -> None:
     pools.assert_equal()
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("num_swaps", range(3))
+def test_steps_go_on_after_one_whose_swaps_broke_off(num_swaps: int, seed: int) -> None:
+    """Where memory is short, a step fails; what was queued of it still runs, and the next one waits for that."""
+    streams = SimulatedStreams(Random(seed))
+    left = [num_swaps]
+
+    def swap_or_fail(source: torch.Tensor, destination: torch.Tensor, pairs: torch.Tensor) -> None:
+        if not left[0]:
+            left[0] = -1  # once
+            raise torch.cuda.OutOfMemoryError("out of memory")
+        left[0] -= 1
+        streams.swap_blocks(source, destination, pairs)
+
+    pools = MovedPools(CPU, streams.copy_by_table, swap_or_fail, words=1, simulated=streams)
+    breaks = Step(epoch=1, step_id=1, snapshot=True, swap_out=[3, 0], placed=[1, 0, 4], swap_in=[1, 5])
+    swaps = (pools.expected[3], pools.expected_host[0]), (pools.pool.fetched_blocks[0], pools.expected[4])
+    for source, destination in swaps[:num_swaps]:
+        destination.copy_(source)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        pools.execute(breaks)
+    move_at_random(pools, 12, seed=seed)
+
+
 def test_a_step_without_swaps_has_nothing_to_wait_for() -> None:
     pools = MovedPools(CPU, copy_by_table, swap_blocks, words=1)
     assert pools.execute(Step(epoch=1, step_id=1, snapshot=True, copies=[0, 1, 0, 2])).wait() == 0
