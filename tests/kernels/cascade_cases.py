@@ -8,6 +8,7 @@ from kernels.attention.cascade_config import CascadeConfig, cascade_config
 from kernels.attention.cascade_groups import SharedPrefix, fill_cascade_arrays
 from kernels.attention.cascade_reference import CascadePlan, PrefixGroups, empty_cascade_plan, prefix_groups
 from kernels.attention.decode_config import DecodeConfig
+from kernels.attention.device_family import family_of
 from tests.kernels.decode_cases import BAD_BLOCK, SMALL, DecodeCase, decode_case
 
 SMALL_CASCADE = CascadeConfig(
@@ -53,7 +54,7 @@ def empty_plan(
         case.rows,
         groups_of(prefixes, len(case.query), case.block_size, device),
         case.shape,
-        config or cascade_config(case.shape),
+        config or cascade_config(case.shape, family_of(device)),
         case.block_size,
         num_processors,
     )

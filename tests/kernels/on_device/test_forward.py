@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.attention.cascade_groups import SharedPrefix
 from kernels.attention.cascade_reference import CascadePlan
-from tests.kernels.on_device.devices import DEVICE, HAS_GPU
+from tests.kernels.on_device.devices import DEVICE, HAS_GPU, IN_E4M3
 from tests.worker.device.device_paged_runner import DevicePagedRunner
 from tests.worker.paged_runner import PagedSequence
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, write_tiny_model
@@ -19,7 +19,6 @@ from worker_svc.operations import Operations
 
 BUNDLES = (torch_operations.OPERATIONS, triton_operations.OPERATIONS)
 MODELS = list(TINY_MODELS) if HAS_GPU else ["llama_gqa", "opt", "olmo2"]  # the interpreter is slow
-E4M3 = torch.float8_e4m3fn
 gpu_only = pytest.mark.skipif(not HAS_GPU, reason="only a GPU shows it")
 
 
@@ -71,7 +70,7 @@ def test_rows_that_share_blocks_are_attended_together_with_the_same_result(tmp_p
 
 
 @gpu_only
-@pytest.mark.parametrize("kv_dtype", [None, E4M3], ids=str)
+@pytest.mark.parametrize("kv_dtype", [None, IN_E4M3], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["llama_gqa", "opt", "qwen3", "mistral"])
 def test_half_precision_is_as_good_as_that_of_the_references(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.layers import layer_ops, rotary_write
 from kernels.layers.layer_ops import Rotary
-from tests.kernels.on_device.devices import DEVICE, DTYPES
+from tests.kernels.on_device.devices import DEVICE, DTYPES, needs_e4m3
 from tests.kernels.on_device.tolerance import assert_as_exact_as_torch
 
 NUM_BLOCKS, NUM_LAYERS, LAYER = 7, 3, 1
@@ -100,6 +100,7 @@ def test_no_tokens_write_nothing() -> None:
     assert case.run(rotary_write.rotate_and_write, torch.float32)[1].isnan().all()
 
 
+@needs_e4m3
 def test_a_cache_of_e4m3_never_overflows() -> None:
     """Uses numbers that e4m3 has: rounding up to the next power of two is wrong in the interpreter."""
     case = case_of((4, 2, 16), torch.float32, rotary_dim=0)
