@@ -18,6 +18,7 @@ from worker_svc.option_check import (
     has_triton,
     int8_refused,
     kernels_missing,
+    num_cuda_devices,
 )
 
 RunnerKind = Literal["cpu", "device"]
@@ -27,6 +28,7 @@ AttentionName = Literal["auto", "triton", "flashinfer", "flash-attn"]
 
 _KV_DTYPES: dict[KvDtype, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _FP8_CAPABILITY = (8, 9)  # the least compute capability that has e4m3
+_KERNELS_CAPABILITY = (8, 0)  # the least for which the kernels are made: tiles of others do not fit their memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Machine:
     cuda_capabilities: tuple[tuple[int, int], ...] = ()  # of each CUDA device
     current_cuda_device: int = 0
     has_triton: bool = False
+    why_no_cuda: str | None = None  # torch sees none of the CUDA devices that the driver has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,7 @@ class RunnerChoice:
     kind: RunnerKind
     device: torch.device
     kv_dtype: torch.dtype | None  # of keys and values; None: the weights'
+    why_not_cuda: str | None = None  # reason why a CPU computes, though there are CUDA devices and none was asked for
 
     @property
     def has_kernels(self) -> bool:
@@ -68,7 +72,7 @@ class RunnerChoice:
 def detect_machine() -> Machine:
     """The machine as torch sees it."""
     if not torch.cuda.is_available():
-        return Machine(has_triton=has_triton())
+        return Machine(has_triton=has_triton(), why_no_cuda=_why_torch_sees_none(num_cuda_devices() or 0))
     return Machine(
         cuda_capabilities=tuple(torch.cuda.get_device_capability(each) for each in range(torch.cuda.device_count())),
         current_cuda_device=torch.cuda.current_device(),
@@ -86,9 +90,12 @@ def choose_runner(requested: RequestedRunner, machine: Machine) -> RunnerChoice:
         raise DeviceError(cpu_runner_refused(device))
     if device.type == "cuda":
         device = _device_of_worker(device, requested, len(machine.cuda_capabilities))
+        if (why_not := _why_no_kernels(_index(device), machine)) is not None:
+            raise DeviceError(f"--device {requested.device}: {why_not}: use --device cpu")
     if requested.attention != "auto" and device.type != "cuda":
         raise DeviceError(attention_refused(requested.attention, device))
-    choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[requested.kv_dtype])
+    why_not_cuda = _why_no_device(machine) if requested.device == "auto" and device.type == "cpu" else None
+    choice = RunnerChoice(kind=kind, device=device, kv_dtype=_KV_DTYPES[requested.kv_dtype], why_not_cuda=why_not_cuda)
     if choice.has_kernels and not machine.has_triton:
         raise DeviceError(kernels_missing(device))
     for flag, dtype in (("--kv-dtype", requested.kv_dtype), ("--weight-dtype", requested.weight_dtype)):
@@ -116,18 +123,45 @@ def device_kind(device: torch.device) -> str:
 
 def _device(name: str, machine: Machine) -> torch.device:
     if name == "auto":
-        name = "cuda" if machine.cuda_capabilities else "cpu"
+        name = "cuda" if machine.cuda_capabilities and _why_no_device(machine) is None else "cpu"
     if name == "cuda":
         name = f"cuda:{machine.current_cuda_device}"
     device = torch.device(name)
-    if device.type == "cuda" and not machine.cuda_capabilities:
-        raise DeviceError(f"--device {name} was asked for, but torch sees no CUDA device: use --device cpu")
-    if device.type == "cuda" and _index(device) >= len(machine.cuda_capabilities):
+    if device.type != "cuda":
+        return device
+    asked = f"--device {name} was asked for, but"
+    if not machine.cuda_capabilities:
+        why = "" if machine.why_no_cuda is None else f" ({machine.why_no_cuda})"
+        raise DeviceError(f"{asked} torch sees no CUDA device{why}: use --device cpu")
+    if _index(device) >= len(machine.cuda_capabilities):
         last = len(machine.cuda_capabilities) - 1
-        raise DeviceError(
-            f"--device {name} was asked for, but the last CUDA device is cuda:{last}: use that or a lower number"
-        )
+        raise DeviceError(f"{asked} the last CUDA device is cuda:{last}: use that or a lower number")
     return device
+
+
+def _why_no_device(machine: Machine) -> str | None:
+    """Reason why the CUDA device that would be taken cannot compute; None if it can, or there is none."""
+    return _why_no_kernels(machine.current_cuda_device, machine) if machine.cuda_capabilities else machine.why_no_cuda
+
+
+def _why_no_kernels(index: int, machine: Machine) -> str | None:
+    capability = machine.cuda_capabilities[index]
+    if capability >= _KERNELS_CAPABILITY:
+        return None
+    has, needs = _dotted(capability), _dotted(_KERNELS_CAPABILITY)
+    return f"cuda:{index} has compute capability {has}, and the kernels need {needs}"
+
+
+def _why_torch_sees_none(num_devices: int) -> str | None:
+    """Reason why torch sees none of the driver's devices, of which there may be none."""
+    if not num_devices:
+        return None
+    if torch.version.cuda is None:
+        return f"the driver has {num_devices}, and torch {torch.__version__} is a build without CUDA: install another"
+    return (
+        f"the driver has {num_devices}, and may be too old for torch {torch.__version__}, which needs that of CUDA "
+        f"{torch.version.cuda}: install a newer driver, or a build of torch for an earlier CUDA"
+    )
 
 
 def _device_of_worker(first: torch.device, requested: RequestedRunner, num_devices: int) -> torch.device:
@@ -147,7 +181,11 @@ def _check_fp8(flag: str, choice: RunnerChoice, machine: Machine) -> None:
         return
     capability = machine.cuda_capabilities[_index(choice.device)]
     if capability < _FP8_CAPABILITY:
-        has, needs = (".".join(map(str, each)) for each in (capability, _FP8_CAPABILITY))
         raise DeviceError(
-            f"{flag} fp8 needs compute capability {needs}, and {choice.device} has {has}: give {flag} auto"
+            f"{flag} fp8 needs compute capability {_dotted(_FP8_CAPABILITY)}, and {choice.device} has "
+            f"{_dotted(capability)}: give {flag} auto"
         )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))

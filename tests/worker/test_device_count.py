@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.worker.tiny_models import write_tiny_model
 
@@ -14,6 +15,7 @@ int cuInit(unsigned flags) { return STATUS; }
 int cuDeviceGetCount(int *count) { *count = 3; return 0; }
 """
 _PRINT_COUNT = "from worker_svc.option_check import num_cuda_devices; print(num_cuda_devices())"
+_PRINT_REASON = "from worker_svc.runner_choice import detect_machine; print(detect_machine().why_no_cuda)"
 
 
 def run(folder: Path, status: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -28,6 +30,17 @@ def run(folder: Path, status: int, *arguments: str) -> "subprocess.CompletedProc
 @pytest.mark.parametrize(("status", "said"), [(0, "3"), (100, "0"), (999, "None")])
 def test_the_driver_counts_devices(status: int, said: str, tmp_path: Path) -> None:
     assert run(tmp_path, status, "-c", _PRINT_COUNT).stdout.strip() == said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this torch sees the devices of a driver")
+@pytest.mark.parametrize(("status", "said"), [(0, "the driver has 3, and"), (100, "None")])
+def test_devices_that_the_driver_has_and_torch_does_not_see_are_told_with_the_reason(
+    status: int, said: str, tmp_path: Path
+) -> None:
+    told = run(tmp_path, status, "-c", _PRINT_REASON).stdout.strip()
+    assert told.startswith(said)
+    if status == 0 and torch.version.cuda is None:
+        assert told.endswith(f"torch {torch.__version__} is a build without CUDA: install another")
 
 
 def test_a_group_with_too_few_devices_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from worker_svc.runner_choice import (
 NOTHING_ASKED = RequestedRunner(device="auto", runner="auto", kv_dtype="auto")
 NO_GPU = Machine()
 HOPPERS = Machine(cuda_capabilities=((9, 0), (9, 0)), current_cuda_device=1, has_triton=True)
+TURING = Machine(cuda_capabilities=((7, 5),), has_triton=True)
 CPU, CUDA_1 = torch.device("cpu"), torch.device("cuda:1")
 
 
@@ -32,6 +33,20 @@ def test_with_a_gpu_its_runner_computes_with_kernels_in_the_checkpoints_dtype() 
     choice = choose_runner(NOTHING_ASKED, HOPPERS)
     assert choice == RunnerChoice(kind="device", device=CUDA_1, kv_dtype=None)
     assert choice.has_kernels
+
+
+@pytest.mark.parametrize(
+    ("machine", "why"),
+    [
+        (TURING, "cuda:0 has compute capability 7.5, and the kernels need 8.0"),
+        (Machine(why_no_cuda="the driver may be too old"), "the driver may be too old"),
+        (NO_GPU, None),
+    ],
+)
+def test_without_a_gpu_that_can_compute_a_cpu_does_and_says_why(machine: Machine, why: str | None) -> None:
+    choice = choose_runner(NOTHING_ASKED, machine)
+    assert (choice.kind, choice.device, choice.why_not_cuda) == ("cpu", CPU, why)
+    assert choose_runner(replace(NOTHING_ASKED, device="cpu"), machine).why_not_cuda is None
 
 
 def test_the_accelerators_runner_can_be_had_on_a_cpu() -> None:
@@ -60,6 +75,16 @@ def test_weights_can_have_8_or_4_bits_with_the_accelerators_runner(weight_dtype:
 @pytest.mark.parametrize(
     ("requested", "machine", "message"),
     [
+        (
+            replace(NOTHING_ASKED, device="cuda"),
+            Machine(why_no_cuda="the driver has 1, and torch is a build without CUDA: install another"),
+            "torch sees no CUDA device (the driver has 1, and torch is a build without CUDA: install another): use",
+        ),
+        (
+            replace(NOTHING_ASKED, device="cuda"),
+            TURING,
+            "--device cuda: cuda:0 has compute capability 7.5, and the kernels need 8.0: use --device cpu",
+        ),
         (replace(NOTHING_ASKED, device="cuda"), NO_GPU, "torch sees no CUDA device: use --device cpu"),
         (replace(NOTHING_ASKED, device="cuda:2"), HOPPERS, "the last CUDA device is cuda:1"),
         (

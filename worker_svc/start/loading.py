@@ -53,6 +53,8 @@ def load_model(
     status = status or Status()
     clock = PhaseClock(status.phase)
     choice = choose_runner(requested_runner(settings), detect_machine())
+    if choice.why_not_cuda is not None:
+        log.warning(f"steps are computed on the CPU, and not by CUDA: {choice.why_not_cuda}")
     starting = None
     if settings.tensor_parallel > 1:
         settings = settings_of_rank(settings, settings.threads or torch.get_num_threads())
