@@ -34,6 +34,7 @@ from worker_svc.runner_choice import RunnerChoice, choose_runner, detect_machine
 from worker_svc.start.block_travel import block_format, travelling_blocks
 from worker_svc.start.end_tokens import end_token_ids, left_out_warning
 from worker_svc.start.group_start import ReductionChoice, StartingGroup, settings_of_rank
+from worker_svc.start.launcher_check import check_launcher
 from worker_svc.start.preflight import check_folder
 from worker_svc.start.runner_start import lead_device_runner, start_cpu_runner, start_device_runner
 from worker_svc.start.settled_choices import device_products, requested_runner, seat_grammars, shares_memory
@@ -55,6 +56,7 @@ def load_model(
     choice = choose_runner(requested_runner(settings), detect_machine())
     if choice.why_not_cuda is not None:
         log.warning(f"steps are computed on the CPU, and not by CUDA: {choice.why_not_cuda}")
+    check_launcher(choice)
     starting = None
     if settings.tensor_parallel > 1:
         settings = settings_of_rank(settings, settings.threads or torch.get_num_threads())

@@ -33,6 +33,7 @@ from worker_svc.ranks.rank_store import RankStore
 from worker_svc.ranks.step_follower import StepFollower
 from worker_svc.runner_choice import RunnerChoice, choose_runner, detect_machine, device_kind
 from worker_svc.start.device_ranks import connect_devices
+from worker_svc.start.launcher_check import check_launcher
 from worker_svc.start.pool_sizes import batched_tokens
 from worker_svc.start.runner_start import host_decoder, plan_cpu_pool, start_device_runner, take_memory_in_background
 from worker_svc.start.settled_choices import device_products, requested_runner, seat_grammars
@@ -118,6 +119,7 @@ def _load(rank: _LoadingRank) -> Follower | StepFollower:
     choice = choose_runner(requested_runner(settings.model_copy(update={"tensor_parallel": 1})), detect_machine())
     if choice.kind == "cpu":
         return _load_on_host(rank, folder, choice)
+    check_launcher(choice)
     if choice.device.type != torch.device(set_up.settings["device"]).type:
         raise OptionError(other_device(set_up.rank, device_kind(choice.device), set_up.settings["device"]))
     return _load_on_device(rank, folder, choice)

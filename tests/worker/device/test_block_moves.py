@@ -38,7 +38,7 @@ def test_who_waits_for_swaps_finds_them_done() -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("num_swaps", range(3))
 def test_steps_go_on_after_one_whose_swaps_broke_off(num_swaps: int, seed: int) -> None:
-    """Where memory is short, a step fails; what was queued of it still runs, and the next one waits for that."""
+    """A step fails where memory is short; what was queued of it still runs, and the next one waits for that."""
     streams = SimulatedStreams(Random(seed))
     left = [num_swaps]
 
