@@ -17,12 +17,23 @@ def device_lost_if_it_says_so(device: torch.device | None = None) -> Iterator[No
     """
     try:
         yield
-    except torch.AcceleratorError as error:
-        raise DeviceLostError(str(error)) from error
     except RuntimeError as error:
+        if isinstance(error, torch.AcceleratorError) and not is_short_of_memory(error):
+            raise DeviceLostError(str(error)) from error
         if device is not None and device.type == "cuda":
             try:
                 torch.cuda.synchronize(device)
             except torch.AcceleratorError as lost:
                 raise DeviceLostError(f"{error}: {lost}") from error
         raise
+
+
+def is_short_of_memory(error: RuntimeError) -> bool:
+    """True if memory of the device, or main memory that it pins, was refused; the device goes on.
+
+    Torch's allocator has an error of its own for that. The runtime, where it makes graphs or pins memory, Triton where
+    it loads a kernel, and cuBLAS only say so.
+    """
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    return any(words in str(error) for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED"))

@@ -15,6 +15,7 @@ import torch
 
 from common.step import Step
 from worker_svc.description import PhaseClock
+from worker_svc.gpu.device_loss import is_short_of_memory
 from worker_svc.gpu.memory_profile import MemoryProfile, graph_tokens
 from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.memory.pool_plan import PoolSizeError, gib
@@ -23,6 +24,11 @@ from worker_svc.steps.step_runner import StepRunner, result_of
 from worker_svc.steps.trial_steps import largest_step, num_trial_blocks, warm_up_steps
 
 log = structlog.get_logger()
+
+_STEPS = "what steps and their graphs take"
+_FEWER_STEPS = (
+    "give fewer --max-batched-tokens or --max-num-seqs, --no-graphs, or a smaller --kv-memory-fraction or --num-blocks"
+)
 
 
 class GraphRunner(StepRunner, Protocol):
@@ -64,7 +70,7 @@ def start_runner(
 
     max_mixed_tokens: of the largest graph with prompts; None: of the largest step.
     """
-    with _refuse_short_memory(f"beside a pool of {pool.num_blocks} blocks, {gib(pool.blocks.nbytes)},"):
+    with refuse_short_memory(f"beside a pool of {pool.num_blocks} blocks, {gib(pool.blocks.nbytes)},"):
         runner = make(pool, limits)
         if graphs:
             with clock.phase("graphs"):
@@ -90,7 +96,7 @@ def measure_memory(
     weights. The trial leaves nothing behind but the compiled kernels. Raises PoolSizeError if the device does not hold
     even the trial.
     """
-    with _refuse_short_memory("with the model loaded"):
+    with refuse_short_memory("with the model loaded"):
         profile = _try(make, shape, limits, device, graphs=graphs, clock=clock, prepare=prepare)
     _settled_free_bytes(device)  # the trial's memory goes back
     log.info("memory measured", bytes=profile.parts, max_mixed_tokens=profile.max_mixed_tokens)
@@ -175,11 +181,11 @@ def _run(runner: StepRunner, steps: list[Step]) -> None:
 
 
 @contextmanager
-def _refuse_short_memory(where: str) -> Iterator[None]:
+def refuse_short_memory(where: str, holds: str = _STEPS, remedy: str = _FEWER_STEPS) -> Iterator[None]:
+    """Raises PoolSizeError if a device's memory, or main memory that it pins, does not hold what is made here."""
     try:
         yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise PoolSizeError(
-            f"{where} the device's memory does not hold what steps and their graphs take: give fewer "
-            "--max-batched-tokens or --max-num-seqs, --no-graphs, or a smaller --kv-memory-fraction or --num-blocks"
-        ) from error
+    except RuntimeError as error:
+        if not is_short_of_memory(error):
+            raise
+        raise PoolSizeError(f"{where} the device's memory does not hold {holds}: {remedy}") from error

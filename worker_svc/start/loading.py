@@ -40,6 +40,7 @@ from worker_svc.start.runner_start import lead_device_runner, start_cpu_runner, 
 from worker_svc.start.settled_choices import device_products, requested_runner, seat_grammars, shares_memory
 from worker_svc.start.start_notices import notices
 from worker_svc.start.weight_form import check_weight_form
+from worker_svc.start.weight_memory import refuse_large_weights
 
 log = structlog.get_logger()
 
@@ -125,7 +126,9 @@ def _load(
     with clock.phase("weights"):
         make_product = device_products(settings) if host is None else host.packing.make_product
         model_part = ModelPart(0, settings.tensor_parallel)
-        decoder = load_decoder(folder, dtype, choice.device, make_product, partial(status.phase, "weights"), model_part)
+        on_part = partial(status.phase, "weights")
+        with refuse_large_weights(choice.device):
+            decoder = load_decoder(folder, dtype, choice.device, make_product, on_part, model_part)
         if settings.weight_dtype in ("fp8", "int4"):
             check_weight_form(decoder, settings.weight_dtype)
         lead = None if starting is None else starting.lead()

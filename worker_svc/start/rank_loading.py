@@ -37,6 +37,7 @@ from worker_svc.start.launcher_check import check_launcher
 from worker_svc.start.pool_sizes import batched_tokens
 from worker_svc.start.runner_start import host_decoder, plan_cpu_pool, start_device_runner, take_memory_in_background
 from worker_svc.start.settled_choices import device_products, requested_runner, seat_grammars
+from worker_svc.start.weight_memory import refuse_large_weights
 
 
 def load_follower(connection: RankConnection, own: WorkerSettings | None) -> Follower | StepFollower:
@@ -70,7 +71,8 @@ class _LoadingRank:
     def load_decoder(self, folder: Path, choice: RunnerChoice, make_product: MakeProduct) -> Decoder:
         """Load this rank's part, and wait until all ranks have theirs."""
         dtype = named_dtype(self.settings.dtype)
-        decoder = load_decoder(folder, dtype, choice.device, make_product, model_part=self.model_part)
+        with refuse_large_weights(choice.device):
+            decoder = load_decoder(folder, dtype, choice.device, make_product, model_part=self.model_part)
         kind = device_kind(choice.device)
         self.connection.send_json(FrameKind.LOADED, weight_bytes=decoder.weight_bytes, device=kind)
         self.connection.receive_json(FrameKind.PLAN)

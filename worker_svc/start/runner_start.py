@@ -23,7 +23,7 @@ from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.libraries.library import NO_LIBRARIES
 from worker_svc.gpu.lone_rank import LoneRank
 from worker_svc.gpu.runner import DeviceRunner
-from worker_svc.gpu.start import Preparation, measure_memory, start_runner
+from worker_svc.gpu.start import Preparation, measure_memory, refuse_short_memory, start_runner
 from worker_svc.memory.kv_pool import BlockShape, KVPool, free_memory_bytes
 from worker_svc.memory.pool_plan import PoolPlan, PoolSizeError, gib, longest_sequence
 from worker_svc.model.decoder import Decoder
@@ -229,10 +229,16 @@ def start_device_runner(
     with clock.phase("kv_pool"):
         plan = plan_in_room(settings, decoder, shape, room, num_on_machine)
         plan = replace(plan, num_blocks=agree_on_least(plan.num_blocks))
-        if place is None:
-            pool = _make_pool(settings, shape, plan.num_blocks, choice.device)
-        else:
-            pool = KVPool(shape, plan.num_blocks, choice.device, settings.num_host_blocks)
+        with refuse_short_memory(
+            "with the model loaded",
+            f"a KV pool of {plan.num_blocks} blocks, {gib(plan.num_blocks * shape.bytes_per_block)}, any more",
+            "other processes have taken some; give --kv-memory-bytes to workers that share a device, or a smaller "
+            "--num-host-blocks if main memory is short",
+        ):
+            if place is None:
+                pool = _make_pool(settings, shape, plan.num_blocks, choice.device)
+            else:
+                pool = KVPool(shape, plan.num_blocks, choice.device, settings.num_host_blocks)
     limits = step_limits(settings, decoder, plan)
     runner = start_runner(make, pool, limits, graphs=graphs, clock=clock, max_mixed_tokens=max_mixed_tokens)
     return StartedRunner(runner, limits, pool, runner.fetched, memory_use(decoder, pool, step_bytes))

@@ -1,4 +1,4 @@
-"""Start of a runner, and the KV pool's share of a device's memory."""
+"""Start of a runner, the KV pool's share of a device's memory, and memory that is short."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,11 +9,14 @@ import torch
 from common.step import Step, StepResult
 from tests.worker.steps import LIMITS
 from worker_svc.description import PhaseClock
+from worker_svc.gpu.device_loss import device_lost_if_it_says_so
 from worker_svc.gpu.memory_profile import MemoryProfile, graph_tokens
 from worker_svc.gpu.start import start_runner
 from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.memory.pool_plan import PoolSizeError
+from worker_svc.start.weight_memory import refuse_large_weights
 from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.step_runner import DeviceLostError
 
 GIB = 1 << 30
 PROFILE = MemoryProfile(
@@ -26,15 +29,23 @@ PROFILE = MemoryProfile(
     graphs=4 * GIB,
     max_mixed_tokens=8192,
 )
+OUT_OF_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+# As the runtime says it of a graph, Triton of a kernel that it loads, and cuBLAS of its own memory.
+OTHERS_OUT_OF_MEMORY = (
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+)
 
 
 class FakeRunner:
     """Notes what it is told; out of memory at what the test says."""
 
-    def __init__(self, runs_out_at: str = "") -> None:
+    def __init__(self, runs_out_at: str = "", error: RuntimeError = OUT_OF_MEMORY) -> None:
         self.told: list[str] = []
         self.max_mixed_tokens: int | None = None
         self._runs_out_at = runs_out_at
+        self._error = error
 
     def launch(self, step: Step) -> StepResult:
         self._note("launch")
@@ -52,7 +63,7 @@ class FakeRunner:
 
     def _note(self, what: str) -> None:
         if what == self._runs_out_at:
-            raise torch.cuda.OutOfMemoryError("out of memory")
+            raise self._error
         self.told.append(what)
 
 
@@ -120,7 +131,31 @@ def test_graphs_are_captured_before_the_first_steps_if_they_are_wanted() -> None
     assert runner.told == ["launch", "launch", "launch"]
 
 
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, *OTHERS_OUT_OF_MEMORY], ids=str)
 @pytest.mark.parametrize("what", ["capture", "launch"])
-def test_a_device_that_is_too_small_beside_the_pool_is_said_with_what_to_give(what: str) -> None:
+def test_a_device_that_is_too_small_beside_the_pool_is_said_with_what_to_give(what: str, error: RuntimeError) -> None:
     with pytest.raises(PoolSizeError, match=r"beside a pool of 32 blocks, .* give fewer --max-batched-tokens"):
-        start(FakeRunner(runs_out_at=what), graphs=True)
+        start(FakeRunner(runs_out_at=what, error=error), graphs=True)
+
+
+def test_another_fault_of_the_start_is_not_said_to_be_memory() -> None:
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        start(FakeRunner("capture", torch.AcceleratorError("CUDA error: an illegal memory access")), graphs=True)
+
+
+def test_weights_that_a_device_does_not_hold_are_refused_with_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * GIB, 24 * GIB))
+    said = "with 20.00 GiB free on cuda:0 the device's memory does not hold the model's weights: give --weight-dtype"
+    with pytest.raises(PoolSizeError, match=said), refuse_large_weights(torch.device("cuda:0")):
+        raise OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, *OTHERS_OUT_OF_MEMORY], ids=str)
+def test_a_step_for_which_memory_is_short_does_not_lose_the_device(error: RuntimeError) -> None:
+    with pytest.raises(type(error)), device_lost_if_it_says_so(torch.device("cpu")):
+        raise error
+
+
+def test_a_step_that_the_device_breaks_off_loses_it() -> None:
+    with pytest.raises(DeviceLostError, match="illegal"), device_lost_if_it_says_so(torch.device("cpu")):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
