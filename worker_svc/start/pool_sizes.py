@@ -8,6 +8,7 @@ from typing import NamedTuple
 import structlog
 import torch
 
+from kernels.attention.device_family import family_of
 from quire import machine
 from quire.worker_settings import WorkerSettings
 from worker_svc.cpu.step_memory import step_buffer_bytes
@@ -74,10 +75,19 @@ def plan_in_room(
     if settings.num_blocks is None and settings.kv_memory_bytes is None and pool_tokens < plan.max_model_len:
         log.warning(
             f"little memory: the KV pool holds {pool_tokens} tokens, less than one sequence of {plan.max_model_len}; "
-            "free memory, or give --kv-memory-bytes, --kv-dtype int8 or a smaller --max-model-len",
+            f"free memory, or give --kv-memory-bytes, {fewer_bytes(settings, decoder.device)}a smaller --max-model-len",
             free=gib(room.free),
         )
     return plan
+
+
+def fewer_bytes(settings: WorkerSettings, device: torch.device) -> str:
+    """Words for the option by which this runner keeps keys and values in fewer bytes; none if it has no other."""
+    if settings.kv_dtype != "auto":
+        return "or "
+    if device.type == "cpu" and settings.runner != "device":
+        return "--kv-dtype int8 or "
+    return "--kv-dtype fp8 or " if family_of(device).has_e4m3 else "or "
 
 
 def step_bytes_of(settings: WorkerSettings, decoder: Decoder) -> int:
