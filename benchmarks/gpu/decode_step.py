@@ -16,7 +16,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -141,9 +141,20 @@ def measure(plan: Plan, roofline: Roofline) -> tuple[StepCost, dict[str, Any]]:
             trace=Path(folder) / "trace",
         )
         with serving(deployment) as site:
+            check_pool(plan, site.worker)
             window = uvloop.run(decode(plan, site.address))
         moments = read_trace(SchedulerMoments, Path(folder) / "trace")
     return cost_of(plan, window, moments, roofline), site.worker
+
+
+def check_pool(plan: Plan, worker: Mapping[str, Any]) -> None:
+    """Raises ValueError if the pool does not hold all requests to the end: they would decode in turns."""
+    needed = plan.batch * (plan.context + (WARM_UP_STEPS + plan.num_steps) // 2)
+    if worker["pool_tokens"] < needed:
+        raise ValueError(
+            f"the worker's pool holds {worker['pool_tokens']} tokens, and {plan.batch} requests side by side need "
+            f"{needed}: give a smaller --batch or --context, or fewer --steps"
+        )
 
 
 async def decode(plan: Plan, address: str) -> Window:

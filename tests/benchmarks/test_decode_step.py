@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.decode_step import WARM_UP_STEPS, Plan, Window, cost_of, prompts, work_of
+from benchmarks.gpu.decode_step import WARM_UP_STEPS, Plan, Window, check_pool, cost_of, prompts, work_of
 from benchmarks.gpu.roofline import Roofline, Work
 from benchmarks.random_models import SHAPES, write_random_model
 from benchmarks.report import ROOT
@@ -60,6 +60,13 @@ def test_a_step_is_from_result_to_result_within_the_window(plan: Plan) -> None:
 def test_a_window_without_steps_is_refused(plan: Plan) -> None:
     with pytest.raises(ValueError, match="no two consecutive decode steps"):
         cost_of(plan, Window(0, 1, 4, 4), [], Roofline(1e9, 1e12))
+
+
+def test_a_pool_that_does_not_hold_the_batch_is_refused_with_what_to_give(plan: Plan) -> None:
+    # 4 requests of 100 tokens in the middle of 10 + 20 steps
+    check_pool(plan, {"pool_tokens": 4 * 115})
+    with pytest.raises(ValueError, match="holds 459 tokens, and 4 requests side by side need 460: give a smaller"):
+        check_pool(plan, {"pool_tokens": 4 * 115 - 1})
 
 
 @pytest.mark.long
