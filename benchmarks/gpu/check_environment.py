@@ -124,7 +124,22 @@ def gpu() -> dict[str, Any] | None:
         "cuda": torch.version.cuda,
         "driver": _driver(),
         "num_gpus": torch.cuda.device_count(),
+        "fault": device_fault(),
     }
+
+
+def device_fault() -> str | None:
+    """Reason why a worker would refuse the device, such as a missing compiler; None if it would not."""
+    from worker_svc.option_check import DeviceError  # noqa: PLC0415 - as torch, which the next two import
+    from worker_svc.runner_choice import RequestedRunner, choose_runner, detect_machine  # noqa: PLC0415
+    from worker_svc.start.launcher_check import check_launcher  # noqa: PLC0415
+
+    requested = RequestedRunner(device="cuda", runner="device", kv_dtype="auto")
+    try:
+        check_launcher(choose_runner(requested, detect_machine()))
+    except DeviceError as error:
+        return str(error)
+    return None
 
 
 def main() -> None:
@@ -137,7 +152,7 @@ def main() -> None:
         "num_cpus": len(os.sched_getaffinity(0)),
         "versions": {package: version_of(package) for package in sorted(set(NEEDED.values()))},
         "missing": missing,
-        "gpu": None if "torch" in missing else gpu(),
+        "gpu": None if missing.keys() & {"torch", "triton"} else gpu(),
     }
     print(json.dumps(environment))
 

@@ -59,7 +59,7 @@ def main() -> None:
     options = parse_arguments()
     signal.signal(signal.SIGTERM, _end)
     environment = _environment()
-    _refuse_unless_ready(environment, needs_gpu=not options.dry_run)
+    refuse_unless_ready(environment, needs_gpu=not options.dry_run)
     scratch = _scratch_folder(is_large=not options.dry_run)
     try:
         model = scratch / "model"
@@ -103,8 +103,8 @@ def _environment() -> dict[str, Any]:
     return environment
 
 
-def _refuse_unless_ready(environment: dict[str, Any], *, needs_gpu: bool) -> None:
-    """Exit with the names of all missing packages at once, so that they can be installed in one go."""
+def refuse_unless_ready(environment: dict[str, Any], *, needs_gpu: bool) -> None:
+    """Exit with all missing packages at once, to be installed in one go, or with why the GPU cannot be used."""
     if environment["missing"]:
         names = " ".join(sorted(environment["missing"]))
         reasons = "".join(f"\n  {name}: {why}" for name, why in sorted(environment["missing"].items()))
@@ -115,6 +115,8 @@ def _refuse_unless_ready(environment: dict[str, Any], *, needs_gpu: bool) -> Non
         )
     if needs_gpu and environment["gpu"] is None:
         _refuse("torch sees no CUDA device on this machine, and this check needs one NVIDIA GPU; --dry-run needs none")
+    if needs_gpu and environment["gpu"]["fault"] is not None:
+        _refuse(f"no worker would start on this machine: {environment['gpu']['fault']}")
 
 
 def _refuse(why: str) -> NoReturn:

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.check_environment import LEAST, NEEDED, missing_requirements, version_numbers
+from benchmarks.gpu.check_environment import (
+    LEAST,
+    NEEDED,
+    device_fault,
+    missing_requirements,
+    version_numbers,
+)
 from benchmarks.gpu.check_plan import (
     ATTENTION_LIBRARIES,
     FIRST_KERNELS,
@@ -23,7 +29,7 @@ from benchmarks.gpu.check_plan import (
 )
 from benchmarks.gpu.check_report import LOG_FILE, PAGE_FILE, REPORT_FILE, Report, ResumeError, figure_rows
 from benchmarks.gpu.check_stages import Stage, StageResult
-from benchmarks.gpu.gpu_check import MAX_PLOTS, NOT_READY, check
+from benchmarks.gpu.gpu_check import MAX_PLOTS, NOT_READY, check, refuse_unless_ready
 from benchmarks.report import ROOT
 from tests.on_gpu.families import own_share
 from tests.on_gpu.test_families import SOME
@@ -211,6 +217,19 @@ def test_asking_which_stages_there_are_imports_no_torch() -> None:
     """The first process on the device is a stage's, and what is missing must be said in words."""
     code = "import sys, benchmarks.gpu.gpu_check; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_a_worker_would_refuse_is_refused_before_any_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    fault = device_fault()
+    assert fault is not None and "torch sees no CUDA device" in fault
+    environment = {"missing": {}, "gpu": {"num_gpus": 1, "fault": "Triton compiles its launcher in C, which failed"}}
+    refuse_unless_ready(environment, needs_gpu=False)
+    refuse_unless_ready({"missing": {}, "gpu": {"num_gpus": 1, "fault": None}}, needs_gpu=True)
+    with pytest.raises(SystemExit) as ended:
+        refuse_unless_ready(environment, needs_gpu=True)
+    assert ended.value.code == NOT_READY
+    assert "no worker would start on this machine: Triton compiles its launcher" in capsys.readouterr().err
 
 
 def test_each_kind_of_kernel_comes_first_by_tests_that_exist() -> None:
