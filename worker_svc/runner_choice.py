@@ -156,11 +156,12 @@ def _why_torch_sees_none(num_devices: int) -> str | None:
     """Reason why torch sees none of the driver's devices, of which there may be none."""
     if not num_devices:
         return None
-    if torch.version.cuda is None:
-        return f"the driver has {num_devices}, and torch {torch.__version__} is a build without CUDA: install another"
+    has, built_for = f"the driver has {num_devices} CUDA devices, and", torch.version.cuda
+    if built_for is None:
+        return f"{has} this torch is a build without CUDA ({torch.__version__}): install another"
     return (
-        f"the driver has {num_devices}, and may be too old for torch {torch.__version__}, which needs that of CUDA "
-        f"{torch.version.cuda}: install a newer driver, or a build of torch for an earlier CUDA"
+        f"{has} may be too old for this torch, which is built for CUDA {built_for}: install a newer driver, or a build "
+        "of torch for an earlier CUDA"
     )
 
 

@@ -33,14 +33,14 @@ def test_the_driver_counts_devices(status: int, said: str, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this torch sees the devices of a driver")
-@pytest.mark.parametrize(("status", "said"), [(0, "the driver has 3, and"), (100, "None")])
+@pytest.mark.parametrize(("status", "said"), [(0, "the driver has 3 CUDA devices, and"), (100, "None")])
 def test_devices_that_the_driver_has_and_torch_does_not_see_are_told_with_the_reason(
     status: int, said: str, tmp_path: Path
 ) -> None:
     told = run(tmp_path, status, "-c", _PRINT_REASON).stdout.strip()
     assert told.startswith(said)
     if status == 0 and torch.version.cuda is None:
-        assert told.endswith(f"torch {torch.__version__} is a build without CUDA: install another")
+        assert told.endswith(f"this torch is a build without CUDA ({torch.__version__}): install another")
 
 
 def test_a_group_with_too_few_devices_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:

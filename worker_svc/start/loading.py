@@ -56,7 +56,7 @@ def load_model(
     clock = PhaseClock(status.phase)
     choice = choose_runner(requested_runner(settings), detect_machine())
     if choice.why_not_cuda is not None:
-        log.warning(f"steps are computed on the CPU, and not by CUDA: {choice.why_not_cuda}")
+        log.warning(f"steps are computed on the CPU: {choice.why_not_cuda}; --device cpu silences this")
     check_launcher(choice)
     starting = None
     if settings.tensor_parallel > 1:
