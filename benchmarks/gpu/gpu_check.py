@@ -36,6 +36,7 @@ MAX_PLOT_BYTES = 1 << 20
 MAX_JOBS = 8
 NOT_READY = 2
 _MODEL_SCRATCH_BYTES = 20 << 30
+_STAGE_BYTES = 7 << 30  # of the GPU: caches whose offsets pass 32 bits have 4 GiB, some families' workers a little more
 
 
 def check(plan: CheckPlan, report: Report, *, budget_s: float, jobs: int) -> bool:
@@ -72,7 +73,7 @@ def main() -> None:
         plan = whole.part(options.only, report.passed)
         if not plan.groups and not options.resume:
             _refuse(f"no stage is named {' or '.join(options.only)}")
-        jobs = options.jobs or max(1, min(MAX_JOBS, environment["num_cpus"] // (1 if options.dry_run else 2)))
+        jobs = options.jobs or jobs_at_once(environment, is_dry_run=options.dry_run)
         budget_s = options.budget_s or (DRY_BUDGET_S if options.dry_run else BUDGET_S)
         is_correct = check(plan, report, budget_s=budget_s, jobs=jobs)
     finally:
@@ -124,6 +125,15 @@ def _refuse(why: str) -> NoReturn:
     raise SystemExit(NOT_READY)
 
 
+def jobs_at_once(environment: dict[str, Any], *, is_dry_run: bool) -> int:
+    """Stages of correctness that run side by side: as many as processors, and a GPU's free memory, allow."""
+    num_cpus: int = environment["num_cpus"]
+    if is_dry_run:
+        return max(1, min(MAX_JOBS, num_cpus))
+    in_memory: int = environment["gpu"]["free_memory_bytes"] // _STAGE_BYTES
+    return max(1, min(MAX_JOBS, num_cpus // 2, in_memory))
+
+
 def _scratch_folder(*, is_large: bool) -> Path:
     """Choose the model's folder: a large one's in memory if there is room, else among temporary files."""
     memory = Path("/dev/shm")
@@ -167,7 +177,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--budget-s", type=float, help="of all stages of this call together; default 570, dry 900")
     parser.add_argument("--fa3-library", type=Path, help="FlashAttention-3, as `benchmarks.gpu.kernels` says")
-    parser.add_argument("--jobs", type=int, help="stages of correctness at once; default: half the CPUs, at most 8")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        help="stages of correctness at once; default: half the CPUs, one for 7 GiB of GPU memory, at most 8",
+    )
     return parser.parse_args()
 
 

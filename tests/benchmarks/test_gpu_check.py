@@ -29,7 +29,7 @@ from benchmarks.gpu.check_plan import (
 )
 from benchmarks.gpu.check_report import LOG_FILE, PAGE_FILE, REPORT_FILE, Report, ResumeError, figure_rows
 from benchmarks.gpu.check_stages import Stage, StageResult
-from benchmarks.gpu.gpu_check import MAX_PLOTS, NOT_READY, check, refuse_unless_ready
+from benchmarks.gpu.gpu_check import MAX_PLOTS, NOT_READY, check, jobs_at_once, refuse_unless_ready
 from benchmarks.report import ROOT
 from tests.on_gpu.families import own_share
 from tests.on_gpu.test_families import SOME
@@ -230,6 +230,13 @@ def test_a_device_that_a_worker_would_refuse_is_refused_before_any_stage(capsys:
         refuse_unless_ready(environment, needs_gpu=True)
     assert ended.value.code == NOT_READY
     assert "no worker would start on this machine: Triton compiles its launcher" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("free_gib", "jobs"), [(139, 8), (79, 8), (39, 5), (22, 3), (6, 1)])
+def test_fewer_stages_run_side_by_side_where_the_gpu_has_less_memory(free_gib: int, jobs: int) -> None:
+    environment = {"num_cpus": 16, "gpu": {"free_memory_bytes": free_gib << 30}}
+    assert jobs_at_once(environment, is_dry_run=False) == jobs
+    assert jobs_at_once({"num_cpus": 4, "gpu": None}, is_dry_run=True) == 4
 
 
 def test_each_kind_of_kernel_comes_first_by_tests_that_exist() -> None:
