@@ -22,7 +22,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 def advice(decoder: Decoder, **options: Any) -> str:
-    """What is said of a pool of a few blocks."""
+    """Return the warning of a pool of a few blocks."""
     settings = WorkerSettings(model="any", **options)
     shape = decoder.block_shape(settings.block_size)
     with structlog.testing.capture_logs() as logs:

@@ -20,12 +20,19 @@ def device_lost_if_it_says_so(device: torch.device | None = None) -> Iterator[No
     except RuntimeError as error:
         if isinstance(error, torch.AcceleratorError) and not is_short_of_memory(error):
             raise DeviceLostError(str(error)) from error
-        if device is not None and device.type == "cuda":
-            try:
-                torch.cuda.synchronize(device)
-            except torch.AcceleratorError as lost:
-                raise DeviceLostError(f"{error}: {lost}") from error
+        if device is not None:
+            raise_if_lost(device, error)
         raise
+
+
+def raise_if_lost(device: torch.device, error: Exception) -> None:
+    """Raise DeviceLostError if the device does not come to the end of its work any more, behind this error."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except torch.AcceleratorError as lost:
+        raise DeviceLostError(f"{error}: {lost}") from error
 
 
 def is_short_of_memory(error: RuntimeError) -> bool:

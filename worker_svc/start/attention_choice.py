@@ -24,6 +24,7 @@ from worker_svc.start.attention_cache import AttentionCache, AttentionTimes
 from worker_svc.start.attention_libraries import LibraryError, load_library
 from worker_svc.start.attention_trial import AttentionTrial, GraphClock, LaunchClock, Trial, TrialSize, results_agree
 from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.step_runner import DeviceLostError
 
 OWN = "triton"  # the runner's own operations
 _MOST_ROWS, _MOST_CONTEXT, _MOST_CHUNK = 64, 2048, 1024
@@ -187,9 +188,14 @@ def _times(usable: Sequence[AttentionLibrary], measure: Measure, clock: LaunchCl
 
 
 def _checked(library: AttentionLibrary, measure: Measure, own: Trial, clock: LaunchClock) -> float:
-    """Time of a library whose results are those of the runner's own operations. Raises LibraryError."""
+    """Time of a library whose results are those of the runner's own operations.
+
+    Raises LibraryError, and DeviceError if the library has left this process without its device.
+    """
     try:
         trial = measure(library, clock)
+    except DeviceLostError as error:
+        raise DeviceError(f"attention by {library.name} broke the device ({error}): give --attention {OWN}") from error
     except Exception as error:  # another project's code, which may also compile at its first launch
         raise LibraryError(f"{library.name} failed: {type(error).__name__}: {error}"[:500]) from error
     if not results_agree(own.out, trial.out):

@@ -16,6 +16,7 @@ from kernels.attention.decode_reference import DecodeRows
 from kernels.attention.prefill_reference import PrefillRows
 from kernels.attention.shape import ScoreRule
 from worker_svc.gpu.attention_plans import AttentionPlans, BatchAttention, LayerKeys
+from worker_svc.gpu.device_loss import raise_if_lost
 from worker_svc.gpu.graphs import CudaGraphs
 from worker_svc.gpu.libraries.block_lists import SentBlockLists, block_lists
 from worker_svc.gpu.libraries.library import AttentionLibrary, PassLibraries
@@ -37,7 +38,10 @@ class LaunchClock(Protocol):
     """Clock of what is queued on a device."""
 
     def launch_us(self, launch: Launch) -> float:
-        """Microseconds of the device for what `launch` queues, which may be called several times."""
+        """Microseconds of the device for what `launch` queues, which may be called several times.
+
+        Raises what that raises; DeviceLostError if this process cannot use the device any more.
+        """
 
 
 class GraphClock:
@@ -49,9 +53,13 @@ class GraphClock:
 
     def launch_us(self, launch: Launch) -> float:
         """See LaunchClock.launch_us."""
-        graph = self._graphs.capture(launch)
-        graph.replay()
-        return median(self._replay_us(graph.replay) for _ in range(_ROUNDS))
+        try:
+            graph = self._graphs.capture(launch)
+            graph.replay()
+            return median(self._replay_us(graph.replay) for _ in range(_ROUNDS))
+        except Exception as error:
+            raise_if_lost(self._device, error)
+            raise
 
     def _replay_us(self, replay: Launch) -> float:
         start, end = (DeviceEvent(self._device, timed=True) for _ in range(2))

@@ -40,6 +40,7 @@ from worker_svc.start.attention_choice import (
 from worker_svc.start.attention_libraries import LibraryError, load_library
 from worker_svc.start.attention_trial import AttentionTrial, Launch, TrialSize
 from worker_svc.steps.step_limits import StepLimits
+from worker_svc.steps.step_runner import DeviceLostError
 
 SIZE = TrialSize(num_rows=3, context=30, chunk=12)
 HOPPER, AMPERE = (9, 0), (8, 0)
@@ -79,6 +80,16 @@ class FakeClock:
     @property
     def num_left(self) -> int:
         return len(self._times_us)
+
+
+class LostDeviceClock(FakeClock):
+    """A clock whose device is gone after the first pass, which is the runner's own."""
+
+    def launch_us(self, launch: Launch) -> float:
+        """See LaunchClock.launch_us."""
+        if not self.num_left:
+            raise DeviceLostError("CUDA error: an illegal memory access was encountered")
+        return super().launch_us(launch)
 
 
 class WrongFlashAttention(FlashAttentionDouble):
@@ -244,6 +255,15 @@ def test_a_requested_library_computes_all_passes_that_it_can(decoder: Decoder) -
     assert names_of(chosen) == ("flashinfer", "flashinfer")
     chosen = requested_library(UsableLibraries([library], []), trial_of(decoder), FakeClock(1, 9))
     assert names_of(chosen) == ("flashinfer", "triton")
+
+
+def test_a_library_that_breaks_the_device_is_refused_with_what_to_give(decoder: Decoder, tmp_path: Path) -> None:
+    """No step could be computed by this process any more, whoever attended, nor by one that starts as it did."""
+    said = "attention by flashinfer broke the device .*illegal memory access.*: give --attention triton"
+    with pytest.raises(DeviceError, match=said):
+        fastest_libraries(both(), lambda: trial_of(decoder), LostDeviceClock(9.0), AttentionCache(tmp_path / "c"), KEY)
+    with pytest.raises(DeviceError, match=said):
+        requested_library(both(), trial_of(decoder), LostDeviceClock(9.0))
 
 
 @pytest.mark.parametrize(
