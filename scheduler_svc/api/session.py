@@ -116,8 +116,7 @@ class ServerSession:
     def close(self) -> None:
         """Detach from every request."""
         for start in self._starts:
-            if start.task is not None:
-                start.task.cancel()
+            self._detach_start(start)
         for handle in list(self._subscriptions):
             self._drop(handle)
 
@@ -203,9 +202,13 @@ class ServerSession:
         if handle in self._subscriptions:
             self._drop(handle)
         elif (start := self._starting.pop(handle, None)) is not None:
-            start.is_detached = True
-            if not start.is_cancelled and start.task is not None:
-                start.task.cancel()
+            self._detach_start(start)
+
+    def _detach_start(self, start: _Start) -> None:
+        """Tell nobody what becomes of a start. One that was cancelled goes on, for its request to be cancelled."""
+        start.is_detached = True
+        if not start.is_cancelled and start.task is not None:
+            start.task.cancel()
 
     def _open(self, start: _Start, subscription: Subscription, accepted: pb.Accepted) -> None:
         self._started(start)  # now: from here on the request counts as a subscription

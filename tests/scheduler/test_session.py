@@ -144,6 +144,34 @@ async def test_cancelling_a_request_on_its_way_in_cancels_it(
     await site.idle()
 
 
+async def test_a_request_that_was_cancelled_on_its_way_in_is_cancelled_though_its_client_goes_at_once(
+    site: Site, store: GatedStore
+) -> None:
+    """Regression: the end of the session took the wish along, and the request ran to its end."""
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    store.may_append.clear()
+    session = ServerSession(site.admission, site.control)
+
+    async def messages() -> AsyncIterator[pb.SessionRequest]:
+        for handle, name in ((1, "unwanted"), (2, "wanted")):
+            request = counting(10 * handle, 5, name, on_disconnect=pb.ON_DISCONNECT_CONTINUE)
+            yield pb.SessionRequest(handle=handle, submit=request)
+        yield pb.SessionRequest(handle=1, cancel=pb.Cancellation())
+
+    await session.read(messages())
+    await until(lambda: len(site.control.submissions) == 2)
+    session.close()
+    store.may_append.set()
+    await until(lambda: site.engine.num_admitted == 2)
+    worker.may_answer.set()
+    await until(lambda: site.engine.num_finished == 2)
+    for request_id, state in (("unwanted", pb.REQUEST_STATE_CANCELLED), ("wanted", pb.REQUEST_STATE_FINISHED)):
+        record = await site.inference.GetRequest(pb.GetRequestRequest(request_id=request_id))
+        assert record.state == state
+    await site.idle()
+
+
 @pytest.mark.parametrize("cancel", [False, True])
 async def test_a_handle_is_free_as_soon_as_its_request_was_detached_from_on_its_way_in(
     site: Site, session: RawSession, store: GatedStore, cancel: bool
