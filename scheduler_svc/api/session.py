@@ -33,6 +33,7 @@ class _Start:
     """Submission or attachment being made. Nobody is told what becomes of a detached one."""
 
     handle: int
+    attaches_to: str = ""  # request_id; empty: it is a submission
     is_cancelled: bool = False  # as soon as it has started
     is_detached: bool = False
     task: "asyncio.Task[None] | None" = None
@@ -149,7 +150,7 @@ class ServerSession:
                 what = f"the session has {num_open} requests open, which is the limit; end some, or come back later"
                 self._refuse(handle, OverloadedError(what, 1.0))
                 return
-            start = self._starting[handle] = _Start(handle)
+            start = self._starting[handle] = _Start(handle, request.attach.request_id)
             self._starts.add(start)
             begin = self._submit if action == "submit" else self._attach
             start.task = asyncio.create_task(self._guard(start, begin, request))
@@ -193,8 +194,9 @@ class ServerSession:
         subscription = self._subscriptions.get(handle)
         if subscription is not None:
             self._control.cancel_live(subscription.stream.accepted.request_id)
-        elif handle in self._starting:
-            self._starting[handle].is_cancelled = True
+        elif (start := self._starting.get(handle)) is not None:
+            # A request that waits for its model ends now; the attachment to it tells of that.
+            start.is_cancelled = not self._control.cancel_waiting(start.attaches_to)
 
     def _detach(self, handle: int) -> None:
         """Free a handle, under which nothing more comes of what used it."""

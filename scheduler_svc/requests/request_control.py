@@ -133,6 +133,10 @@ class RequestControl:
         if live is not None:
             self._engine.end(live, pb.REQUEST_STATE_CANCELLED)
 
+    def cancel_waiting(self, request_id: str) -> bool:
+        """End a request of an earlier scheduler that waits for its model. False: none of this id does."""
+        return self._recovery.end(request_id, pb.REQUEST_STATE_CANCELLED) is not None
+
     async def _cancel(self, request_id: str) -> pb.RequestState.ValueType:
         state = await self._recovery.cancel(request_id)
         if state is not None:

@@ -18,6 +18,7 @@ from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
+from tests.scheduler.raw_session import RawSession
 from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, tokens_in
@@ -117,6 +118,42 @@ async def test_a_cancellation_counts_at_once_and_survives_another_death(lives: L
     record = await record_of(site, "unwanted")
     assert record.state == pb.REQUEST_STATE_CANCELLED
     assert list(record.samples[0].token_ids) == [11, 12, 13, 14] and record.samples[0].text
+    await site.idle()
+
+
+async def test_a_cancellation_in_a_session_counts_at_once_too_though_the_output_cannot_be_shown_yet(
+    lives: Lives,
+) -> None:
+    """Regression: it waited for the model with the attachment, and was lost with the scheduler."""
+    _, site = await begun(lives, lasting("unwanted"))
+    session = RawSession(site)
+    await session.say(1, attach=pb.Attach(request_id="unwanted"))
+    await session.say(1, cancel=pb.Cancellation())
+    await session.say(2)
+    await session.read_until("error", 2)  # all before it was read
+    await until(lambda: not site.journal.stats.pending)
+    await session.close()
+    await lives.die()
+    site = await lives.begin()
+    await lives.add_workers()
+    await until(lambda: not site.recovery.num_waiting)
+    record = await record_of(site, "unwanted")
+    assert record.state == pb.REQUEST_STATE_CANCELLED
+    assert list(record.samples[0].token_ids) == [11, 12, 13, 14]
+    await site.idle()
+
+
+async def test_who_has_cancelled_an_attachment_that_waits_is_told_of_the_end_once_there_is_text(lives: Lives) -> None:
+    _, site = await begun(lives, lasting("unwanted"))
+    session = RawSession(site)
+    await session.say(1, attach=pb.Attach(request_id="unwanted"))
+    await session.say(1, cancel=pb.Cancellation())
+    await session.say(2)
+    await session.read_until("error", 2)
+    await lives.add_workers()
+    event = await session.read_until("finished", 1)
+    assert event.finished.state == pb.REQUEST_STATE_CANCELLED and session.tokens(1) == [11, 12, 13, 14]
+    await session.close()
     await site.idle()
 
 
