@@ -245,10 +245,12 @@ class Workers:
         except BaseException:  # a fault of our own: what ran there waits for a worker again
             log.exception("worker given up", worker_id=worker_id, address=member.address)
         finally:
-            await link.close()
-            member.task = None
-            if self.members.get(worker_id) is member and not member.out_of_service:
-                del self.members[worker_id]  # its next registration adds it again
+            try:
+                await link.close()
+            finally:  # it may be put out of service, or be silent for too long, meanwhile
+                member.task = None
+                if self.members.get(worker_id) is member and not member.out_of_service:
+                    del self.members[worker_id]  # its next registration adds it again
 
     async def _check_follower(self, member: Member, error: StaleEpochError) -> None:
         """Ask the store if we still lead: the higher epoch that a worker follows may be wrong."""

@@ -507,3 +507,31 @@ async def test_a_worker_is_given_up_once_and_cleared_away_whatever_time_it_takes
         await site.register(worker)
         assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
         links[1].may_close.set()
+
+
+async def test_a_worker_that_is_put_out_of_service_while_its_link_closes_serves_again_once_it_is_undrained() -> None:
+    """Regression: the closing was broken off, and the worker counted as being driven for good."""
+    links: list[SlowLink] = []
+
+    def make_link(address: str) -> SlowLink:
+        links.append(SlowLink(address))
+        return links[-1]
+
+    async with running_site(make_link=make_link) as site:
+        worker = await site.add_worker()
+        worker.script = lambda request: b"no answer"
+        running = asyncio.create_task(site.run(counting(10)))
+        await links[0].is_closing.wait()
+        worker.script = worker.execute
+        member = site.workers.members["w1"]
+        assert member.task is not None
+        driving = member.task
+        site.engine.on_worker_at_fault("w1")  # another worker has computed the same request
+        links[0].may_close.set()
+        await asyncio.wait([driving])
+        assert member.task is None
+        assert "could not be believed" in (await site.cluster.Register(worker.registration())).out_of_service
+        await drain(site, "w1", undo=True)
+        await site.register(worker)
+        assert tokens_in(await running) == [11, 12, 13, 14]
+        links[1].may_close.set()
