@@ -235,7 +235,7 @@ class Admission:
     async def _prepare(self, asked: _Asked, times: RequestTimes, deadline_s: float | None) -> LiveRequest:
         """Try the grammar, tokenise the prompt and settle the length."""
         request, params, digest, model, *_ = asked
-        await self._grammars.check(params.sampling.grammar, model)
+        await self._grammars.check(params.sampling.grammar, model, params.tenant)
         token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
         self._check_open()
         if params.sampling.num_prompt_logprobs is not None:

@@ -1,11 +1,12 @@
 """Trial of grammars before workers get them: each is compiled for the model's vocabulary in a process with limits.
 
-Grammars that passed are remembered, by their hash. Knows no requests, and no messages.
+Grammars that passed are remembered, by their hash. Owners take turns, so that one with many grammars, or with some that
+take all the time there is, keeps no other waiting. Knows no requests, and no messages.
 """
 
 import asyncio
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,15 +37,33 @@ class GrammarTrial:
         self._idle = IdleProcesses(_MOST_IDLE)
         self._thread = ThreadPoolExecutor(1, "grammar-trial")
         self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._turns: dict[str, asyncio.Lock] = {}  # by owner, of those that have grammars to be tried
+        self._num_untried: Counter[str] = Counter()  # by owner
 
-    async def check(self, grammar: str) -> None:
-        """Raises GrammarRefusedError, or FailedPreconditionError if no grammar works with the model's tokenizer."""
+    async def check(self, grammar: str, owner: str = "") -> None:
+        """Check a grammar; of each owner one is tried at a time.
+
+        Raises GrammarRefusedError, or FailedPreconditionError if no grammar works with the model's tokenizer.
+        """
         digest = hashlib.sha256(grammar.encode()).digest()
-        if digest not in self._passed:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar)
-            self._passed[digest] = None
-            if len(self._passed) > _MOST_REMEMBERED:
-                self._passed.popitem(last=False)
+        if digest in self._passed:
+            return
+        self._num_untried[owner] += 1
+        try:
+            async with self._turns.setdefault(owner, asyncio.Lock()):
+                await self._check_in_turn(grammar, digest)
+        finally:
+            self._num_untried[owner] -= 1
+            if not self._num_untried[owner]:
+                del self._num_untried[owner], self._turns[owner]
+
+    async def _check_in_turn(self, grammar: str, digest: bytes) -> None:
+        if digest in self._passed:  # meanwhile
+            return
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar)
+        self._passed[digest] = None
+        if len(self._passed) > _MOST_REMEMBERED:
+            self._passed.popitem(last=False)
 
     def _try(self, grammar: str) -> None:
         try:

@@ -1,5 +1,6 @@
 """Grammars are compiled in a process with limits first: whatever it does with one, the others go on."""
 
+import asyncio
 import errno
 import json
 import os
@@ -73,6 +74,42 @@ async def test_a_grammar_that_passed_is_not_compiled_again(
     for grammar in (GOOD, lark('start: "a"'), GOOD, GOOD):
         await trial.check(grammar)
     assert tried == [GOOD, lark('start: "a"')]
+
+
+@pytest.fixture
+def tried(trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch) -> "list[str]":
+    """Grammars in the order in which they were tried, none of which is compiled."""
+    found: list[str] = []
+    monkeypatch.setattr(trial, "_try", found.append)
+    return found
+
+
+async def test_who_has_many_grammars_keeps_nobody_else_waiting(trial: GrammarTrial, tried: list[str]) -> None:
+    """Regression: they were tried in the order in which they came, each for up to half a second."""
+    greedy = [asyncio.create_task(trial.check(f"greedy {number}", "greedy")) for number in range(20)]
+    others = [asyncio.create_task(trial.check(f"other {number}", f"other {number}")) for number in range(2)]
+    await asyncio.gather(*greedy, *others)
+    assert tried[:4] == ["greedy 0", "other 0", "other 1", "greedy 1"]
+    assert tried[4:] == [f"greedy {number}" for number in range(2, 20)]
+
+
+async def test_a_grammar_that_an_owner_sends_many_times_at_once_is_tried_once(
+    trial: GrammarTrial, tried: list[str]
+) -> None:
+    await asyncio.gather(*(trial.check(GOOD, "one") for _ in range(20)))
+    assert tried == [GOOD]
+
+
+async def test_nothing_is_kept_of_an_owner_without_grammars_to_try(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.gather(trial.check(GOOD, "good"), trial.check(lark("start: nothing"), "bad"), return_exceptions=True)
+    waiting = [asyncio.create_task(trial.check(lark(f'start: "{number}"'), "gone")) for number in range(3)]
+    await asyncio.sleep(0)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert not trial._turns and not trial._num_untried
 
 
 async def test_a_tokenizer_that_grammars_do_not_work_with_is_named() -> None:

@@ -15,15 +15,15 @@ class GrammarCheck:
         self._tokenizer: ModelTokenizer | None = None
         self._trial: GrammarTrial | None = None
 
-    async def check(self, grammar: str, model: ServedModel) -> None:
+    async def check(self, grammar: str, model: ServedModel, tenant: str = "") -> None:
         """Raise InvalidRequestError for a grammar that cannot be compiled; empty: there is none.
 
-        Raises FailedPreconditionError if none can, with the model's tokenizer.
+        Tenants take turns. Raises FailedPreconditionError if none can, with the model's tokenizer.
         """
         if not grammar:
             return
         try:
-            await self._trial_of(model).check(grammar)
+            await self._trial_of(model).check(grammar, tenant)
         except GrammarRefusedError as error:
             hint = _OF_LARK if '"lark_grammar"' in grammar and "::=" in grammar else ""
             raise refusal_of("structured_output", f"cannot be used: {error}{hint}") from error
