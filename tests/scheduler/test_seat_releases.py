@@ -154,6 +154,26 @@ def test_idle_time_is_no_time_between_steps() -> None:
     assert workers.expected_s(0) == pytest.approx(50 * STEP_S, abs=2 * STEP_S)
 
 
+def test_a_forecast_of_many_groups_counts_for_a_while_since_making_one_takes_milliseconds() -> None:
+    """Regression: one was made at each step in which a request came, for more time than the step's own decision."""
+    num_groups = 4096
+    workers = Workers(num_groups, [begun(*[1000] * num_groups)])
+    num_made = 0
+
+    def seat_use() -> list[SeatUse]:
+        nonlocal num_made
+        num_made += 1
+        return workers.seat_use()
+
+    workers.releases = SeatReleases(seat_use)
+    workers.releases.record_end(10, 10)
+    for _ in range(200):
+        workers.step()
+        expected_s = workers.expected_s(0)
+    assert num_made <= 200 * STEP_S / 0.4 + 1
+    assert expected_s == pytest.approx(800 * STEP_S, abs=2 * STEP_S)
+
+
 @pytest.mark.parametrize("num_workers", [1, 3])
 @pytest.mark.parametrize("lengths", [(64, 64), (16, 256)])
 @pytest.mark.parametrize("bound_steps", [5, 40])

@@ -15,6 +15,10 @@ from scheduler_svc.core.seat_use import SeatUse
 
 STEP_WEIGHT = 0.1  # of the newest step, in a worker's seconds between steps
 END_WEIGHT = 0.05  # of the newest end, in the part of max_tokens that is used
+# A forecast takes up to 2 microseconds for each seat. Of few it is made as often as it is asked for after a step; of
+# many it counts for so long that it takes 2 % of the time at most.
+FEW_SEATS = 256
+KEPT_S_A_SEAT = 100e-6
 
 
 @dataclass(slots=True)
@@ -42,6 +46,8 @@ class SeatReleases:
         self._used_part = 0.0  # of max_tokens; 0: nothing has ended yet
         self._output_tokens = 0.0  # of a group
         self._forecast: _Forecast | None = None  # None: to be made
+        self._made_s = 0.0  # when it was
+        self._is_outdated = False  # there was a step or an end since
 
     def record_step(self, now_s: float, worker_id: str, *, goes_on: bool) -> None:
         """Record a planned step of a worker. `goes_on`: it has a row of a sequence of the step before."""
@@ -53,19 +59,19 @@ class SeatReleases:
             if goes_on:
                 pace.between_s += (between_s - pace.between_s) * (STEP_WEIGHT if pace.between_s else 1.0)
             pace.stepped_s = now_s
-        self._forecast = None
+        self._is_outdated = True
 
     def record_end(self, num_output_tokens: int, max_tokens: int) -> None:
         """Record the end of a group, with the output tokens of its longest member."""
         weight = END_WEIGHT if self._used_part else 1.0
         self._used_part += (num_output_tokens / max_tokens - self._used_part) * weight
         self._output_tokens += (num_output_tokens - self._output_tokens) * weight
-        self._forecast = None
+        self._is_outdated = True
 
     def expected_s(self, now_s: float, num_ahead: int) -> float:
         """Least number of seconds until a seat is free for a group with so many ahead of it; 0 if unknown."""
-        if self._forecast is None:
-            self._forecast = self._make_forecast()
+        if self._forecast is None or (self._is_outdated and now_s - self._made_s >= _kept_s(self._forecast)):
+            self._forecast, self._made_s, self._is_outdated = self._make_forecast(), now_s, False
         num_free, service_s, releases_s = self._forecast
         place = num_ahead - num_free
         if place < 0 or not releases_s:
@@ -90,3 +96,9 @@ class SeatReleases:
                 num_left = max(0.0, group.max_tokens * self._used_part - group.num_output_tokens)
                 releases_s.append(pace.stepped_s + num_left * pace.between_s)
         return _Forecast(num_free, longest_s, sorted(releases_s))
+
+
+def _kept_s(forecast: _Forecast) -> float:
+    """Seconds for which a forecast counts, though there was a step since."""
+    num_seats = len(forecast.releases_s)
+    return num_seats * KEPT_S_A_SEAT if num_seats > FEW_SEATS else 0.0
