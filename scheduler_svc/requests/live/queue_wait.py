@@ -45,6 +45,11 @@ class QueueWait:
         self._num_served = num_served
         self._seen_s = now_s
 
+    @property
+    def is_measured(self) -> bool:
+        """True if enough groups have left since the queue was last empty; else the rate is little more than a guess."""
+        return self._num_recent >= MIN_SERVED
+
     def expected_s(self, now_s: float, num_ahead: int) -> float:
         """Seconds until a group with so many ahead of it would be started; 0 if no wait is foreseen."""
         if not self._is_busy:

@@ -9,6 +9,7 @@ Pure: the caller gives the time. Knows no queue, no prompts and no memory.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from scheduler_svc.core.seat_use import SeatUse
@@ -35,6 +36,8 @@ class _Forecast(NamedTuple):
     num_free: int
     service_s: float  # of a group, from start to end, where that takes longest
     releases_s: list[float]  # when running groups will end, in order
+    latest_s: list[float]  # when they will at the latest, with all of their max_tokens, in order; inf: not known
+    most_service_s: float  # of the one with the most max_tokens
 
 
 class SeatReleases:
@@ -70,19 +73,35 @@ class SeatReleases:
 
     def expected_s(self, now_s: float, num_ahead: int) -> float:
         """Least number of seconds until a seat is free for a group with so many ahead of it; 0 if unknown."""
+        forecast = self._present_forecast(now_s)
+        place = num_ahead - forecast.num_free
+        if place < 0 or not forecast.releases_s:
+            return 0.0
+        rounds, place = divmod(place, len(forecast.releases_s))
+        return max(0.0, forecast.releases_s[place] - now_s) + rounds * forecast.service_s
+
+    def latest_s(self, now_s: float, num_ahead: int) -> float:
+        """Most seconds until a seat is free for a group with so many ahead of it, if all are as long as those that run.
+
+        inf if it is not known, or not the seats are what groups wait for.
+        """
+        forecast = self._present_forecast(now_s)
+        if forecast.num_free > 0 or not forecast.latest_s:
+            return inf
+        rounds, place = divmod(num_ahead - forecast.num_free, len(forecast.latest_s))
+        return max(0.0, forecast.latest_s[place] - now_s) + rounds * forecast.most_service_s
+
+    def _present_forecast(self, now_s: float) -> _Forecast:
         if self._forecast is None or (self._is_outdated and now_s - self._made_s >= _kept_s(self._forecast)):
             self._forecast, self._made_s, self._is_outdated = self._make_forecast(), now_s, False
-        num_free, service_s, releases_s = self._forecast
-        place = num_ahead - num_free
-        if place < 0 or not releases_s:
-            return 0.0
-        rounds, place = divmod(place, len(releases_s))
-        return max(0.0, releases_s[place] - now_s) + rounds * service_s
+        return self._forecast
 
     def _make_forecast(self) -> _Forecast:
         """Forecast when seats become free. Free seats go to the groups ahead, each for a whole service."""
         num_free, longest_s = 0, 0.0
         releases_s: list[float] = []
+        latest_s: list[float] = []
+        most_service_s = 0.0
         seat_use = self._seat_use()
         for gone in self._paces.keys() - {use.worker_id for use in seat_use}:
             del self._paces[gone]
@@ -95,7 +114,10 @@ class SeatReleases:
             for group in use.groups:
                 num_left = max(0.0, group.max_tokens * self._used_part - group.num_output_tokens)
                 releases_s.append(pace.stepped_s + num_left * pace.between_s)
-        return _Forecast(num_free, longest_s, sorted(releases_s))
+                most_left = group.max_tokens - group.num_output_tokens
+                latest_s.append(pace.stepped_s + most_left * pace.between_s if pace.between_s else inf)
+                most_service_s = max(most_service_s, group.max_tokens * pace.between_s)
+        return _Forecast(num_free, longest_s, sorted(releases_s), sorted(latest_s), most_service_s)
 
 
 def _kept_s(forecast: _Forecast) -> float:

@@ -1,7 +1,9 @@
 """Estimate of how long a new request would wait for a worker.
 
 The longer of two: how fast groups left the queue lately (`queue_wait`), and when running groups will leave their seats
-(`seat_releases`). The worker loops report each step, the engine each end; admission asks. Knows no request.
+(`seat_releases`). Where hardly any has left yet since groups wait, at most until the running ones have all of their
+tokens: those that started together end together. The worker loops report each step, the engine each end; admission
+asks. Knows no request.
 """
 
 import time
@@ -33,4 +35,8 @@ class WaitEstimate:
     def expected_s(self, num_ahead: int) -> float:
         """Seconds until a request with so many ahead of it would get a worker; 0 if no wait is foreseen."""
         now_s = time.monotonic()
-        return max(self.queue_wait.expected_s(now_s, num_ahead), self._seat_releases.expected_s(now_s, num_ahead))
+        queue_s = self.queue_wait.expected_s(now_s, num_ahead)
+        seats_s = self._seat_releases.expected_s(now_s, num_ahead)
+        if queue_s > seats_s and not self.queue_wait.is_measured:
+            return max(seats_s, min(queue_s, self._seat_releases.latest_s(now_s, num_ahead)))
+        return max(queue_s, seats_s)
