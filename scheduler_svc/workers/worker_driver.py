@@ -108,6 +108,8 @@ class WorkerDriver:
             if moved:
                 log.info("sequences wait again", worker_id=member.worker_id, num_sequences=len(moved))
             self._prefixes.remove_worker(member.worker_id)
+            if not self.driven:
+                self._engine.waits.record_outage()
             if self._admission.model is not None:
                 self._admission.serve_model(with_shortest_context(self._admission.model, self._max_model_lens()))
             self._on_change()

@@ -64,6 +64,17 @@ def test_a_stall_is_forgotten_when_others_leave_again() -> None:
     assert wait.expected_s(70.0, 20) == pytest.approx(1.0, rel=0.05)
 
 
+def test_time_without_workers_says_nothing_of_the_wait_for_those_that_come_back() -> None:
+    """Twenty a second leave for ten seconds; then no worker is there for an hour, and nine still wait for the next."""
+    wait = QueueWait()
+    for step in range(201):
+        wait.record_step(step * 0.05, num_served=step, num_waiting=9)
+    wait.record_outage()
+    assert wait.expected_s(1800.0, 1000) == 0.0, "nobody knows"
+    wait.record_step(3610.0, num_served=201, num_waiting=8)
+    assert wait.expected_s(3610.0, 40) == pytest.approx(40 * 0.1 / 3), "two in a tenth of a second, as before"
+
+
 def test_a_stall_counts_as_long_as_the_departure_before_it_does() -> None:
     """One leaves after a second, nobody for a minute, then one each half second: 33 in all, so the first is dropped."""
     wait = QueueWait()

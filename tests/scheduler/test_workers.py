@@ -475,6 +475,17 @@ async def test_a_drained_worker_whose_link_broke_comes_back_drained_and_a_new_on
     assert tokens_in(await site.run(counting(10))) == [11, 12, 13, 14]
 
 
+async def test_a_queue_that_waits_for_a_worker_to_come_back_foresees_no_wait_for_those_that_come(site: Site) -> None:
+    """Regression: the time without a worker counted as time in which nobody was served, and newcomers were refused."""
+    worker = await site.add_worker()
+    waits = site.engine.waits
+    waits.queue_wait.record_step(time.monotonic() - 1000.0, num_served=0, num_waiting=9)
+    assert waits.expected_s(5) > 1000.0
+    await worker.stop()
+    await until(lambda: not site.workers.driven)
+    assert waits.expected_s(5) == 0.0
+
+
 class SlowLink(WorkerLink):
     """Takes its time to close."""
 

@@ -1,8 +1,8 @@
 """Expected wait for a worker, from the rate at which groups left the queue lately. Pure: the caller gives the time.
 
 Only time in which groups were left waiting counts: a queue that is emptied at once does not show its possible rate.
-When groups wait again after an empty queue, the earlier rate counts little: the load may have been another. Knows no
-request, and not the reason of the wait: seats, memory, or the length of prompts.
+When groups wait again after an empty queue, or a time without workers, the earlier rate counts little: the load may
+have been another. Knows no request, and not the reason of the wait: seats, memory, or the length of prompts.
 """
 
 from collections import deque
@@ -44,6 +44,10 @@ class QueueWait:
         self._is_busy = num_waiting > 0
         self._num_served = num_served
         self._seen_s = now_s
+
+    def record_outage(self) -> None:
+        """Record that nobody is there to serve: the queue counts as empty until the next step."""
+        self._is_busy = False
 
     @property
     def is_measured(self) -> bool:

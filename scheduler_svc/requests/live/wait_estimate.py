@@ -32,6 +32,10 @@ class WaitEstimate:
         """Record the end of a group: output tokens of its longest member, and their bound."""
         self._seat_releases.record_end(num_output_tokens, max_tokens)
 
+    def record_outage(self) -> None:
+        """Record that the last worker has gone."""
+        self.queue_wait.record_outage()
+
     def expected_s(self, num_ahead: int) -> float:
         """Seconds until a request with so many ahead of it would get a worker; 0 if no wait is foreseen."""
         now_s = time.monotonic()
