@@ -193,10 +193,15 @@ class ServerSession:
     def _cancel(self, handle: int) -> None:
         subscription = self._subscriptions.get(handle)
         if subscription is not None:
-            self._control.cancel_live(subscription.stream.accepted.request_id)
+            self._cancel_request(subscription)
         elif (start := self._starting.get(handle)) is not None:
             # A request that waits for its model ends now; the attachment to it tells of that.
             start.is_cancelled = not self._control.cancel_waiting(start.attaches_to)
+
+    def _cancel_request(self, subscription: Subscription) -> None:
+        """Cancel a request, unless it has ended: once its record has expired, its id may be another one's."""
+        if subscription.stream.finished is None:
+            self._control.cancel_live(subscription.stream.accepted.request_id)
 
     def _detach(self, handle: int) -> None:
         """Free a handle, under which nothing more comes of what used it."""
@@ -215,7 +220,7 @@ class ServerSession:
     def _open(self, start: _Start, subscription: Subscription, accepted: pb.Accepted) -> None:
         self._started(start)  # now: from here on the request counts as a subscription
         if start.is_detached:  # and cancelled, else it would not have gone on
-            self._control.cancel_live(accepted.request_id)
+            self._cancel_request(subscription)
             self._with_news.pop(subscription, None)
             subscription.close()
             return

@@ -9,10 +9,12 @@ import grpc
 import pytest
 
 from quire.v1 import inference_pb2 as pb
-from quire.v1 import inference_pb2_grpc
+from quire.v1 import inference_pb2_grpc, journal_pb2
+from scheduler_svc.api.session import ServerSession
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.output_stream import OutputStream, Subscription
 from scheduler_svc.requests.live.readers import Readers
+from scheduler_svc.requests.live.request_record import stream_of_record
 from scheduler_svc.requests.params.request_params import request_digest
 from tests.patience import patient
 from tests.scheduler.journal_setup import until
@@ -44,6 +46,30 @@ async def test_a_request_without_readers_is_cancelled_after_the_grace_period(sit
     await left_alone(site, counting(10, 100, "left"))
     await until(lambda: site.engine.num_finished == 1)
     assert await state_of(site, "left") == pb.REQUEST_STATE_CANCELLED
+    worker.may_answer.set()
+    await site.idle()
+
+
+async def test_who_still_reads_an_expired_record_is_no_reader_of_the_request_that_has_its_id_now(site: Site) -> None:
+    """Regression: it kept that one from being cancelled, and its own cancellation ended it."""
+    worker = await site.add_worker()
+    worker.may_answer.clear()
+    record = stream_of_record(journal_pb2.RequestRecord.FromString(record_of("same", 3)))
+    session = ServerSession(site.admission, site.control)
+    reader = site.readers.subscribe(record, (), lambda _: None)
+    running = asyncio.create_task(site.run(counting(10, 3, "same")))
+    await until(lambda: "same" in site.engine.live)
+    live = site.engine.live["same"]
+    session._subscriptions[1] = reader
+    session._cancel(1)
+    assert live.ended_state is None
+    await until(lambda: bool(live.stream.subscriptions))
+    running.cancel()
+    await until(lambda: live.abandonment is not None)
+    reader.close()
+    site.readers.subscribe(record, (), lambda _: None)
+    await until(lambda: site.engine.num_finished == 1)
+    assert await state_of(site, "same") == pb.REQUEST_STATE_CANCELLED
     worker.may_answer.set()
     await site.idle()
 

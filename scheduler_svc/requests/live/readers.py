@@ -35,7 +35,7 @@ class Readers:
     ) -> Subscription:
         """Open a reader's subscription, at a position per sample. Raises InvalidRequestError for an impossible one."""
         subscription = Subscription(stream, from_positions, notify, self._left)
-        live = self._engine.live.get(stream.accepted.request_id)
+        live = self._live_of(stream)
         if live is not None and live.abandonment is not None:
             live.abandonment.cancel()
             live.abandonment = None
@@ -47,9 +47,13 @@ class Readers:
             live.abandonment = TimerInTurns(max(self._grace_s, at_least_s), partial(self._abandon, live))
 
     def _left(self, stream: OutputStream) -> None:
-        live = self._engine.live.get(stream.accepted.request_id)
+        live = self._live_of(stream)
         if live is not None and not live.stream.subscriptions:
             self.start_grace_period(live)
+
+    def _live_of(self, stream: OutputStream) -> LiveRequest | None:
+        """Request of an output; None if it has ended: once its record has expired, its id may be another one's."""
+        return self._engine.live.get(stream.accepted.request_id) if stream.finished is None else None
 
     def _abandon(self, live: LiveRequest) -> None:
         if self.closed:
