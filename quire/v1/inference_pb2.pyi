@@ -268,7 +268,7 @@ class _LiveStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LiveState.V
     LIVE_STATE_UNSPECIFIED: _LiveState.ValueType  # 0
     """LIVE_STATE_UNSPECIFIED is never sent."""
     LIVE_STATE_ENTERING: _LiveState.ValueType  # 1
-    """LIVE_STATE_ENTERING: its prompt is being tokenised, or its admission is not durable yet."""
+    """LIVE_STATE_ENTERING: its admission is not durable yet. Before its prompt is tokenised it is not listed."""
     LIVE_STATE_QUEUED: _LiveState.ValueType  # 2
     """LIVE_STATE_QUEUED: accepted, but has not run yet."""
     LIVE_STATE_RUNNING: _LiveState.ValueType  # 3
@@ -290,7 +290,7 @@ class LiveState(_LiveState, metaclass=_LiveStateEnumTypeWrapper):
 LIVE_STATE_UNSPECIFIED: LiveState.ValueType  # 0
 """LIVE_STATE_UNSPECIFIED is never sent."""
 LIVE_STATE_ENTERING: LiveState.ValueType  # 1
-"""LIVE_STATE_ENTERING: its prompt is being tokenised, or its admission is not durable yet."""
+"""LIVE_STATE_ENTERING: its admission is not durable yet. Before its prompt is tokenised it is not listed."""
 LIVE_STATE_QUEUED: LiveState.ValueType  # 2
 """LIVE_STATE_QUEUED: accepted, but has not run yet."""
 LIVE_STATE_RUNNING: LiveState.ValueType  # 3
