@@ -236,7 +236,7 @@ class Admission:
         """Try the grammar, tokenise the prompt and settle the length."""
         request, params, digest, model, *_ = asked
         await self._grammars.check(params.sampling.grammar, model, params.tenant)
-        token_ids = await self.tokenizer.token_ids(prompt_of(request), model)
+        token_ids = await self.tokenizer.token_ids(prompt_of(request), model, params.tenant)
         self._check_open()
         if params.sampling.num_prompt_logprobs is not None:
             check_prompt_logprobs(len(token_ids), params.sampling.num_prompt_logprobs)

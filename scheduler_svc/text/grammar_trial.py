@@ -6,7 +6,7 @@ take all the time there is, keeps no other waiting. Knows no requests, and no me
 
 import asyncio
 import hashlib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from common.native_faults import shortened
 from quire.errors import FailedPreconditionError
 from scheduler_svc.text import grammar_program
 from scheduler_svc.text.limited_process import IdleProcesses, LimitedProcess, ProcessEndedError
+from scheduler_svc.text.owner_turns import OwnerTurns
 
 _WALL_S = 4 * (grammar_program.READING_CPU_S + grammar_program.MAX_CPU_S)  # on a machine however busy
 _MOST_IDLE = 1  # processes, each with a whole vocabulary
@@ -37,8 +38,7 @@ class GrammarTrial:
         self._idle = IdleProcesses(_MOST_IDLE)
         self._thread = ThreadPoolExecutor(1, "grammar-trial")
         self._passed: OrderedDict[bytes, None] = OrderedDict()
-        self._turns: dict[str, asyncio.Lock] = {}  # by owner, of those that have grammars to be tried
-        self._num_untried: Counter[str] = Counter()  # by owner
+        self._turns = OwnerTurns()
 
     async def check(self, grammar: str, owner: str = "") -> None:
         """Check a grammar; of each owner one is tried at a time.
@@ -48,22 +48,13 @@ class GrammarTrial:
         digest = hashlib.sha256(grammar.encode()).digest()
         if digest in self._passed:
             return
-        self._num_untried[owner] += 1
-        try:
-            async with self._turns.setdefault(owner, asyncio.Lock()):
-                await self._check_in_turn(grammar, digest)
-        finally:
-            self._num_untried[owner] -= 1
-            if not self._num_untried[owner]:
-                del self._num_untried[owner], self._turns[owner]
-
-    async def _check_in_turn(self, grammar: str, digest: bytes) -> None:
-        if digest in self._passed:  # meanwhile
-            return
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar)
-        self._passed[digest] = None
-        if len(self._passed) > _MOST_REMEMBERED:
-            self._passed.popitem(last=False)
+        async with self._turns.turn(owner):
+            if digest in self._passed:  # meanwhile
+                return
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar)
+            self._passed[digest] = None
+            if len(self._passed) > _MOST_REMEMBERED:
+                self._passed.popitem(last=False)
 
     def _try(self, grammar: str) -> None:
         try:

@@ -50,10 +50,10 @@ class GatedPrompts(PromptTokenizer):
         self.may_go_on = asyncio.Event()
         self.num_begun = 0
 
-    async def token_ids(self, prompt: Prompt, model: ServedModel) -> list[int]:
+    async def token_ids(self, prompt: Prompt, model: ServedModel, tenant: str = "") -> list[int]:
         self.num_begun += 1
         await self.may_go_on.wait()
-        return await super().token_ids(prompt, model)
+        return await super().token_ids(prompt, model, tenant)
 
 
 async def refused(site: Site, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:

@@ -100,18 +100,6 @@ async def test_a_grammar_that_an_owner_sends_many_times_at_once_is_tried_once(
     assert tried == [GOOD]
 
 
-async def test_nothing_is_kept_of_an_owner_without_grammars_to_try(
-    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await asyncio.gather(trial.check(GOOD, "good"), trial.check(lark("start: nothing"), "bad"), return_exceptions=True)
-    waiting = [asyncio.create_task(trial.check(lark(f'start: "{number}"'), "gone")) for number in range(3)]
-    await asyncio.sleep(0)
-    for each in waiting:
-        each.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert not trial._turns and not trial._num_untried
-
-
 async def test_a_tokenizer_that_grammars_do_not_work_with_is_named() -> None:
     word_level = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
     trial = GrammarTrial(json.dumps(word_level).encode(), 2, [0])

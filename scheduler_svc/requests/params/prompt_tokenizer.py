@@ -1,5 +1,6 @@
 """Tokenisation of prompts off the event loop: one after another, long ones in another thread than short ones.
 
+In each thread tenants take turns, so that one with many prompts keeps no other waiting.
 Texts and token ids of Tokenize and Detokenize have threads of their own. Knows the forms of a prompt; its contents were
 checked before.
 """
@@ -13,6 +14,7 @@ from common.violations import refusal_of
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.chat_prompt import encode_chat
 from scheduler_svc.requests.params.served_model import ServedModel
+from scheduler_svc.text.owner_turns import OwnerTurns
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
 Prompt = str | pb.ChatPrompt | Sequence[int]
@@ -23,23 +25,33 @@ Arguments = TypeVarTuple("Arguments")
 _LONG = 16_384  # characters of a text, bytes of a chat, or token ids
 
 
-class _Threads:
-    """One thread for each kind of work: more would take the interpreter from the event loop."""
+class _Thread:
+    """One thread for work of one kind: more would take the interpreter from the event loop."""
 
     def __init__(self, name: str) -> None:
-        self._short = ThreadPoolExecutor(1, name)
-        self._long = ThreadPoolExecutor(1, f"long-{name}")  # so that no short text waits behind a long one
+        self._executor = ThreadPoolExecutor(1, name)
+        self._turns = OwnerTurns()
+
+    async def run(self, owner: str, work: Callable[[*Arguments], T], *args: *Arguments) -> T:
+        async with self._turns.turn(owner):
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+
+
+class _Threads:
+    """Threads of texts and token ids, and of chats."""
+
+    def __init__(self, name: str) -> None:
+        self._short = _Thread(name)
+        self._long = _Thread(f"long-{name}")  # so that no short text waits behind a long one
         # Chats have threads of their own: their template is a program of the model, and may be slow.
-        self._chat = ThreadPoolExecutor(1, f"chat-{name}")
-        self._long_chat = ThreadPoolExecutor(1, f"long-chat-{name}")
+        self._chat = _Thread(f"chat-{name}")
+        self._long_chat = _Thread(f"long-chat-{name}")
 
-    async def run(self, length: int, work: Callable[[*Arguments], T], *args: *Arguments) -> T:
-        thread = self._long if length > _LONG else self._short
-        return await asyncio.get_running_loop().run_in_executor(thread, work, *args)
+    def of_text(self, length: int) -> _Thread:
+        return self._long if length > _LONG else self._short
 
-    async def run_chat(self, chat: pb.ChatPrompt, work: Callable[[*Arguments], T], *args: *Arguments) -> T:
-        thread = self._long_chat if chat.ByteSize() > _LONG else self._chat
-        return await asyncio.get_running_loop().run_in_executor(thread, work, *args)
+    def of_chat(self, chat: pb.ChatPrompt) -> _Thread:
+        return self._long_chat if chat.ByteSize() > _LONG else self._chat
 
 
 class PromptTokenizer:
@@ -49,7 +61,7 @@ class PromptTokenizer:
         self._prompts = _Threads("tokenizer")
         self._lookups = _Threads("lookup")  # so that no request waits behind them
 
-    async def token_ids(self, prompt: Prompt, model: ServedModel) -> list[int]:
+    async def token_ids(self, prompt: Prompt, model: ServedModel, tenant: str = "") -> list[int]:
         """Token ids of a prompt: text with special tokens, a chat by its template, token ids as they are.
 
         Raises InvalidRequestError for a token that the tokenizer has and the model has not.
@@ -59,9 +71,9 @@ class PromptTokenizer:
         tokenizer = model.tokenizer
         assert tokenizer is not None, "text and chats are refused without a tokenizer"
         if isinstance(prompt, str):
-            token_ids = await self._prompts.run(len(prompt), tokenizer.encode, prompt, True)
+            token_ids = await self._prompts.of_text(len(prompt)).run(tenant, tokenizer.encode, prompt, True)
         else:
-            token_ids = await self._prompts.run_chat(prompt, encode_chat, tokenizer, prompt)
+            token_ids = await self._prompts.of_chat(prompt).run(tenant, encode_chat, tokenizer, prompt)
         largest, vocab_size = max(token_ids, default=0), model.limits.vocab_size
         if largest >= vocab_size:
             raise refusal_of(
@@ -74,12 +86,12 @@ class PromptTokenizer:
     async def tokenized(self, request: pb.TokenizeRequest, tokenizer: ModelTokenizer) -> pb.TokenizeResponse:
         """Answer of Tokenize."""
         if request.HasField("chat"):
-            return await self._lookups.run_chat(request.chat, _tokenized_chat, request.chat, tokenizer)
-        return await self._lookups.run(len(request.text), _tokenized_text, request, tokenizer)
+            return await self._lookups.of_chat(request.chat).run("", _tokenized_chat, request.chat, tokenizer)
+        return await self._lookups.of_text(len(request.text)).run("", _tokenized_text, request, tokenizer)
 
     async def detokenized(self, request: pb.DetokenizeRequest, tokenizer: ModelTokenizer) -> pb.DetokenizeResponse:
         """Answer of Detokenize."""
-        return await self._lookups.run(len(request.token_ids), _detokenized, request, tokenizer)
+        return await self._lookups.of_text(len(request.token_ids)).run("", _detokenized, request, tokenizer)
 
 
 def _tokenized_chat(chat: pb.ChatPrompt, tokenizer: ModelTokenizer) -> pb.TokenizeResponse:

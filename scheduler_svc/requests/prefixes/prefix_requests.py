@@ -67,7 +67,7 @@ class Prefixes:
         check_prefix(request, model.limits)
         if not self._is_enabled:
             raise FailedPreconditionError("pins are kept in the prefix cache: serve with prefix_cache on")
-        token_ids = await self._admission.tokenizer.token_ids(prefix_of(request), model)
+        token_ids = await self._admission.tokenizer.token_ids(prefix_of(request), model, request.tenant)
         self._check_open(model)
         prefix, is_new = self._known_or_new(request, token_ids, model)
         prefix.asked_s = asyncio.get_running_loop().time()
