@@ -14,8 +14,10 @@ from quire.results import Accepted, Chunk
 class AnswerReader:
     """Reads the answers of one request."""
 
-    def __init__(self, format: AnswerFormat) -> None:
+    def __init__(self, format: AnswerFormat, *, may_reason: bool = True) -> None:
+        """`may_reason`: answers may go on with reasoning that the prompt opens, and end it."""
         self._format = format
+        self._may_reason = may_reason
         self._parsers: dict[int, AnswerParser] = {}  # by sample
 
     def read(self, accepted: Accepted, chunk: Chunk) -> Chunk:
@@ -26,8 +28,9 @@ class AnswerReader:
         """The deltas of the next chunk."""
         parser = self._parsers.get(chunk.index)
         if parser is None:
+            in_reasoning = accepted.in_reasoning and self._may_reason
             parser = self._parsers[chunk.index] = AnswerParser(
-                self._format, accepted.request_id, chunk.index, in_reasoning=accepted.in_reasoning
+                self._format, accepted.request_id, chunk.index, in_reasoning=in_reasoning
             )
         deltas = parser.push(chunk.text)
         return deltas if chunk.finish is None else deltas + parser.end()

@@ -161,7 +161,7 @@ class AsyncClient:
         answer_format = answer_format.offering(names) if names else answer_format.without_calls()
         if not answer_format.is_plain:
             params["keep_special_tokens"] = True  # markers may be such
-        return self._submit(chat, params, AnswerReader(answer_format))
+        return self._submit(chat, params, answer_format)
 
     def new_request_id(
         self,
@@ -467,7 +467,7 @@ class AsyncClient:
         self,
         prompt: "str | Sequence[int] | pb.ChatPrompt",
         keywords: GenerateParams,
-        answers: AnswerReader | None = None,
+        answer_format: AnswerFormat | None = None,
     ) -> CompletionStream:
         if self._options.timeout_s is not None:
             keywords.setdefault("timeout_s", self._options.timeout_s)
@@ -480,6 +480,10 @@ class AsyncClient:
             )
         params = gather(keywords)
         submission = request_to_pb(prompt, params)
+        answers = None
+        if answer_format is not None:
+            constraint = params.structured_output
+            answers = AnswerReader(answer_format, may_reason=constraint is None or constraint.has_reasoning)
         request = OpenRequest(submission.request_id, from_positions=(), buffer_tokens=self._options.buffer_tokens)
         now_s = asyncio.get_running_loop().time()
         entry = Entry(

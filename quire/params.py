@@ -89,6 +89,11 @@ class StructuredOutput:
     lark: str | None = None  # a grammar
     json_whitespace: JsonWhitespace | None = None  # flexible: as the model likes; default: compact
 
+    @property
+    def has_reasoning(self) -> bool:
+        """True if the output may have reasoning before its content: only a grammar can have a place for it."""
+        return self.lark is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParams:

@@ -28,6 +28,7 @@ class Script:
     silent: bool = False  # never answered at all
     waiting_for: str = ""  # what it says that it waits for
     before: str = " "  # each token in the text
+    in_reasoning: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +72,7 @@ class Run:
             attached=attached,
             num_samples=self.num_asked,
             created_unix_ns=CREATED_UNIX_NS,
+            in_reasoning=self.script.in_reasoning,
         )
 
     def chunk(self, index: int, start: int) -> pb.Chunk:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import quire
+from quire.params import GenerateParams
 from quire.v1 import inference_pb2 as pb
 from tests.patience import patient
 from tests.quire.scripted_run import Script
@@ -459,6 +460,32 @@ async def test_tools_without_names_are_left_to_the_server_to_refuse(
     stream = client.stream_chat([message], tools=[tool], answer_format=HERMES, request_id="odd")
     with pytest.raises(quire.InvalidRequestError, match=r"^(chat\.)?tools: must be objects"):
         await stream.completion()
+
+
+CONSTRAINED: list[GenerateParams] = [
+    {"json_schema": {"type": "object"}},
+    {"json_object": True},
+    {"regex": "[ 0-9]+"},
+    {"structured_output": quire.StructuredOutput(choice=[" 0 1", " 1 0"])},
+]
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINED)
+async def test_what_a_constraint_keeps_from_ending_is_content_though_the_prompt_opens_reasoning(
+    server: ScriptedServer, client: quire.AsyncClient, constraint: GenerateParams
+) -> None:
+    server.default = Script(num_tokens=2, in_reasoning=True)
+    completion = await client.chat([{"role": "user", "content": "Hi"}], answer_format=HERMES, **constraint)
+    assert completion.samples[0].message == quire.ChatMessage("assistant", " 0 1")
+
+
+@pytest.mark.parametrize("free", [GenerateParams(), GenerateParams(lark='start: /(?s:.*)/ "</think>" "yes"')])
+async def test_what_may_end_the_reasoning_that_the_prompt_opens_begins_as_reasoning(
+    server: ScriptedServer, client: quire.AsyncClient, free: GenerateParams
+) -> None:
+    server.default = Script(num_tokens=2, in_reasoning=True)
+    completion = await client.chat([{"role": "user", "content": "Hi"}], answer_format=HERMES, **free)
+    assert completion.samples[0].message == quire.ChatMessage("assistant", reasoning="0 1")
 
 
 async def test_a_client_is_refused_in_another_event_loop_than_that_of_its_first_call(
