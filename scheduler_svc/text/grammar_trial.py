@@ -1,14 +1,17 @@
 """Trial of grammars before workers get them: each is compiled for the model's vocabulary in a process with limits.
 
-Grammars that passed are remembered, by their hash. Owners take turns, so that one with many grammars, or with some that
-take all the time there is, keeps no other waiting. Knows no requests, and no messages.
+Grammars that passed are remembered, by their hash, and for a while those that were refused: a client may send one with
+each of many requests. Owners take turns, so that one with many grammars, or with some that take all the time there is,
+keeps no other waiting. Knows no requests, and no messages.
 """
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from common.faithful_tokenizer import faithful_tokenizer
 from common.grammar_limits import STEP_MAX_ITEMS
@@ -20,7 +23,8 @@ from scheduler_svc.text.owner_turns import OwnerTurns
 
 _WALL_S = 4 * (grammar_program.READING_CPU_S + grammar_program.MAX_CPU_S)  # on a machine however busy
 _MOST_IDLE = 1  # processes, each with a whole vocabulary
-_MOST_REMEMBERED = 4096
+_MOST_REMEMBERED = 4096  # that passed, and as many that were refused
+_REFUSED_S = 30.0  # for which a refusal is known: limits of time and memory may let it pass at another time
 _MOST_ANSWER_BYTES = 65_536
 _PROGRAM = Path(grammar_program.__file__)
 
@@ -37,8 +41,10 @@ class GrammarTrial:
         self._vocabulary = grammar_program.vocabulary_message(tokenizer_json, vocab_size, eos_token_ids, STEP_MAX_ITEMS)
         self._idle = IdleProcesses(_MOST_IDLE)
         self._thread = ThreadPoolExecutor(1, "grammar-trial")
-        self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._turns = OwnerTurns()
+        # Only the thread changes these.
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # reason, and until when it is known
 
     async def check(self, grammar: str, owner: str = "") -> None:
         """Check a grammar; of each owner one is tried at a time.
@@ -46,15 +52,30 @@ class GrammarTrial:
         Raises GrammarRefusedError, or FailedPreconditionError if no grammar works with the model's tokenizer.
         """
         digest = hashlib.sha256(grammar.encode()).digest()
-        if digest in self._passed:
+        if not self._has_passed(digest):
+            async with self._turns.turn(owner):
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._try_once, digest, grammar)
+
+    def _has_passed(self, digest: bytes) -> bool:
+        """True if it is known to pass. Raises GrammarRefusedError if it is known to be refused."""
+        reason, until_s = self._refused.get(digest, ("", 0.0))
+        if time.monotonic() < until_s:
+            raise GrammarRefusedError(reason)
+        return digest in self._passed
+
+    def _try_once(self, digest: bytes, grammar: str) -> None:
+        """Try a grammar, unless that was done for another request while this one waited."""
+        if self._has_passed(digest):
             return
-        async with self._turns.turn(owner):
-            if digest in self._passed:  # meanwhile
-                return
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._try, grammar)
-            self._passed[digest] = None
-            if len(self._passed) > _MOST_REMEMBERED:
-                self._passed.popitem(last=False)
+        try:
+            self._try(grammar)
+        except GrammarRefusedError as error:
+            self._refused.pop(digest, None)
+            self._refused[digest] = str(error), time.monotonic() + _REFUSED_S
+            _forget_oldest(self._refused)
+            raise
+        self._passed[digest] = None
+        _forget_oldest(self._passed)
 
     def _try(self, grammar: str) -> None:
         try:
@@ -71,3 +92,8 @@ class GrammarTrial:
             raise FailedPreconditionError(f"structured outputs do not work with the model's tokenizer: {reason}")
         if kind == grammar_program.REFUSED:
             raise GrammarRefusedError(reason)
+
+
+def _forget_oldest(remembered: OrderedDict[bytes, Any]) -> None:
+    if len(remembered) > _MOST_REMEMBERED:
+        remembered.popitem(last=False)

@@ -63,6 +63,49 @@ async def test_a_grammar_that_cannot_be_used_is_refused_and_the_next_is_not(
 async def test_a_grammar_that_passed_is_not_compiled_again(
     trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried = note_trials(trial, monkeypatch)
+    for grammar in (GOOD, lark('start: "a"'), GOOD, GOOD):
+        await trial.check(grammar)
+    assert tried == [GOOD, lark('start: "a"')]
+
+
+async def test_a_grammar_that_many_requests_bring_at_once_is_compiled_once_whether_or_not_it_passes(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = note_trials(trial, monkeypatch)
+    costly = lark("start: /(a{1000}){1000}/")
+    found = await asyncio.gather(*map(trial.check, [costly, GOOD] * 3), return_exceptions=True)
+    found += await asyncio.gather(trial.check(costly), return_exceptions=True)
+    assert tried == [costly, GOOD]
+    assert found[1::2] == [None] * 3
+    for refusal in found[::2]:
+        assert isinstance(refusal, GrammarRefusedError) and "takes more than 0.5 s" in str(refusal)
+
+
+async def test_a_grammar_that_was_refused_is_tried_again_after_a_while(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_trial, "_REFUSED_S", 0.0)
+    tried = note_trials(trial, monkeypatch)
+    for _ in range(2):
+        with pytest.raises(GrammarRefusedError):
+            await trial.check(lark("start: nothing"))
+    assert tried == [lark("start: nothing")] * 2
+
+
+async def test_no_more_than_so_many_grammars_are_remembered(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_trial, "_MOST_REMEMBERED", 2)
+    for name in ("a", "b", "c"):
+        await trial.check(lark(f'start: "{name}"'))
+        with pytest.raises(GrammarRefusedError):
+            await trial.check(lark(f"start: {name}"))
+    assert len(trial._passed) == len(trial._refused) == 2
+
+
+def note_trials(trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grammars that the trial compiles from now on, in their order."""
     tried: list[str] = []
     try_one: Callable[[str], None] = trial._try
 
@@ -71,9 +114,7 @@ async def test_a_grammar_that_passed_is_not_compiled_again(
         try_one(grammar)
 
     monkeypatch.setattr(trial, "_try", try_and_note)
-    for grammar in (GOOD, lark('start: "a"'), GOOD, GOOD):
-        await trial.check(grammar)
-    assert tried == [GOOD, lark('start: "a"')]
+    return tried
 
 
 @pytest.fixture
