@@ -52,7 +52,8 @@ Unsupported = Annotated[
     WithJsonSchema({"type": "null"}),
     Field(None, description="Not supported; null is accepted."),
 ]
-Ignored = Annotated[Any, Field(None, description="Accepted, and without effect.")]
+# What is given is dropped: nothing keeps it.
+Ignored = Annotated[Any, AfterValidator(lambda _: None), Field(None, description="Accepted, and without effect.")]
 
 _Item = TypeVar("_Item")
 # A list of a body. Its first wrong item is the only one that is told: of a million each would cost time and memory.

@@ -57,6 +57,16 @@ def test_an_annotation_is_read_as_it_was(fields: dict[str, Any]) -> None:
     assert json.loads(annotation.encode()).keys() == {**FIRST_FIELDS, **fields}.keys()
 
 
+def test_what_has_no_effect_is_not_kept_so_that_an_answer_is_sent_back_with_its_log_probabilities() -> None:
+    top = [{"token": " x", "logprob": -1.5, "bytes": [32, 120]}] * 20
+    logprobs = [{"token": " x", "logprob": -1.5, "bytes": [32, 120], "top_logprobs": top}] * 400
+    part = {"type": "output_text", "text": "Hi.", "annotations": [], "logprobs": logprobs}
+    answer = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
+    kept = json.loads(Annotation.model_validate({**FIRST_FIELDS, "input": [answer]}).encode())
+    content = [{"type": "output_text", "text": "Hi."}]
+    assert kept["input"] == [{"id": "msg_1", "role": "assistant", "content": content}]
+
+
 def test_an_annotation_with_all_fields_is_read_as_well() -> None:
     annotation = Annotation.model_validate(FIRST_FIELDS)
     assert decode_annotation(annotation.model_dump_json(by_alias=True).encode()) == annotation
