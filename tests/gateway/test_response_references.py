@@ -1,6 +1,7 @@
 """Items of stored responses that a request names by their ids, and conversations that are compacted to one item."""
 
 import base64
+from itertools import islice
 from typing import Any
 
 import httpx2
@@ -37,6 +38,19 @@ def test_a_reference_stands_for_the_item_whatever_it_is_part_of(api: openai.Open
     third = api.responses.create(model=MODEL, input="Once more.", previous_response_id=second.id, temperature=0)
     conversation = turns(QUESTION, first.output_text, "And why?", second.output_text, "Once more.")
     assert third.output_text == sdk.chat(conversation, temperature=0).text
+
+
+def test_items_that_are_named_twice_are_listed_once_each(api: openai.OpenAI) -> None:
+    first = api.responses.create(**GREEDY, max_output_tokens=4)
+    named = [reference(first.output[0].id), {"role": "user", "content": "Why?", "id": "mine"}]
+    response = api.responses.create(model=MODEL, input=[*named, *named], max_output_tokens=1)
+    pages = api.responses.input_items.list(response.id, order="asc", limit=1)
+    listed = [each.to_dict() for each in islice(pages, 5)]
+    words = [each["content"][0]["text"] for each in listed]  # type: ignore[index]
+    assert words == [first.output_text, "Why?"] * 2
+    made: list[Any] = [reference(str(each["id"])) for each in listed[2:]]
+    again = api.responses.create(model=MODEL, input=made, max_output_tokens=1)
+    assert [each["content"][0]["text"] for each in items_of(api, again.id)] == words[2:]
 
 
 def test_an_item_that_is_not_known_is_not_found(api: openai.OpenAI, http: httpx2.Client) -> None:

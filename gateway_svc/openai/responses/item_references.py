@@ -70,9 +70,7 @@ class ItemReferences:
 
     def _items(self, response: StoredResponse) -> dict[str, InputItem]:
         """Items of a response, by their ids."""
-        stem = response.head.stem
-        own = {each.id or f"msg_{stem}-in-{place}": each for place, each in enumerate(response.annotation.input)}
-        return own | self._output(response)
+        return response.input | self._output(response)
 
     def _output(self, response: StoredResponse) -> dict[str, InputItem]:
         record = response.record

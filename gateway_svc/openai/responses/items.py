@@ -62,11 +62,11 @@ class InputMessage(ApiModel):
         return _text(self.content)
 
     def to_item(self, item_id: str) -> dict[str, Any]:
-        """The item of a listing; `item_id` is for one without an id."""
+        """The item of a listing, with this id."""
         parts = [self.content] if isinstance(self.content, str) else self.content
         return {
             "type": "message",
-            "id": self.id or item_id,
+            "id": item_id,
             "status": "completed",
             "role": self.role,
             "content": [self._listed(part) for part in parts],
@@ -104,9 +104,9 @@ class InputReasoning(ApiModel):
         return _text(self.content or self.summary)
 
     def to_item(self, item_id: str) -> dict[str, Any]:
-        """The item of a listing; `item_id` is for one without an id."""
+        """The item of a listing, with this id."""
         made = self.model_dump(include={"type", "summary", "content"})
-        return {**made, "id": self.id or item_id, "status": "completed"}
+        return {**made, "id": item_id, "status": "completed"}
 
 
 class InputCall(CalledFunction):
@@ -122,9 +122,9 @@ class InputCall(CalledFunction):
     async_: Unsupported = Field(None, alias="async", validation_alias=AliasChoices("async", "async_"))
 
     def to_item(self, item_id: str) -> dict[str, Any]:
-        """The item of a listing; `item_id` is for one without an id."""
+        """The item of a listing, with this id."""
         made = self.model_dump(include={"type", "call_id", "name", "arguments"})
-        return {**made, "id": self.id or item_id, "status": "completed"}
+        return {**made, "id": item_id, "status": "completed"}
 
 
 class InputCallOutput(ApiModel):
@@ -145,9 +145,9 @@ class InputCallOutput(ApiModel):
         return _text(self.output)
 
     def to_item(self, item_id: str) -> dict[str, Any]:
-        """The item of a listing; `item_id` is for one without an id."""
+        """The item of a listing, with this id."""
         made = self.model_dump(include={"type", "call_id", "output"})
-        return {**made, "id": self.id or item_id, "status": "completed"}
+        return {**made, "id": item_id, "status": "completed"}
 
 
 class InputCompaction(ApiModel):
@@ -179,8 +179,8 @@ class InputCompaction(ApiModel):
         return _decoded(self.encrypted_content)
 
     def to_item(self, item_id: str) -> dict[str, Any]:
-        """The item of a listing; `item_id` is for one without an id."""
-        return {"type": "compaction", "id": self.id or item_id, "encrypted_content": self.encrypted_content}
+        """The item of a listing, with this id."""
+        return {"type": "compaction", "id": item_id, "encrypted_content": self.encrypted_content}
 
 
 class ItemReference(ApiModel):

@@ -121,8 +121,7 @@ class Responses:
     async def input_items(self, response_id: str, *, limit: int, order: str, after: str | None) -> Response:
         """One page of the items of a response's own input, without those of the responses before it."""
         stored = await self._stored.get(response_id)
-        stem = stored.head.stem
-        items = [each.to_item(f"msg_{stem}-in-{number}") for number, each in enumerate(stored.annotation.input)]
+        items = [each.to_item(item_id) for item_id, each in stored.input.items()]
         if order == "desc":
             items.reverse()
         if after is not None:

@@ -7,6 +7,7 @@ import quire
 from common.bounds import MOST_TEXT_BYTES
 from gateway_svc.api_error import ApiError, invalid
 from gateway_svc.openai.responses.annotation import ID_PREFIX, Annotation, decode_annotation
+from gateway_svc.openai.responses.items import InputItem
 from gateway_svc.openai.responses.response_object import ResponseHead
 from gateway_svc.openai.responses.turns import turns_of
 from quire.parsing.answer_parser import AnswerParser
@@ -26,6 +27,16 @@ class StoredResponse:
     @property
     def head(self) -> ResponseHead:
         return ResponseHead(self.record.request_id, self.annotation, self.record.created_unix_s)
+
+    @property
+    def input(self) -> dict[str, InputItem]:
+        """Items of its own input by their ids, in order; one without an id, or with that of another, gets one."""
+        items: dict[str, InputItem] = {}
+        stem = self.head.stem
+        for place, each in enumerate(self.annotation.input):
+            item_id = each.id or ""
+            items[item_id if item_id and item_id not in items else f"msg_{stem}-in-{place}"] = each
+        return items
 
     @property
     def answer(self) -> quire.ChatMessage:
