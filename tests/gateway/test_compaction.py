@@ -41,6 +41,18 @@ def test_the_summary_is_what_comes_behind_the_thoughts(url: str) -> None:
     assert InputCompaction.model_validate(item).text == "Ann asked for tea."
 
 
+def test_what_an_agent_did_since_the_users_only_turn_is_compacted_however_much_it_is(url: str) -> None:
+    done: list[dict[str, Any]] = [{"role": "user", "content": "Tea, please."}]
+    for number in range(40):
+        call_id = f"call_{number}"
+        done.append({"type": "function_call", "call_id": call_id, "name": "weather", "arguments": '{"city": "Rome"}'})
+        done.append({"type": "function_call_output", "call_id": call_id, "output": "It rains. " * 10})
+    body = {"model": MODEL, "input": done, "instructions": "whole"}
+    answer = httpx2.post(f"{url}/v1/responses/compact", json=body, timeout=patient(60))
+    assert answer.status_code == 200, answer.text
+    assert InputCompaction.model_validate(answer.json()["output"][0]).text == "Ann asked for tea."
+
+
 @pytest.mark.parametrize(
     ("instructions", "code", "words"),
     [

@@ -84,7 +84,9 @@ class Compactions:
         def chat(kept: Sequence[quire.ChatMessage]) -> quire.Chat:
             return quire.Chat(messages=[_asked(kept, body.instructions)])
 
-        kept = await last_turns_that_fit(self._client, chat, [], turns, model.max_model_len - most_tokens)
+        kept = await last_turns_that_fit(
+            self._client, chat, turns, model.max_model_len - most_tokens, begins_anywhere=True
+        )
         try:
             stream = self._client.stream_chat(
                 chat(kept).messages, answer_format=model.answer_format, **body.keywords(request_id, most_tokens)

@@ -166,7 +166,10 @@ class Responses:
         if body.truncation != "auto":
             return instructions + turns
         most_tokens = model.max_model_len - (body.max_output_tokens or 1)
-        return await last_turns_that_fit(self._client, body.chat, instructions, turns, most_tokens)
+        kept = await last_turns_that_fit(
+            self._client, lambda last: body.chat([*instructions, *last]), turns, most_tokens
+        )
+        return instructions + kept
 
     async def _object(self, stored: StoredResponse) -> dict[str, Any]:
         head, record = stored.head, stored.record
