@@ -70,6 +70,21 @@ def test_an_item_that_is_not_known_is_not_found(api: openai.OpenAI, http: httpx2
         assert http.post("/v1/responses", json={"input": [item]}).status_code == 400
 
 
+def test_a_conversation_of_another_tenant_is_not_gone_on_with(http: httpx2.Client) -> None:
+    def post(path: str, **fields: Any) -> httpx2.Response:
+        return http.post(f"/v1/responses{path}", json={"input": QUESTION, **fields})
+
+    first = post("", tenant="one", max_output_tokens=4).json()
+    fields = {"previous_response_id": first["id"]}
+    assert post("", **fields, tenant="one", max_output_tokens=4).status_code == 200
+    for path in ("", "/input_tokens", "/compact"):
+        for others in ({"tenant": "two"}, {}):
+            answer = post(path, **fields, **others)
+            error = answer.json()["error"]
+            named = (answer.status_code, error["param"], error["code"])
+            assert named == (400, "previous_response_id", "previous_response_not_found"), path
+
+
 def test_an_item_of_a_response_that_runs_is_refused(api: openai.OpenAI) -> None:
     running = api.responses.create(model=MODEL, input="x", background=True, extra_body={"ignore_eos": True})
     with pytest.raises(openai.BadRequestError, match="has not ended yet"):

@@ -74,7 +74,7 @@ class Compactions:
         model = await self._model.get()
         turns = []
         if body.previous_response_id is not None:
-            turns = await self._stored.conversation(body.previous_response_id)
+            turns = await self._stored.conversation(body.previous_response_id, body.tenant)
         turns += turns_of(await self._references.resolve(items_of(body.input or []), body.tenant))
         if not turns:
             raise invalid("input", "there is nothing to compact: give items, or previous_response_id")

@@ -62,7 +62,7 @@ class ItemReferences:
     async def _response(self, response_id: str, tenant: str | None) -> StoredResponse | None:
         """A response that has ended; None if it is unknown, or of another tenant."""
         response = await self._stored.find(response_id)
-        if response is None or response.record.tenant != (tenant or ""):
+        if response is None or not response.is_of(tenant):
             return None
         if not response.record.state.is_terminal:
             raise invalid("input", f"refers to an item of {response_id}, which has not ended yet")

@@ -159,7 +159,7 @@ class Responses:
         instructions = [] if body.instructions is None else [quire.ChatMessage("system", body.instructions)]
         turns = []
         if body.previous_response_id is not None:
-            turns = await self._stored.conversation(body.previous_response_id)
+            turns = await self._stored.conversation(body.previous_response_id, body.tenant)
         turns += turns_of(items)
         model = await self._model.get()
         turns = [templated(each, model.answer_format) for each in turns]

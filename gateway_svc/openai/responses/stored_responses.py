@@ -28,6 +28,10 @@ class StoredResponse:
     def head(self) -> ResponseHead:
         return ResponseHead(self.record.request_id, self.annotation, self.record.created_unix_s)
 
+    def is_of(self, tenant: str | None) -> bool:
+        """True if it is this tenant's."""
+        return self.record.tenant == (tenant or "")
+
     @property
     def input(self) -> dict[str, InputItem]:
         """Items of its own input by their ids, in order; one without an id, or with that of another, gets one."""
@@ -61,15 +65,15 @@ class StoredResponses:
             raise ApiError(404, f"Response with id '{response_id:.130}' not found.", code="not_found")
         return found
 
-    async def conversation(self, response_id: str) -> list[quire.ChatMessage]:
-        """Turns up to and with the output of a response that has ended, from the first of its conversation on.
+    async def conversation(self, response_id: str, tenant: str | None) -> list[quire.ChatMessage]:
+        """Turns up to and with the output of a tenant's response that has ended, from the first of its conversation on.
 
-        Raises ApiError if a part of it is not kept any more, or if it is too long; QuireError.
+        Raises ApiError if a part of it is another tenant's or not kept any more, or if it is too long; QuireError.
         """
         turns: list[quire.ChatMessage] = []  # the last first
         num_chars, wanted = 0, response_id
         for _ in range(MAX_EARLIER_RESPONSES):
-            found = await self._earlier(wanted)
+            found = await self._earlier(wanted, tenant)
             own = [*turns_of(found.annotation.input), found.answer]
             num_chars += sum(map(_num_chars, own))
             if num_chars > MOST_TEXT_BYTES:
@@ -80,9 +84,9 @@ class StoredResponses:
             wanted = found.annotation.previous_response_id
         raise invalid("previous_response_id", f"its conversation has more than {MAX_EARLIER_RESPONSES} responses")
 
-    async def _earlier(self, response_id: str) -> StoredResponse:
+    async def _earlier(self, response_id: str, tenant: str | None) -> StoredResponse:
         found = await self.find(response_id)
-        if found is None:
+        if found is None or not found.is_of(tenant):
             message = f"Previous response with id '{response_id:.130}' not found."
             raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
         if not found.record.state.is_terminal:
