@@ -113,6 +113,16 @@ def test_what_cannot_be_resumed_is_refused(
         assert (answer.status_code, error["code"], error["param"]) == (status, code, "last-event-id")
 
 
+def test_an_answer_without_events_is_not_resumed(http: httpx2.Client) -> None:
+    bodies = {CHAT[0]: {**CHAT[1], "stream": False}, "/v1/responses": {"model": MODEL, "input": "x", "seed": 1}}
+    for path, body in bodies.items():
+        key = {"idempotency-key": uuid.uuid4().hex}
+        assert http.post(path, json=body, headers=key).status_code == 200
+        answer = http.post(path, json=body, headers=key | {"last-event-id": "3"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "last-event-id") and "stream: true" in error["message"]
+
+
 def test_each_event_has_the_usage_so_far_if_asked_for(api: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     chat = list(api.chat.completions.create(**CHAT[1], stream_options=options))

@@ -39,8 +39,8 @@ def responses_router(responses: Responses) -> APIRouter:
     ) -> Response:
         after = -1
         if last_event_id is not None:
-            if idempotency_key is None:
-                raise invalid("last-event-id", "give the Idempotency-Key of the first request as well")
+            if idempotency_key is None or not body.stream:
+                raise invalid("last-event-id", "give stream: true and the Idempotency-Key of the first request as well")
             after = _number(last_event_id)
         return await answer_unless_departed(request, responses.create(body, idempotency_key, after))
 
