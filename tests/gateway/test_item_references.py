@@ -1,12 +1,14 @@
 """Requests with references to items: what they read, and keep of it."""
 
 import asyncio
+import dataclasses
 import json
 import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from pydantic import TypeAdapter
 
 import quire
 from common.bounds import MOST_ANNOTATION_BYTES
@@ -14,7 +16,9 @@ from gateway_svc.api_error import ApiError
 from gateway_svc.openai.responses.annotation import Annotation, decode_annotation
 from gateway_svc.openai.responses.item_references import ItemReferences
 from gateway_svc.openai.responses.items import InputItem, InputMessage, ItemReference
+from gateway_svc.openai.responses.output import Output
 from gateway_svc.openai.responses.stored_responses import StoredResponse, StoredResponses
+from gateway_svc.openai.responses.turns import turns_of
 from gateway_svc.vocabulary import Vocabulary
 from tests.gateway.test_response_annotations import FIRST_FIELDS
 
@@ -100,3 +104,20 @@ def test_too_much_is_refused_before_more_is_read(
 def test_what_is_within_the_bounds_is_read() -> None:
     stored = FakeResponses(["x" * 100_000, json.dumps({"a": 1})])
     assert len(resolved(stored, [f"msg_{i}-in-1" for i in range(256)])) == 256
+
+
+@pytest.mark.parametrize("is_thinking", [True, False])
+def test_text_behind_a_call_is_of_the_same_turn_by_id_and_by_items(is_thinking: bool) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    text = f"{'<think>Hm.</think>' * is_thinking}First.\n{call}\nThen.{call}At last."
+    parsers = {"tool_parser": "hermes", "reasoning_parser": "think", "tools": [{"type": "function", "name": "f"}]}
+    annotation = Annotation.model_validate({**FIRST_FIELDS, **parsers})
+    sample = quire.SampleOutput(index=0, text=text, token_ids=(1,), finish=None)
+    record = dataclasses.replace(_record("resp_1", annotation.encode()), samples=(sample,))
+    output = Output("resp_1", annotation, cast(Vocabulary, None), in_reasoning=False)
+    output.add_text(text, 1)
+    output.end()
+    sent = [TypeAdapter(InputItem).validate_python(each.made("completed")) for each in output.items]
+    assert [each.type for each in sent][-5:] == ["message", "function_call", "message", "function_call", "message"]
+    [turn] = turns_of(sent)
+    assert dataclasses.replace(turn, tool_calls=tuple(turn.tool_calls)) == StoredResponse(annotation, record).answer

@@ -36,13 +36,14 @@ def turns_of(items: Iterable[InputItem]) -> list[quire.ChatMessage]:
 def _joined(last: quire.ChatMessage, item: InputItem) -> quire.ChatMessage | None:
     """The last turn with an item that belongs to it; None if it begins a turn.
 
-    Behind a summary the user's words are of the same turn: templates may not take two.
+    Text behind calls is of their turn, as in the answer that it comes from: the calls' outputs come behind it. Behind a
+    summary the user's words are of the same turn: templates may not take two.
     """
     match last.role, item:
         case "assistant", InputCall():
             return replace(last, tool_calls=[*last.tool_calls, _call(item)])
-        case "assistant", InputMessage(role="assistant") if not (last.content or last.tool_calls):
-            return replace(last, content=item.text)
+        case "assistant", InputMessage(role="assistant") if last.tool_calls or not last.content:
+            return replace(last, content=last.content + item.text)
         case "user", InputMessage(role="user") if last.content.startswith(_SUMMARY):
             return replace(last, content=f"{last.content}\n\n{item.text}")
         case _:
