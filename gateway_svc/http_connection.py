@@ -21,6 +21,7 @@ _MAX_PENDING_BYTES = 2 * MAX_HEAD_BYTES  # received without the end of a field, 
 _FIELD_BYTES = len(b": \r\n")  # beside its name and its value
 MAX_QUEUED = 64  # requests of a connection that wait while one is answered
 MOST_BEYOND = RESERVE // 2  # connections beyond the bound: the other files are for the scheduler and the logs
+LINGER_S = 30.0  # for the rest of a body that nobody reads, behind the last answer of a connection
 _INVALID = b"Invalid HTTP request received."
 _TOO_LARGE = b"The head of the request is too large."
 
@@ -66,6 +67,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_pending_bytes = 0
         self._is_offering = False  # another protocol
+        self._is_lingering = False  # its last answer was sent, and what comes is dropped
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -87,6 +89,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read a piece of a request, or some requests."""
+        if self._is_lingering:
+            return
         self._unset_keepalive_if_required()
         self._expect_no_more()
         self._has_advanced = False
@@ -157,6 +161,9 @@ class HttpConnection(HttpToolsProtocol):
             self._rules.idle[self] = None
         super().on_response_complete()
         self._expect_no_more()
+        if self._is_lingering:
+            self._linger()
+            return
         is_next = not self._is_answered or not self.cycle.more_body
         if self._is_arriving and is_next and not self.transport.is_closing():
             self._unset_keepalive_if_required()
@@ -226,7 +233,32 @@ class HttpConnection(HttpToolsProtocol):
             app = _until_close(cycle, app)
         if cycle.waiting_for_100_continue:
             app = _close_unless_continued(cycle, app)
+        app = self._lingering_unless_read(cycle, app)
         super()._start_asgi_task(cycle, app)
+
+    def _lingering_unless_read(self, cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+        """The application for a client that may still send its body when the last answer of the connection is sent.
+
+        If the connection was closed then, the client would be cut off while it writes, and lose the answer.
+        """
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_last(message: Message) -> None:
+                is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
+                if is_end and cycle.more_body and not cycle.keep_alive and not cycle.disconnected:
+                    self._is_lingering = cycle.keep_alive = True  # uvicorn closes it otherwise; the head was sent
+                await send(message)
+
+            await app(scope, receive, send_last)
+
+        return answer
+
+    def _linger(self) -> None:
+        """Tell the client that nothing more comes, and drop what it sends until it closes, or has had its time."""
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._silence = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _expect_more(self) -> None:
         self._silence = self.loop.call_later(self._rules.silence_s, self._end_silence)

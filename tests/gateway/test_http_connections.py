@@ -17,7 +17,7 @@ from gateway_svc.app import create_app, for_web_pages
 from gateway_svc.error_answer import answer_busy
 from gateway_svc.http_connection import MAX_HEAD_BYTES, MAX_QUEUED, MOST_BEYOND
 from gateway_svc.key_check import OPEN_PATHS
-from tests.gateway.raw_http import BODY, HEAD, OFFER, read_answer, said, served, talk, told
+from tests.gateway.raw_http import BODY, HEAD, OFFER, application, read_answer, said, served, talk, told
 from tests.patience import patient
 
 
@@ -98,6 +98,54 @@ def test_an_answer_in_place_of_the_order_to_send_the_body_is_the_last_of_its_con
     assert ordered.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
     assert ordered.count(b"HTTP/1.1 200") == 2
     assert b'"method":"GET"' in ordered
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.0\r\n", b"HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"])
+def test_an_answer_before_the_body_has_come_is_not_lost_where_the_connection_ends_with_it(head: bytes) -> None:
+    """Requests of nginx come so unless it is told otherwise; it makes a 502 of a connection that is cut."""
+    num_bytes = 64 << 20  # more than the buffers of a connection hold
+
+    async def send() -> bytes:
+        async with served() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            async with asyncio.timeout(patient(30)):
+                writer.write(b"POST /early %bContent-Length: %d\r\n\r\n" % (head, num_bytes))
+                for _ in range(num_bytes >> 20):
+                    writer.write(bytes(1 << 20))
+                    await writer.drain()
+                answer = await reader.read()
+            writer.close()
+            return answer
+
+    answer = asyncio.run(send())
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert answer.endswith(b"\r\n\r\nno")
+    assert b"connection: close" in answer
+
+
+async def test_a_connection_that_ended_with_its_answer_takes_no_further_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_connection, "LINGER_S", 0.05)
+    methods = []
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        methods.append(scope["method"])
+        await application(scope, receive, send)
+
+    async with served(counted) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /early HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(BODY))
+        async with asyncio.timeout(patient(30)):
+            assert (await reader.read()).startswith(b"HTTP/1.1 413")
+            writer.write(BODY + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            with suppress(ConnectionError):
+                while True:  # until its time is over
+                    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        writer.close()
+    assert (methods, caplog.records) == (["POST"], [])
 
 
 def test_http_1_0_gets_no_order_to_send_the_body() -> None:
