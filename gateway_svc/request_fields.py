@@ -25,6 +25,8 @@ _SEED_MASK = (1 << 64) - 1
 _MOST_WHOLE = 1 << 63
 _MOST_DIGITS = 10  # of a token id
 _MOST_KEY_CHARS = 512  # of a session key
+# Of a beam search; vLLM has them in every request.
+_BEAM_DEFAULTS: dict[str, float | bool] = {"length_penalty": 1.0, "early_stopping": False}
 _OTHER_KINDS = ("json_object", "regex", "choice", "grammar")  # of structured outputs, besides json
 
 # Keywords of the SDK whose fields have other names here.
@@ -201,7 +203,10 @@ class _DeclaredFields(ApiModel):
     def params(self, request_id: str) -> GenerateParams:
         """Keywords for the SDK."""
         given: Any = {"request_id": request_id} | {
-            name: getattr(self, name) for name in _SAME_NAMES if getattr(self, name) is not None
+            name: value
+            for name in _SAME_NAMES
+            if (value := getattr(self, name)) is not None
+            and (self.beam_width is not None or value != _BEAM_DEFAULTS.get(name))
         }
         if self.top_k is not None:
             given["top_k"] = self.top_k if self.top_k not in (0, -1) else _ALL_TOKENS

@@ -104,6 +104,8 @@ DEFAULTS: dict[str, Any] = {
     "top_k": 0,
     "min_p": 0.0,
     "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "early_stopping": False,
     "stop_token_ids": [],
     "include_stop_str_in_output": False,
     "ignore_eos": False,
