@@ -15,6 +15,7 @@ from gateway_svc.generation import Generation
 from gateway_svc.openai.completion_call import CompletionCall, stop_reason
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
 from gateway_svc.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
+from gateway_svc.openai.vllm_fields import VllmCompletionFields
 from gateway_svc.request_fields import Items, Unsupported, new_request_id
 from gateway_svc.resumption import event_counts
 from gateway_svc.served_model import ServedModel
@@ -26,7 +27,7 @@ MAX_PROMPTS = 128
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, VllmCompletionFields):
     """The body of a request for completions."""
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]] = Field(

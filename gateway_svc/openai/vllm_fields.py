@@ -34,11 +34,21 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "logprob_token_ids": ("give allowed_token_ids with logprobs, or take the most likely tokens", NOTHING),
     "logits_processors": ("give logit_bias, allowed_token_ids or structured_outputs", []),
     "kv_transfer_params": (f"{_BY_SERVER}: see --role of workers", NOTHING),
+    "ec_transfer_params": (f"{_BY_SERVER}: only text is served", NOTHING),
     "vllm_xargs": ("leave it out: no field here reads it", {}),
+    "repetition_detection": ("give frequency_penalty or repetition_penalty, which keep an output from it", NOTHING),
+    "watermarking": ("leave it out: outputs have no watermark here", False),
+    "routed_experts_prompt_start": ("leave it out: answers do not have the experts of tokens", 0),
+    "return_token_offsets": ("give return_token_strs to /tokenize, which has a text's tokens one by one", False),
+    "return_mm_kwargs": ("leave it out: only text is served", True),
+}
+_COMPLETION_FIELDS: dict[str, tuple[str, Any]] = {
+    "prompt_embeds": ("give prompt, as text or token ids", NOTHING),
 }
 _CHAT_FIELDS: dict[str, tuple[str, Any]] = {
     "echo": ("put the last message before the answer yourself; continue_final_message continues it", False),
     "add_special_tokens": ("leave it out: the chat template writes them", False),
+    "return_prompt_text": ("give return_token_ids, and /detokenize the prompt_token_ids of the answer", False),
     "chat_template": ("the model's own one is used: render another one yourself, and ask /v1/completions", NOTHING),
     "mm_processor_kwargs": (_BY_SERVER, NOTHING),
     "media_io_kwargs": (_BY_SERVER, NOTHING),
@@ -47,9 +57,13 @@ _CHAT_FIELDS: dict[str, tuple[str, Any]] = {
 
 if TYPE_CHECKING:
     VllmFields = ApiModel
+    VllmCompletionFields = ApiModel
     VllmChatFields = ApiModel
 else:
     VllmFields = model_of(
         "VllmFields", "Fields of vLLM for completions of either kind that change nothing here.", ApiModel, _FIELDS
+    )
+    VllmCompletionFields = model_of(
+        "VllmCompletionFields", "Those of completions of prompts alone.", ApiModel, _COMPLETION_FIELDS
     )
     VllmChatFields = model_of("VllmChatFields", "Those of chat completions alone.", ApiModel, _CHAT_FIELDS)
