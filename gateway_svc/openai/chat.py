@@ -15,7 +15,7 @@ from gateway_svc.generation import Generation
 from gateway_svc.grammar_faults import GrammarFaults
 from gateway_svc.openai.chat_request import ChatRequest
 from gateway_svc.openai.completion_call import CompletionCall, stop_reason
-from gateway_svc.openai.logprobs import chat_logprobs, prompt_logprobs
+from gateway_svc.openai.logprobs import chat_logprobs, objects_in_turns, whole_prompt_logprobs
 from gateway_svc.openai.tools import MessageDelta, message_object
 from gateway_svc.request_fields import new_request_id
 from gateway_svc.resumption import event_counts
@@ -113,7 +113,7 @@ class _Call(CompletionCall):
             choice: dict[str, Any] = {
                 "index": sample.index,
                 "message": message,
-                "logprobs": self._logprobs(sample.logprobs),
+                "logprobs": await self._whole_logprobs(sample.logprobs),
                 "finish_reason": _reason(quire.Finish(sample.finish_reason, sample.stop_cause), arguments),
                 "stop_reason": stop_reason(sample.stop_cause),
             }
@@ -182,19 +182,26 @@ class _Call(CompletionCall):
         num_top = self._body.prompt_logprobs
         if num_top is None:
             return {}
-        await self._vocabulary.load(ids_of(completion.prompt_logprobs))
-        return {"prompt_logprobs": prompt_logprobs(completion.prompt_logprobs, num_top, self._vocabulary)}
+        found = await whole_prompt_logprobs(completion.prompt_logprobs, num_top, self._vocabulary)
+        return {"prompt_logprobs": found}
 
     def _named_ids(self, logprobs: Sequence[quire.TokenLogprobs]) -> Iterable[int]:
         """Tokens that the log-probabilities which come back name."""
         return ids_of(logprobs) if self._body.logprobs else ()
 
     def _logprobs(self, logprobs: Sequence[quire.TokenLogprobs]) -> dict[str, Any] | None:
+        """Log-probabilities of an event."""
+        return {"content": self._objects(logprobs), "refusal": None} if self._body.logprobs else None
+
+    async def _whole_logprobs(self, logprobs: Sequence[quire.TokenLogprobs]) -> dict[str, Any] | None:
+        """Log-probabilities of a whole answer."""
         if not self._body.logprobs:
             return None
-        num_top = self._body.top_logprobs or 0
+        return {"content": await objects_in_turns(self._objects, logprobs), "refusal": None}
+
+    def _objects(self, logprobs: Sequence[quire.TokenLogprobs]) -> list[dict[str, Any]]:
         as_ids = bool(self._body.return_tokens_as_token_ids)
-        return {"content": chat_logprobs(logprobs, num_top, self._vocabulary, as_ids=as_ids), "refusal": None}
+        return chat_logprobs(logprobs, self._body.top_logprobs or 0, self._vocabulary, as_ids=as_ids)
 
 
 def _choice_of(

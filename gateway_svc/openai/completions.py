@@ -14,7 +14,7 @@ from gateway_svc.event_stream import Wait
 from gateway_svc.generation import Generation
 from gateway_svc.openai.completion_call import CompletionCall, stop_reason
 from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
-from gateway_svc.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
+from gateway_svc.openai.logprobs import CompletionLogprobs, in_turns, joined, slices, whole_prompt_logprobs
 from gateway_svc.openai.vllm_fields import VllmCompletionFields
 from gateway_svc.request_fields import Items, Unsupported, new_request_id
 from gateway_svc.resumption import event_counts
@@ -144,12 +144,15 @@ class _Call(CompletionCall):
             for sample in completion.samples:
                 output = number * self.body.num_outputs + sample.index
                 await self._vocabulary.load(self._named_ids(output, sample.logprobs, completion.prompt_logprobs))
+                lists = await in_turns(self._lists(output, sample.logprobs, completion.prompt_logprobs))
                 finish = quire.Finish(sample.finish_reason, sample.stop_cause)
-                choice = self._choice(output, sample.text, sample.logprobs, completion.prompt_logprobs, finish)
+                choice = self._choice(output, sample.text, lists, finish)
                 if self.body.return_token_ids:
                     self._add_ids(choice, sample.token_ids)
                 if self.body.prompt_logprobs is not None:
-                    choice["prompt_logprobs"] = await self._of_prompt(completion, self.body.prompt_logprobs)
+                    choice["prompt_logprobs"] = await whole_prompt_logprobs(
+                        completion.prompt_logprobs, self.body.prompt_logprobs, self._vocabulary
+                    )
                 choices.append(choice)
         return self.to_json(choices, self._delivered(usage))
 
@@ -176,7 +179,8 @@ class _Call(CompletionCall):
         is_echo = bool(self.body.echo) and output not in self._echoed
         if not (chunk.text or chunk.logprobs or finish or is_echo or (self.body.return_token_ids and chunk.token_ids)):
             return b""
-        choice = self._choice(output, chunk.text, chunk.logprobs, chunk.prompt_logprobs, finish)
+        lists = list(self._lists(output, chunk.logprobs, chunk.prompt_logprobs))
+        choice = self._choice(output, chunk.text, lists, finish)
         if self.body.return_token_ids:
             self._add_ids(choice, chunk.token_ids)
         return self.choice_event(choice)
@@ -188,10 +192,6 @@ class _Call(CompletionCall):
         if output not in self._with_ids:
             self._with_ids.add(output)
             choice["prompt_token_ids"] = self.prompts[output // self.body.num_outputs][1]
-
-    async def _of_prompt(self, completion: quire.Completion, num_top: int) -> list[Any]:
-        await self._vocabulary.load(ids_of(completion.prompt_logprobs))
-        return prompt_logprobs(completion.prompt_logprobs, num_top, self._vocabulary)
 
     def _named_ids(
         self, output: int, logprobs: Sequence[quire.TokenLogprobs], prompt_logprobs: Sequence[quire.TokenLogprobs]
@@ -205,39 +205,42 @@ class _Call(CompletionCall):
             yield from self.prompts[number][1] or ()
             yield from ids_of(self._prompt_logprobs.get(number, prompt_logprobs))
 
+    def _lists(
+        self, output: int, logprobs: Sequence[quire.TokenLogprobs], prompt_logprobs: Sequence[quire.TokenLogprobs]
+    ) -> Iterator[dict[str, list[Any]]]:
+        """Lists of the tokens that an output's next choice names, made slice by slice; none if they were not asked for.
+
+        The pieces of these tokens must be known.
+        """
+        if self.body.logprobs is None:
+            return
+        number = output // self.body.num_outputs
+        # They come with the first of a prompt's outputs.
+        prompt_logprobs = self._prompt_logprobs.setdefault(number, prompt_logprobs)
+        of_output = self._logprobs.get(output)
+        if of_output is None:
+            as_ids = bool(self.body.return_tokens_as_token_ids)
+            of_output = CompletionLogprobs(self._vocabulary, self.body.logprobs, as_ids=as_ids)
+            self._logprobs[output] = of_output
+        if self.body.echo and output not in self._echoed:
+            prompt, token_ids = self.prompts[number]
+            assert token_ids is not None, "an echo with log-probabilities is of token ids"
+            yield of_output.prompt(prompt, token_ids)
+            yield from map(of_output.tokens, slices(prompt_logprobs))
+        yield from map(of_output.tokens, slices(() if self._is_echo_alone else logprobs))
+
     def _choice(
-        self,
-        output: int,
-        text: str,
-        logprobs: Sequence[quire.TokenLogprobs],
-        prompt_logprobs: Sequence[quire.TokenLogprobs],
-        finish: quire.Finish | None,
+        self, output: int, text: str, lists: Sequence[dict[str, list[Any]]], finish: quire.Finish | None
     ) -> dict[str, Any]:
         """A choice with the next text of an output; the first one of an output begins with an echoed prompt.
 
-        The pieces of the tokens that it names must be known.
+        `lists`: see `_lists`.
         """
         if self._is_echo_alone:
-            text, logprobs = "", ()
-        is_echo = bool(self.body.echo) and output not in self._echoed
-        number = output // self.body.num_outputs
-        prompt, token_ids = self.prompts[number]
-        # They come with the first of a prompt's outputs.
-        prompt_logprobs = self._prompt_logprobs.setdefault(number, prompt_logprobs)
-        lists = []
-        if self.body.logprobs is not None:
-            of_output = self._logprobs.get(output)
-            if of_output is None:
-                as_ids = bool(self.body.return_tokens_as_token_ids)
-                of_output = CompletionLogprobs(self._vocabulary, self.body.logprobs, as_ids=as_ids)
-                self._logprobs[output] = of_output
-            if is_echo:
-                assert token_ids is not None, "an echo with log-probabilities is of token ids"
-                lists.append(of_output.prompt(prompt, token_ids, prompt_logprobs))
-            lists.append(of_output.tokens(logprobs))
-        if is_echo:
+            text = ""
+        if self.body.echo and output not in self._echoed:
             self._echoed.add(output)
-            text = prompt + text
+            text = self.prompts[output // self.body.num_outputs][0] + text
         return _choice_of(text, output, joined(lists) if lists else None, finish)
 
 

@@ -1,12 +1,21 @@
-"""Log-probabilities in both of OpenAI's forms: parallel lists for completions, an object for each token for chats."""
+"""Log-probabilities in both of OpenAI's forms: parallel lists for completions, an object for each token for chats.
 
+Those of a whole answer may be of millions of likely tokens: they are made of slices, between which other answers go on.
+"""
+
+import asyncio
 import codecs
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import orjson
 
 import quire
-from gateway_svc.vocabulary import Vocabulary
+from gateway_svc.vocabulary import Vocabulary, ids_of
 
+_Piece = TypeVar("_Piece")
+
+MOST_AT_ONCE = 64  # tokens of a slice, with their likely ones made in a few milliseconds
 _CONTINUATION_MASK, _CONTINUATION = 0xC0, 0x80  # of the first byte of a piece within a character
 
 
@@ -21,22 +30,19 @@ class CompletionLogprobs:
         self._offset = 0  # in characters, of the next token
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def prompt(
-        self, text: str, token_ids: Sequence[int], logprobs: Sequence[quire.TokenLogprobs]
-    ) -> dict[str, list[Any]]:
-        """Lists of an echoed prompt, of whose tokens the first has no log-probability.
+    def prompt(self, text: str, token_ids: Sequence[int]) -> dict[str, list[Any]]:
+        """Lists of the first token of an echoed prompt, which has no log-probability; its other `tokens` come next.
 
         The text may lack what its first tokens stand for, such as the beginning of a sequence: they are at offset 0.
         """
         pieces = b"".join(map(self._vocabulary.piece, token_ids))
         self._offset = len(text) - len(pieces.decode(errors="replace"))
-        first: dict[str, list[Any]] = {
+        return {
             "tokens": [self._name(token_ids[0])],
             "token_logprobs": [None],
             "top_logprobs": [None],
             "text_offset": [self._advance(token_ids[0])],
         }
-        return joined([first, self.tokens(logprobs)])
 
     def tokens(self, logprobs: Sequence[quire.TokenLogprobs]) -> dict[str, list[Any]]:
         """Lists of the next tokens, which are loaded."""
@@ -61,6 +67,30 @@ class CompletionLogprobs:
         offset = max(0, self._offset)
         self._offset += len(self._decoder.decode(piece))
         return offset
+
+
+def slices(logprobs: Sequence[quire.TokenLogprobs]) -> Iterator[Sequence[quire.TokenLogprobs]]:
+    """Tokens, some at once; an empty slice if there are none."""
+    return (logprobs[start : start + MOST_AT_ONCE] for start in range(0, max(1, len(logprobs)), MOST_AT_ONCE))
+
+
+async def in_turns(pieces: Iterable[_Piece]) -> list[_Piece]:
+    """The pieces, each made in a turn of the event loop of its own."""
+    made = []
+    for piece in pieces:
+        made.append(piece)
+        await asyncio.sleep(0)
+    return made
+
+
+async def objects_in_turns(
+    make: Callable[[Sequence[quire.TokenLogprobs]], list[Any]], logprobs: Sequence[quire.TokenLogprobs]
+) -> list[orjson.Fragment]:
+    """JSON of the objects that are made of tokens, slice by slice."""
+    parts = await in_turns(
+        [orjson.Fragment(orjson.dumps(each)) for each in make(tokens)] for tokens in slices(logprobs)
+    )
+    return [each for part in parts for each in part]
 
 
 def joined(lists: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
@@ -88,26 +118,32 @@ def chat_logprobs(
 
 def prompt_logprobs(
     logprobs: Sequence[quire.TokenLogprobs], num_top: int, vocabulary: Vocabulary
-) -> list[dict[str, dict[str, Any]] | None]:
-    """Log-probabilities of a prompt's tokens, which are loaded, in vLLM's form: for the first token None, then for each
-    an object of it and of the most likely ones in its place, by token id.
+) -> list[dict[str, dict[str, Any]]]:
+    """Log-probabilities of a prompt's tokens behind the first, which are loaded, in vLLM's form.
+
+    For each it is an object of it and of the most likely ones in its place, by token id.
     """
 
     def described(token_id: int, logprob: float, rank: int) -> tuple[str, dict[str, Any]]:
         return str(token_id), {"logprob": logprob, "rank": rank, "decoded_token": vocabulary.text(token_id)}
 
     return [
-        None,
-        *(
-            dict(
-                [
-                    *(described(*likely, rank) for rank, likely in enumerate(each.top[:num_top], 1)),
-                    described(each.token_id, each.logprob, each.rank),
-                ]
-            )
-            for each in logprobs
-        ),
+        dict(
+            [
+                *(described(*likely, rank) for rank, likely in enumerate(each.top[:num_top], 1)),
+                described(each.token_id, each.logprob, each.rank),
+            ]
+        )
+        for each in logprobs
     ]
+
+
+async def whole_prompt_logprobs(
+    logprobs: Sequence[quire.TokenLogprobs], num_top: int, vocabulary: Vocabulary
+) -> list[orjson.Fragment | None]:
+    """Log-probabilities of a whole prompt, whose first token has none."""
+    await vocabulary.load(ids_of(logprobs))
+    return [None, *await objects_in_turns(lambda tokens: prompt_logprobs(tokens, num_top, vocabulary), logprobs)]
 
 
 def _namer(vocabulary: Vocabulary, *, as_ids: bool) -> Callable[[int], str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import quire
+from quire.answer_reader import AnswerReader
 from quire.open_request import OpenRequest
 from quire.results import Accepted, Chunk, Finish, Outcome, RequestMemory, RequestState, Timings, Usage
 from quire.stream import CompletionStream
@@ -74,14 +75,15 @@ class ScriptedClient(quire.AsyncClient):
         return self.play(params["request_id"])
 
     def stream_chat(self, messages: Any, **params: Any) -> CompletionStream:
-        return self.play(params["request_id"])
+        format = params.get("answer_format")
+        return self.play(params["request_id"], None if format is None else AnswerReader(format))
 
-    def play(self, request_id: str) -> CompletionStream:
+    def play(self, request_id: str, answers: AnswerReader | None = None) -> CompletionStream:
         """The stream of a request that was submitted just now."""
         request = OpenRequest(request_id, from_positions=(), buffer_tokens=4096)
         self.requests.append(request)
         asyncio.get_running_loop().call_soon(self._accept, request)
-        return CompletionStream(self.session, request, cancels_on_close=True)
+        return CompletionStream(self.session, request, cancels_on_close=True, answers=answers)
 
     def _accept(self, request: OpenRequest) -> None:
         script = self.script

@@ -1,10 +1,18 @@
-"""Offsets of tokens in the text, where tokens are parts of characters."""
+"""Log-probabilities: offsets where tokens are parts of characters, and answers with very many of them."""
 
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import orjson
 import pytest
 
 import quire
-from gateway_svc.openai.logprobs import CompletionLogprobs
+from gateway_svc.app import create_app
+from gateway_svc.openai.logprobs import MOST_AT_ONCE, CompletionLogprobs
 from gateway_svc.vocabulary import Vocabulary
+from tests.gateway.scripted_client import Scripted, ScriptedClient, chunks_of
+from tests.gateway.wire import WiredCall
 
 
 class Pieces(Vocabulary):
@@ -34,3 +42,51 @@ def test_an_offset_is_that_of_the_token_also_behind_an_incomplete_character(
     text = b"".join(pieces).decode(errors="replace")
     for offset, token in zip(offsets, made["tokens"], strict=True):
         assert "\ufffd" in token or text[offset:].startswith(token)
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+NUM_SLICES = 10
+
+
+async def answered(path: str, body: dict[str, Any], num_tokens: int) -> tuple[dict[str, Any], int]:
+    """The answer whose prompt and output have so many tokens, and the turns that others had meanwhile."""
+    [chunk] = chunks_of(["a"] * num_tokens, sizes=[num_tokens], num_top=2, has_ids=True)
+    client = ScriptedClient(Scripted(chunks=[replace(chunk, prompt_logprobs=chunk.logprobs)]))
+    call = WiredCall(path=path, body=orjson.dumps(body))
+    app = create_app(client, max_body_bytes=1 << 20)
+    num_turns = 0
+
+    async def others() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    going_on = asyncio.create_task(others())
+    await call.answer(app)
+    going_on.cancel()
+    answer: dict[str, Any] = orjson.loads(call.wire.body)
+    return answer["choices"][0] | answer, num_turns
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "logprobs": 2}),
+        ("/v1/completions", {"prompt": "x", "logprobs": 2, "echo": True, "max_tokens": 0}),
+        ("/v1/completions", {"prompt": "x", "prompt_logprobs": 2}),
+        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}),
+        ("/v1/chat/completions", CHAT | {"prompt_logprobs": 2}),
+    ],
+)
+async def test_other_answers_go_on_while_many_log_probabilities_are_made(path: str, body: dict[str, Any]) -> None:
+    _, least = await answered(path, body, 1)
+    answer, num_turns = await answered(path, body, NUM_SLICES * MOST_AT_ONCE)
+    assert num_turns - least >= NUM_SLICES - 1
+    if "prompt_logprobs" in body:
+        made = answer["prompt_logprobs"][1:]
+    elif "messages" in body:
+        made = answer["logprobs"]["content"]
+    else:
+        made = answer["logprobs"]["tokens"]
+    assert len(made) == NUM_SLICES * MOST_AT_ONCE + ("echo" in body)
