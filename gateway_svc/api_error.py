@@ -31,7 +31,7 @@ _KEY_REFUSED = "the scheduler refuses the API key of this gateway: its operator 
 _STATUSES: tuple[tuple[type[QuireError], int, str, str], ...] = (  # the first match counts
     (InvalidRequestError, 400, "invalid_request_error", "invalid_value"),
     (NotFoundError, 404, "invalid_request_error", "not_found"),
-    (AlreadyExistsError, 409, "invalid_request_error", "idempotency_key_reused"),
+    (AlreadyExistsError, 409, "invalid_request_error", "already_exists"),
     (FailedPreconditionError, 400, "invalid_request_error", "failed_precondition"),
     (OverloadedError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (UnavailableError, 503, "server_error", "service_unavailable"),
@@ -45,6 +45,11 @@ _STATUSES: tuple[tuple[type[QuireError], int, str, str], ...] = (  # the first m
 _FINAL = (AlreadyExistsError, RequestExpiredError, RequestFailedError)
 TOO_LONG = "context_length_exceeded"  # code of a prompt, or of its output, that the context does not hold
 _NAME = re.compile(r"^\w+")  # with which the path of a value begins
+_KEY_HEADER = "idempotency-key"
+_KEY_REUSED = (
+    "this Idempotency-Key belongs to a request with another prompt or other parameters, or to one that was deleted: "
+    "send another key, or the same request again to read its output"
+)
 _BOUND = re.compile(r"\bmax_tokens\b")  # keyword that descriptions of other fields name
 _TYPES = frozenset({"bool", "float", "int", "str"})  # alternatives of a union, as pydantic names them in a place
 
@@ -110,10 +115,13 @@ def from_quire(error: QuireError, names: Mapping[str, str], request_id: str | No
     _, status, kind, code = next(each for each in _STATUSES if isinstance(error, each[0]))
     if isinstance(error, InvalidRequestError) and CONTEXT_LENGTH_EXCEEDED in (each.reason for each in error.violations):
         code = TOO_LONG
+    message = error.message
+    if isinstance(error, AlreadyExistsError) and request_id is not None:  # made of the key, else it is new
+        message, param, code = _KEY_REUSED, _KEY_HEADER, "idempotency_key_reused"
     retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else None
     return ApiError(
         status,
-        error.message,
+        message,
         kind=kind,
         param=param,
         code=code,

@@ -74,7 +74,8 @@ def test_a_prefix_is_pinned_listed_used_and_unpinned(http: httpx2.Client, sdk: q
     first, again = http.put("/prefixes/rules", json=body), http.put("/prefixes/rules", json=body)
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["num_blocks"] > 0
-    assert http.put("/prefixes/rules", json={**body, "prompt": "Another one. " * 20}).status_code == 409
+    other = http.put("/prefixes/rules", json={**body, "prompt": "Another one. " * 20})
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "already_exists")
     [listed] = http.get("/prefixes", params={"tenant": "pins"}).json()["data"]
     assert listed["name"] == "rules"
     used = http.post("/v1/completions", json={"prompt": prefix + "He", "max_tokens": 1, "tenant": "pins"}).json()

@@ -83,7 +83,9 @@ def test_a_key_of_another_request_is_refused(http: httpx2.Client) -> None:
     fields = {"model": MODEL, "prompt": "x", "max_tokens": 2}
     assert http.post("/v1/completions", json=fields, headers=key).status_code == 200
     other = http.post("/v1/completions", json=fields | {"prompt": "y"}, headers=key)
-    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
+    error = other.json()["error"]
+    assert (other.status_code, error["code"], error["param"]) == (409, "idempotency_key_reused", "idempotency-key")
+    assert "Idempotency-Key" in error["message"] and "request_id" not in error["message"]  # of which HTTP has none
     assert http.post("/v1/completions", json=fields | {"tenant": "another"}, headers=key).status_code == 200
 
 
