@@ -14,6 +14,7 @@ from gateway_svc.anthropic.tools import ToolChoice, Tools, tool_use_of
 from gateway_svc.anthropic.turns import InputMessage, is_continued, turns_of
 from gateway_svc.api_error import invalid
 from gateway_svc.request_fields import FIELD_NAMES, ApiModel, Ignored, Items, RequestFields, Unsupported
+from gateway_svc.thinking_variables import effort_variables
 from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams
 from quire.parsing.answer_format import AnswerFormat
@@ -43,7 +44,9 @@ class OutputFormat(ApiModel):
 class OutputConfig(ApiModel):
     """Demands on the output."""
 
-    effort: str | None = Field(None, max_length=64, description="For the chat template, as reasoning_effort.")
+    effort: str | None = Field(
+        None, max_length=64, description="For the chat template, as reasoning_effort; none: no thinking."
+    )
     format: OutputFormat | None = None
 
 
@@ -113,9 +116,8 @@ class Conversation(ApiModel):
     @property
     def _variables(self) -> dict[str, Any]:
         """Variables of the chat template; those that are given by their own names win."""
-        made = {} if self.thinking is None else self.thinking.variables
-        if self.output_config is not None and self.output_config.effort is not None:
-            made["reasoning_effort"] = self.output_config.effort
+        made = effort_variables(None if self.output_config is None else self.output_config.effort)
+        made |= {} if self.thinking is None else self.thinking.variables
         return made | (self.chat_template_kwargs or {})
 
     def _check(self) -> None:

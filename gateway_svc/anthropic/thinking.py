@@ -13,6 +13,7 @@ from pydantic import Field
 
 from gateway_svc.api_error import invalid
 from gateway_svc.request_fields import ApiModel
+from gateway_svc.thinking_variables import thinking_variables
 
 MIN_BUDGET_TOKENS = 1024  # Anthropic's
 _OMITTED = "omitted."  # before reasoning in base64
@@ -43,8 +44,8 @@ class Thinking(ApiModel):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Variables of chat templates: Qwen and GLM have the first, DeepSeek and Granite the second."""
-        return {"enable_thinking": self.is_on, "thinking": self.is_on}
+        """Variables of chat templates."""
+        return thinking_variables(is_on=self.is_on)
 
 
 def signature_of(reasoning: str) -> str:

@@ -11,6 +11,7 @@ from gateway_svc.openai.fields import MAX_LOGPROBS, GenerationFields
 from gateway_svc.openai.tools import ToolChoice, Tools, tool_use_of
 from gateway_svc.openai.vllm_fields import VllmChatFields
 from gateway_svc.request_fields import Ignored, Items, Unsupported
+from gateway_svc.thinking_variables import effort_variables
 from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams
 from quire.parsing.answer_format import AnswerFormat
@@ -47,7 +48,7 @@ class ChatRequest(GenerationFields, VllmChatFields):
     tool_choice: ToolChoice | None = Field(None, description="Default: auto.")
     parallel_tool_calls: bool | None = Field(None, description="False: only the first call comes back.")
     include_reasoning: bool | None = Field(None, description="False: reasoning does not come back.")
-    reasoning_effort: str | None = Field(None, description="For the chat template.")
+    reasoning_effort: str | None = Field(None, description="For the chat template; none: no thinking.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the chat template.")
     documents: Items[dict[str, Any]] | None = Field(None, description="For the chat template.")
     verbosity: Ignored
@@ -71,12 +72,11 @@ class ChatRequest(GenerationFields, VllmChatFields):
 
     def chat(self, format: AnswerFormat) -> quire.Chat:
         """The conversation for the SDK; `format` is the model's."""
-        named = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
-        given = {name: value for name, value in named.items() if value is not None}
+        given = {} if self.documents is None else {"documents": self.documents}
         return chat_of(
             self.messages,
             self.tool_use.offered,
-            given | (self.chat_template_kwargs or {}),
+            given | effort_variables(self.reasoning_effort) | (self.chat_template_kwargs or {}),
             format=format,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=bool(self.continue_final_message),

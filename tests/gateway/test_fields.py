@@ -13,6 +13,7 @@ from gateway_svc.openai.completions import CompletionRequest
 from gateway_svc.openai.responses.fields import ResponseRequest
 from gateway_svc.openai.responses.items import InputCall
 from gateway_svc.openai.responses.tools import FunctionTool
+from quire.parsing.answer_format import AnswerFormat
 
 Kind = type[CompletionRequest] | type[ChatRequest] | type[MessageRequest]
 BODIES: dict[Any, dict[str, Any]] = {
@@ -109,3 +110,29 @@ def test_an_async_function_is_refused_by_name(kind: type[FunctionTool] | type[In
     kind.model_validate(plain | {"async": None})
     with pytest.raises(ValidationError, match="does not support it"):
         kind.model_validate(plain | {"async": True})
+
+
+def variables_of(kind: Any, fields: dict[str, Any]) -> Any:
+    """Variables that the chat template gets."""
+    body = kind.model_validate(BODIES[kind] | fields)
+    return body.chat([] if kind is ResponseRequest else AnswerFormat()).template_kwargs
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (ChatRequest, lambda effort: {"reasoning_effort": effort}),
+        (ResponseRequest, lambda effort: {"reasoning": {"effort": effort}}),
+        (MessageRequest, lambda effort: {"output_config": {"effort": effort}}),
+    ],
+)
+def test_an_effort_of_none_switches_thinking_off_unless_the_request_says_otherwise(kind: Any, fields: Any) -> None:
+    off = {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+    assert variables_of(kind, fields("none")) == off
+    assert variables_of(kind, fields("high")) == {"reasoning_effort": "high"}
+    assert variables_of(kind, fields(None)) == {}
+    given = {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}
+    assert variables_of(kind, fields("none") | given) == off | given["chat_template_kwargs"]
+    if kind is MessageRequest:
+        thinking = {"type": "adaptive"}
+        assert variables_of(kind, fields("none") | {"thinking": thinking})["enable_thinking"] is True

@@ -15,6 +15,7 @@ from gateway_svc.openai.responses.annotation import Annotation
 from gateway_svc.openai.responses.items import GivenItem, InputItem
 from gateway_svc.openai.responses.tools import Choice, FunctionTools, Reasoning, rules_for_calls
 from gateway_svc.request_fields import ApiModel, Ignored, Items, Unsupported, at_most
+from gateway_svc.thinking_variables import effort_variables
 from gateway_svc.tool_use import ToolUse
 from quire.params import GenerateParams, Messages
 from quire.parsing.answer_format import AnswerFormat
@@ -233,11 +234,10 @@ class ResponseRequest(GenerationFields):
     def chat(self, turns: Messages) -> quire.Chat:
         """The conversation of these turns for the SDK."""
         effort = None if self.reasoning is None else self.reasoning.effort
-        variables = {} if effort is None else {"reasoning_effort": effort}
         return quire.Chat(
             messages=turns,
             tools=self.tool_use.offered,
-            template_kwargs=variables | (self.chat_template_kwargs or {}),
+            template_kwargs=effort_variables(effort) | (self.chat_template_kwargs or {}),
         )
 
     def keywords(self, request_id: str) -> GenerateParams:

@@ -88,7 +88,9 @@ Choice = Annotated[
 class Reasoning(ApiModel):
     """Options of reasoning, of which no summary is made."""
 
-    effort: str | None = Field(None, max_length=64, description="For the chat template, as reasoning_effort.")
+    effort: str | None = Field(
+        None, max_length=64, description="For the chat template, as reasoning_effort; none: no thinking."
+    )
     summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Without effect.")
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Old name of summary.")
 
