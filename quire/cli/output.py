@@ -5,15 +5,16 @@ Exit codes: 1 failure, 2 wrong usage, 130 interrupted.
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NoReturn
 
 import typer
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
 import quire
@@ -23,12 +24,25 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+_REPLACED = dict.fromkeys((*range(32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")  # what controls a terminal
+_CONTROLS = {code: shown for code, shown in _REPLACED.items() if chr(code) not in "\n\t"}
+
+
+class _SafeConsole(Console):
+    """A console on which only our own styles control a terminal, whoever has written the text."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, with characters that control a terminal replaced."""
+        for segment in super().render(renderable, options):
+            is_text = self.is_terminal and not segment.control
+            yield segment._replace(text=segment.text.translate(_CONTROLS)) if is_text else segment
+
+
+out = _SafeConsole(highlight=False)
+err = _SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 _LONGEST_LINE = 100_000  # off a terminal
 _OTHER_COLUMNS = 16  # room that names leave for them on a terminal
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
 
 
 @contextmanager
@@ -65,7 +79,7 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 
 
 def print_listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table. The first column has names to type, which are never cut; off a terminal nothing is.
+    """Prints a table, a row in a line. The first column has names to type, never cut; off a terminal nothing is.
 
     Columns without content are left out. A name that would leave no room for others goes on in the next line.
     """
@@ -76,7 +90,7 @@ def print_listing(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None
         width = _name_width(max(cell_len(row[index]) for row in rows)) if is_name else None
         table.add_column(columns[index], min_width=width, overflow="fold" if is_name else "ellipsis")
     for row in rows:
-        table.add_row(*(escape(row[index]) for index in shown))
+        table.add_row(*(escape(row[index].translate(_REPLACED)) for index in shown))
     (out if out.file.isatty() else Console(width=_LONGEST_LINE)).print(table, highlight=False)
 
 

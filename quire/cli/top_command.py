@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 from rich.live import Live
+from rich.text import Text
 
 import quire
 from quire.cli import options
@@ -42,7 +43,7 @@ def _watch(client: quire.Client, interval_s: float) -> None:
             try:
                 now, requests = client.stats(), oldest_requests(client, MAX_SHOWN)
             except quire.UnavailableError as error:
-                show(error.message)
+                show(Text(error.message))
                 continue
             now_s = time.monotonic()
             show(view(client.address, now, before, now_s - taken_s, *requests))

@@ -308,3 +308,23 @@ async def test_top_shows_the_oldest_requests(server: ScriptedServer, client: qui
     assert not any(line.startswith("request-10") for line in lines)
     assert "… more: quire requests" in lines
     del streams
+
+
+@pytest.mark.parametrize("command", ["requests", "generate says", "generate fails"])
+async def test_texts_of_others_do_not_control_the_terminal(
+    server: ScriptedServer, client: quire.AsyncClient, command: str
+) -> None:
+    """Regression: a tenant's name, an error and the second set of control characters went there."""
+    evil = "\x1b[2J\x1b]0;title\x07\x9b31m"
+    server.scripts = {
+        "listed": Script(num_tokens=4, released=0, waiting_for=f"a worker{evil}"),
+        "says": Script(num_tokens=1, before=evil),
+        "fails": Script(num_tokens=1, state=pb.REQUEST_STATE_FAILED, error=f"lost{evil}"),
+    }
+    streams = await submitted(server, client, "listed", tenant=f"acme{evil}\nanother row")
+    shown = await shown_on_terminal(f"stty cols 200; {sys.executable} -m quire.cli {command} -a {server.address}; true")
+    del streams
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)  # our own colours
+    assert "�[2J" in plain
+    assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", plain)
+    assert not re.search("^another", plain, re.MULTILINE)
