@@ -74,7 +74,7 @@ test-device-runner: $(VENV)/.dev
 
 # The tests that start services, with the newest releases that pyproject.toml allows, as `pip install` takes them.
 test-newest:
-	$(PYTHON) -m venv --clear $(NEWEST)
+	$(PYTHON) -m venv $(NEWEST)
 	grep '^torch==' constraints.txt > $(NEWEST)/torch.txt
 	$(NEWEST)/bin/pip --disable-pip-version-check -q install -c $(NEWEST)/torch.txt \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
@@ -230,11 +230,13 @@ compose-scale: $(VENV)/.dev
 clean:
 	rm -rf $(VENV) .quire build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 
-$(BIN)/python:
+# pip comes last: an environment that was not finished, for want of python3-venv for example, is gone on with.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit("Quire needs Python 3.11 or later, and $(PYTHON) is %d.%d: name another with PYTHON=" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
 # torch is installed first and alone, so that no other package decides its index.
-$(VENV)/.torch: constraints.txt | $(BIN)/python
+$(VENV)/.torch: constraints.txt | $(BIN)/pip
 	@echo "Installing PyTorch: several gigabytes, unless TORCH_INDEX=URL names an index of CPU builds. Minutes, once."
 	$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
