@@ -43,7 +43,7 @@ def library_path(environment: Mapping[str, str], flags: Sequence[str] = ()) -> P
         return prebuilt[1]
     compiler = find_compiler(environment)
     path = _path(environment, flags)
-    if not path.exists():
+    if not _is_there(path):
         _build(compiler, _all_flags(flags), path)
     return path
 
@@ -70,7 +70,7 @@ def needs_build(environment: Mapping[str, str], flags: Sequence[str] = ()) -> bo
     if environment.get("QUIRE_NATIVE", "").lower() in _OFF:
         return False
     try:
-        return prebuilt_library(environment, flags) is None and not _path(environment, flags).exists()
+        return prebuilt_library(environment, flags) is None and not _is_there(_path(environment, flags))
     except NativeUnavailableError:
         return False
 
@@ -111,6 +111,11 @@ def _path(environment: Mapping[str, str], flags: Sequence[str]) -> Path:
     return cache_directory(environment) / f"kernels-{_key(find_compiler(environment), _all_flags(flags))}.so"
 
 
+def _is_there(path: Path) -> bool:
+    """True for a build that can be seen: another user's home, which HOME may name, has none for us."""
+    return os.path.exists(path)
+
+
 def _all_flags(flags: Sequence[str]) -> tuple[str, ...]:
     return (*FLAGS, _tuning_flag(), *flags)
 
@@ -146,7 +151,9 @@ def _build(compiler: str, flags: Sequence[str], path: Path) -> None:
             if not path.exists():
                 compile_library(compiler, flags, path)
     except OSError as error:
-        raise NativeUnavailableError(f"cannot keep compiled kernels in {path.parent}: {error}") from error
+        raise NativeUnavailableError(
+            f"cannot keep compiled kernels in {path.parent}: {error}; set QUIRE_CACHE_DIR"
+        ) from error
 
 
 @contextmanager

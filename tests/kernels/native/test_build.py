@@ -122,6 +122,14 @@ def test_what_would_be_compiled_is_known_before(full_cache: Path, tmp_path: Path
     assert library_path(kept).exists() and not needs_build(kept)
 
 
+def test_a_folder_of_builds_that_cannot_be_entered_is_a_reason_for_the_fallback(tmp_path: Path) -> None:
+    """Regression: where HOME was another user's, as after `docker run --user`, each start of a worker failed."""
+    environment = _environment(tmp_path / ("long" * 100), QUIRE_NATIVE="compile")  # a name that no folder can have
+    assert needs_build(environment)
+    with pytest.raises(NativeUnavailableError, match=r"cannot keep compiled kernels in .*; set QUIRE_CACHE_DIR"):
+        library_path(environment)
+
+
 def test_a_folder_of_builds_needs_no_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, or a root that is read only, has none, and workers are started again there, too."""
     monkeypatch.setattr(tempfile, "gettempdir", _no_room)
