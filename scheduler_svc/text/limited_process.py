@@ -30,15 +30,17 @@ class LimitedProcess:
 
     def __init__(self, program: Path, first: bytes, environment: Mapping[str, str] | None = None) -> None:
         """Start it. Raises UnavailableError while the system starts none: files, processes or memory have run out."""
-        # Nothing of ours is in its environment, and `-I` keeps the working folder out of its imports.
+        # Nothing of ours is in its environment but where its packages are, which may be in a user's folder or one of
+        # PYTHONPATH; `-P` and `cwd` keep other folders out of its imports.
+        places = os.pathsep.join(os.path.abspath(each) for each in sys.path if each)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(program)],
+                [sys.executable, "-P", "-s", str(program)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env=dict(environment or {}),
+                env={"PYTHONPATH": places, **(environment or {})},
                 bufsize=0,
             )
         except OSError as error:

@@ -48,6 +48,22 @@ def test_a_process_that_was_stopped_between_two_requests_is_killed_in_time(tmp_p
     assert not process.is_running
 
 
+def test_its_program_finds_the_packages_of_the_process_that_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: of `pip install --user`, or by PYTHONPATH, no model was served: its tokenizer.json got the blame."""
+    packages, working = tmp_path / "packages", tmp_path / "working"
+    for folder in (packages, working):
+        folder.mkdir()
+    (packages / "found_there.py").write_text("")
+    (working / "json.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.chdir(working)
+    process = LimitedProcess(program(tmp_path, f"import found_there, json{ECHO}"), b"first")
+    assert process.ask(b"", wall_s=patient(20), most_bytes=100) == (b"f", b"irst")
+    process.kill()
+
+
 def test_what_is_larger_than_a_pipe_arrives_whole(tmp_path: Path) -> None:
     process = LimitedProcess(program(tmp_path, ECHO), MUCH)
     answer = process.ask(b"", wall_s=patient(60), most_bytes=len(MUCH))
