@@ -166,12 +166,16 @@ def names_given(kind: type[Settings], arguments: Sequence[str] = ()) -> dict[str
 
 def check_variables(environment: Mapping[str, str], prefix: str, names: Collection[str]) -> None:
     """Raises ValueError if a variable has the prefix and none of the names."""
-    for variable in sorted(environment):
+    for variable, value in sorted(environment.items()):
         name = variable.removeprefix(prefix)
-        if not variable.startswith(prefix) or name.lower() in names or _LINKS.fullmatch(name):
+        is_port = name == "PORT" and "://" not in value  # a person's, not a link's
+        if not variable.startswith(prefix) or name.lower() in names or (_LINKS.fullmatch(name) and not is_port):
             continue
         near = nearest(name.lower(), names)
         hint = f"; did you mean {prefix}{near.upper()}?" if near else "; unset it"
+        if is_port:
+            addresses = " and ".join(f"{prefix}{each.upper()}" for each in ("listen", "http") if each in names)
+            hint = f": a port is a part of {addresses}, host:port"
         raise ValueError(f"{variable} is not a setting of Quire{hint}")
 
 

@@ -230,6 +230,18 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, monkeyp
     assert f"QUIRE_{name} is not a setting of Quire; did you mean QUIRE_{meant}?" in refusal("m")
 
 
+@pytest.mark.parametrize(
+    ("service", "addresses"),
+    [("SERVE", "QUIRE_SERVE_LISTEN and QUIRE_SERVE_HTTP"), ("GATEWAY", "QUIRE_GATEWAY_LISTEN")],
+)
+def test_a_port_alone_is_refused_with_the_address_that_has_it(
+    service: str, addresses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was taken for a variable that Kubernetes sets for a service, and had no effect."""
+    monkeypatch.setenv(f"QUIRE_{service}_PORT", "9000")
+    assert f"QUIRE_{service}_PORT is not a setting of Quire: a port is a part of {addresses}, host:port" in refusal("m")
+
+
 def test_variables_of_others_that_begin_alike_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other variables with this prefix: those that Kubernetes sets for services of these names, and other programs'."""
     for name in ("WORKER_SERVICE_HOST", "WORKER_PORT", "SCHEDULER_PORT_7847_TCP_ADDR", "TAG", "RELEASE_NOTES"):
