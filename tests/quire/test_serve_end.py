@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -88,9 +90,30 @@ def test_a_key_that_ends_a_program_ends_everything(serve: Starter, keys: bytes) 
     assert running.living() == {}
 
 
+def test_every_signal_that_would_end_the_process_stops_it() -> None:
+    """Regression: SIGPWR and those of real time, which managers of containers send, left the store behind."""
+    program = """
+import asyncio, os, signal
+from quire.cli.supervisor.stop_signals import set_on_stop_signals
+
+async def main():
+    stop = asyncio.Event()
+    set_on_stop_signals(stop)
+    for number in (signal.SIGPWR, signal.SIGSTKFLT, signal.SIGABRT, signal.SIGRTMIN, signal.SIGRTMAX, signal.SIGXCPU):
+        os.kill(os.getpid(), number)
+        await stop.wait()
+        stop.clear()
+
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(30), check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGALRM", "SIGPWR"])
 def test_every_signal_that_can_be_caught_ends_everything(serve: Starter, number: str) -> None:
     running = serve()
     running.wait_for(STARTED)

@@ -3,8 +3,13 @@
 import asyncio
 import signal
 
-# Besides the usual ones: signals that would end the process and leave its services behind.
-_NAMES = ("SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGXCPU", "SIGIO")
+# Signals that end no process (Python ignores SIGPIPE and SIGXFSZ), that nobody can catch, and those of a fault, whose
+# code would go on with it. All others would end the process and leave its services behind.
+_LEFT_ALONE = (
+    *("SIGCHLD", "SIGCONT", "SIGINFO", "SIGPIPE", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGWINCH", "SIGXFSZ"),
+    *("SIGKILL", "SIGSTOP"),
+    *("SIGBUS", "SIGEMT", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"),
+)
 
 
 def set_on_stop_signals(stop: asyncio.Event) -> None:
@@ -25,7 +30,8 @@ def set_on_stop_signals(stop: asyncio.Event) -> None:
         if not is_told:
             tell()
 
-    for name in _NAMES:
-        loop.add_signal_handler(getattr(signal, name), tell)
+    left_alone = {getattr(signal, name) for name in (*_LEFT_ALONE, "SIGHUP") if hasattr(signal, name)}
+    for number in signal.valid_signals() - left_alone:
+        loop.add_signal_handler(number, tell)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
