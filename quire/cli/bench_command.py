@@ -31,7 +31,10 @@ def bench(
     address: options.Address = DEFAULT_ADDRESS,
     rate: Annotated[float, typer.Option("--rate", "-r", help="Requests per second; inf sends all at once.")] = 4.0,
     num_requests: Annotated[
-        int | None, typer.Option("--num-requests", min=1, help="Number of requests; 100 unless --duration is given.")
+        int | None,
+        typer.Option(
+            "--num-requests", min=1, max=MOST_PLANNED, help="Number of requests; 100 unless --duration is given."
+        ),
     ] = None,
     duration_s: Annotated[
         float | None, typer.Option("--duration", "--duration-s", help="Seconds during which requests arrive.")

@@ -6,6 +6,7 @@ import typer
 
 import quire
 from quire.cli import options
+from quire.cli.flags import name_field
 from quire.cli.output import EXIT_FAILED, errors_explained, out
 from quire.connection import INFERENCE_SERVICE, JOURNAL_SERVICE
 from quire.params import DEFAULT_ADDRESS
@@ -29,6 +30,7 @@ def health(
     if where is not None and where != address and options.is_typed(context, "address"):
         raise typer.BadParameter(f"the address is given as {where} and as --address {address}: give it only once")
     address = address if where is None else where
+    name_field("connect_timeout_s", "--timeout-s")
     with errors_explained(), quire.Client(address, connect_timeout_s=timeout_s) as client:
         answer = client.health(service)
         is_degraded = service == INFERENCE_SERVICE and answer is quire.Health.SERVING and _is_degraded(client)

@@ -20,7 +20,7 @@ from quire.params import DEFAULT_ADDRESS
 
 def top(
     address: options.Address = DEFAULT_ADDRESS,
-    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two frames.")] = 1.0,
+    interval_s: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds between two frames.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
 ) -> None:
     """Watch workers, requests, KV memory, speed and latency."""

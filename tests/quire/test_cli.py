@@ -381,6 +381,23 @@ def test_bench_refuses_a_load_that_makes_no_sense(flags: list[str]) -> None:
     assert CliRunner().invoke(app, ["bench", "-a", NOBODY, *flags]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("top --interval-s inf", "--interval-s"),
+        ("health --timeout-s inf", "--timeout-s"),
+        ("bench --num-requests 1000001", "--num-requests"),
+    ],
+)
+async def test_a_number_that_is_too_large_is_refused_by_its_flag(
+    server: ScriptedServer, command: str, flag: str
+) -> None:
+    """Regression: the first was a traceback, the second had another name, and the third took all memory."""
+    result = await run(*command.split(), "-a", server.address)
+    assert result.exit_code == 2
+    assert flag in result.stderr and "connect_timeout_s" not in result.stderr
+
+
 def test_without_the_extra_the_command_says_which_one_to_install() -> None:
     code = "import sys; sys.modules['typer'] = None; from quire.cli.__main__ import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
