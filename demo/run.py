@@ -255,12 +255,13 @@ async def wait_ready(server: asyncio.subprocess.Process, address: str) -> None:
     async with quire.AsyncClient(address) as client:
         ready = asyncio.create_task(client.wait_ready(READY_S))
         ended = asyncio.create_task(server.wait())
-        await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (ready, ended):
-            if not task.done():
-                task.cancel()
-        if ended.done() and not ended.cancelled():
+        try:
+            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # also at Ctrl-C
             ready.cancel()
+            ended.cancel()
+            await asyncio.wait({ready, ended})
+        if not ended.cancelled():
             raise quire.QuireError(f"quire serve ended with exit code {server.returncode}")
         ready.result()
 
