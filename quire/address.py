@@ -6,6 +6,7 @@ SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 LOOPBACK = ("127.", "localhost:", "[::1]:", "unix")
 
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
+_LISTEN = re.compile(r"(\[[^\s\[\]]+\]|[^\s:\[\]]+):(?P<port>[0-9]+)")  # of IPv6 with a zone, too
 
 
 def check_address(address: str) -> str:
@@ -25,9 +26,11 @@ def check_address(address: str) -> str:
 
 
 def check_listen_address(address: str) -> str:
-    """The given text, if its port is one, or 0 for a free one. Raises ValueError."""
-    port = address.rpartition(":")[2]
-    if port.isdecimal() and int(port) > 65535:
+    """The given text, if it is a host and a port, or 0 for a free one. Raises ValueError."""
+    match = _LISTEN.fullmatch(address)
+    if match is None:
+        raise ValueError(f"{address!r} is not host:port; write such as 127.0.0.1:7847, or [::1]:7847 with IPv6")
+    if int(match["port"]) > 65535:
         raise ValueError(f"{address!r} has no port: one is at most 65535, and 0 takes a free one")
     return address
 
