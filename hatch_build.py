@@ -53,8 +53,12 @@ class NativeKernelsHook(BuildHookInterface[Any]):
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Removes what was compiled, which is in the wheel by now."""
+        self._remove_compiled()
+
+    def _remove_compiled(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder)
+            self._folder = None
 
     def _compile(self) -> list[Path]:
         from kernels.native.prebuilding import compile_variants  # noqa: PLC0415 - found by then
@@ -63,7 +67,11 @@ class NativeKernelsHook(BuildHookInterface[Any]):
         folder = os.environ.get("QUIRE_BUILT_KERNELS")
         if folder is None:
             folder = self._folder = tempfile.mkdtemp(prefix="quire-kernels-")
-            compile_variants(Path(folder), self.app.display_info)
+            try:
+                compile_variants(Path(folder), self.app.display_info)
+            except BaseException:  # `finalize` is not called for a wheel that is not written
+                self._remove_compiled()
+                raise
         return [Path(folder) / each.file_name for each in variants_for(platform.machine())]
 
 

@@ -105,8 +105,12 @@ def test_where_nothing_compiles_the_wheel_is_pure_with_a_warning_unless_kernels_
     assert "no native kernels" in said and "no-such-compiler was not found" in said
     made, said = build(tmp_path / "off", {"QUIRE_BUILD_KERNELS": "off"})
     assert made.stem.endswith("-py3-none-any") and "no native kernels" not in said
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    failing = {"QUIRE_BUILD_KERNELS": "required", "CXX": "no-such-compiler", "TMPDIR": str(temporary)}
     with pytest.raises(AssertionError, match="no-such-compiler was not found"):
-        build(tmp_path / "required", {"QUIRE_BUILD_KERNELS": "required", "CXX": "no-such-compiler"})
+        build(tmp_path / "required", failing)
+    assert list(temporary.iterdir()) == []
 
 
 def test_kernels_that_were_compiled_before_go_into_the_wheel_as_they_are(tmp_path: Path) -> None:
