@@ -31,7 +31,7 @@ def access_lines(access: AccessSettings) -> list[tuple[str, str]]:
 
 def first_lines(model: Model, address: str, access: AccessSettings) -> list[tuple[str, str]]:
     """Lines on a first command, which works as it stands but for the key, and on why it is no text."""
-    there = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    there = "" if address == DEFAULT_ADDRESS else f" --address {shlex.quote(address)}"
     command = f"{_variables(access)}{_program()}"
     if model.has_tokenizer:
         return [("try", f"{command} generate{there} 'Once upon a time'")]
@@ -63,6 +63,8 @@ def _variables(access: AccessSettings) -> str:
 
 
 def _program() -> str:
-    """The command to type for this program: its name, or its path where the name is not on the PATH."""
+    """The command to type for this program: its name, or its path where the name is none or another one's."""
     path = Path(sys.argv[0])
-    return "quire" if path.name != "quire" or shutil.which("quire") else str(path)
+    found = shutil.which("quire")
+    is_named = path.name != "quire" or (found is not None and Path(found).resolve() == path.resolve())
+    return "quire" if is_named else shlex.quote(str(path))

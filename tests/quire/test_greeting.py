@@ -1,6 +1,8 @@
 """Greeting of `quire serve`: a first command that works with keys, with TLS and without a tokenizer."""
 
 import dataclasses
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,20 @@ def test_a_first_command_names_the_address_unless_it_is_the_usual_one() -> None:
     assert first_lines(MODEL, "127.0.0.1:7847", OPEN) == [("try", "quire generate 'Once upon a time'")]
     assert first_lines(MODEL, "h:1", OPEN) == [("try", "quire generate --address h:1 'Once upon a time'")]
     assert access_lines(OPEN) == []
+
+
+def test_a_first_command_can_be_typed_as_it_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Regression: a folder with a space parted it, zsh took [::1] for a pattern, and a `quire` of others was named."""
+    ours, others = tmp_path / "with space" / "quire", tmp_path / "others" / "quire"
+    for program in (ours, others):
+        program.parent.mkdir()
+        program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(ours)])
+    monkeypatch.setenv("PATH", str(others.parent))
+    [(_, tried)] = first_lines(MODEL, "[::1]:1", OPEN)
+    assert shlex.split(tried)[:4] == [str(ours), "generate", "--address", "[::1]:1"] and "'[::1]:1'" in tried
+    monkeypatch.setenv("PATH", str(ours.parent))
+    assert first_lines(MODEL, "h:1", OPEN) == [("try", "quire generate --address h:1 'Once upon a time'")]
 
 
 def test_a_model_without_a_tokenizer_is_warned_of_and_tried_with_token_ids() -> None:
