@@ -39,8 +39,10 @@ def _time(timestamp: object) -> str:
 
 
 def _value(value: object) -> str:
+    """On one line: a path that was asked for, among others, may have any character."""
     if isinstance(value, str):
-        return value if value and " " not in value and "=" not in value else repr(value)
+        is_plain = value.isprintable() and value and " " not in value and "=" not in value
+        return value if is_plain else repr(value)
     return json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -137,6 +137,12 @@ def test_a_line_that_is_no_entry_is_shown_as_it_is_and_steers_no_terminal() -> N
     assert readable_line('{"event": 7') == '{"event": 7'
 
 
+def test_a_value_does_not_begin_a_line() -> None:
+    """Regression: whoever asked a gateway for a path with a line break wrote a line of its own into a readable log."""
+    entry = {"event": "call ended", "path": "/v1/x\n12:00:00.000\terror", "name": "é雪\u009b"}
+    assert readable_line(json.dumps(entry)).endswith("path='/v1/x\\n12:00:00.000\\terror'  name='é雪\\x9b'")
+
+
 def test_a_log_goes_on_in_a_new_file_once_one_can_be_opened_again(tmp_path: Path) -> None:
     file = tmp_path / "service.log"
     code = f"""
