@@ -80,7 +80,9 @@ def open_shard_reader(url: str, *, deployments: Sequence[str], lease_ms: int) ->
 def open_tail(url: str, *, deployment: str) -> RedisTail:
     """Tail of a journal that another process writes. Raises StoreConfigurationError for a store inside the process."""
     if url == MEMORY_URL:
-        raise StoreConfigurationError("a standby shares its store with the leader; give --store redis://host:port")
+        raise StoreConfigurationError(
+            "a standby shares its store with the leader, and so do several shards; give --store redis://host:port"
+        )
     return RedisTail(url, deployment=deployment)
 
 
