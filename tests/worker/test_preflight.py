@@ -1,6 +1,7 @@
 """The check of a model folder before torch is loaded: in this process, and as `python -m worker_svc --check`."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from quire.worker_settings import WorkerSettings
 from tests.services import ROOT
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
+from worker_svc.checkpoint.model_folder import find_checkpoint
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.memory.kv_pool import BlockShape
 from worker_svc.model.families import read_model_config
@@ -56,6 +58,30 @@ def test_a_model_on_the_hub_that_was_never_downloaded_passes_for_now(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     check_model("nobody/nothing")
+
+
+@pytest.mark.parametrize("lacks", ["weights", "a shard", "config.json"])
+def test_a_model_of_which_the_hubs_cache_lacks_files_passes_for_now(
+    lacks: str, pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: where only a tokenizer had been used before, the start refused to download the weights."""
+    import huggingface_hub.constants  # noqa: PLC0415 - read when it is imported
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--nobody--something"
+    snapshot = Path(shutil.copytree(pristine, repository / "snapshots" / "abc"))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    assert find_checkpoint("nobody/something") == snapshot
+    if lacks == "a shard":
+        index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+        (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+        (snapshot / "model.safetensors").rename(snapshot / "model-1.safetensors")
+    else:
+        (snapshot / ("config.json" if lacks == "config.json" else "model.safetensors")).unlink()
+    check_model("nobody/something")
+    with pytest.raises(CheckpointError):
+        check_model(str(snapshot))
 
 
 def test_a_sequence_longer_than_the_models_positions_is_refused(pristine: Path) -> None:

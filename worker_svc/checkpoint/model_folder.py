@@ -53,13 +53,16 @@ def resolve_checkpoint(name_or_path: str) -> Path:
 
 
 def find_checkpoint(name_or_path: str) -> Path | None:
-    """Find a checkpoint like `resolve_checkpoint`, but without network: None for a hub id outside the local cache."""
+    """Find a checkpoint like `resolve_checkpoint`, but without network: None for a hub id outside the local cache.
+
+    Also None where the cache lacks some of its files, as after the tokenizer alone was used: a download brings them.
+    """
     folder = _local_folder(name_or_path)
-    if folder is None:
-        folder = _snapshot(name_or_path, local_files_only=True)
     if folder is not None:
         _check_complete(folder)
-    return folder
+        return folder
+    folder = _snapshot(name_or_path, local_files_only=True)
+    return folder if folder is not None and _is_complete(folder) else None
 
 
 def fingerprint(folder: Path) -> str:
@@ -83,6 +86,14 @@ def fingerprint(folder: Path) -> str:
 def is_local(name_or_path: str) -> bool:
     """True for a local folder, False for a model on the hub. Raises CheckpointError if it can be neither."""
     return _local_folder(name_or_path) is not None
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        _check_complete(folder)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _check_complete(folder: Path) -> None:
