@@ -43,7 +43,7 @@ def library_path(environment: Mapping[str, str], flags: Sequence[str] = ()) -> P
         return prebuilt[1]
     compiler = find_compiler(environment)
     path = _path(environment, flags)
-    if not _is_there(path):
+    if not _is_kept(path):
         _build(compiler, _all_flags(flags), path)
     return path
 
@@ -70,7 +70,7 @@ def needs_build(environment: Mapping[str, str], flags: Sequence[str] = ()) -> bo
     if environment.get("QUIRE_NATIVE", "").lower() in _OFF:
         return False
     try:
-        return prebuilt_library(environment, flags) is None and not _is_there(_path(environment, flags))
+        return prebuilt_library(environment, flags) is None and not _is_kept(_path(environment, flags))
     except NativeUnavailableError:
         return False
 
@@ -111,9 +111,9 @@ def _path(environment: Mapping[str, str], flags: Sequence[str]) -> Path:
     return cache_directory(environment) / f"kernels-{_key(find_compiler(environment), _all_flags(flags))}.so"
 
 
-def _is_there(path: Path) -> bool:
-    """True for a build that can be seen: another user's home, which HOME may name, has none for us."""
-    return os.path.exists(path)
+def _is_kept(path: Path) -> bool:
+    """True for a build that this user can read; False also where the folder is another's, as with a home of root."""
+    return os.access(path, os.R_OK)
 
 
 def _all_flags(flags: Sequence[str]) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _build(compiler: str, flags: Sequence[str], path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(path.parent):
-            if not path.exists():
+            if not _is_kept(path):
                 compile_library(compiler, flags, path)
     except OSError as error:
         raise NativeUnavailableError(
