@@ -19,12 +19,16 @@ def zeros_as_used(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that take no time at the start and no memory until they are written; page-aligned.
 
     Huge pages save most address translations of scattered reads, such as attention's, and most of the system's work
-    to free the memory of a killed process.
+    to free the memory of a killed process. Raises MemoryError if the system refuses it, as under `ulimit -v`.
     """
     numel = math.prod(shape)
     if not numel:
         return torch.zeros(shape, dtype=dtype)
-    memory = mmap(-1, numel * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    num_bytes = numel * dtype.itemsize
+    try:
+        memory = mmap(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the system refuses {num_bytes} bytes of memory: {error}") from error
     with suppress(OSError):  # the system has no huge pages
         memory.madvise(MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

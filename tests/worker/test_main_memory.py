@@ -1,9 +1,14 @@
 """Main memory for a worker's pool: beside others, within its share, with nearly nothing free."""
 
+import resource
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from kernels.native.native_kernels import native_kernels
+from quire.worker_settings import WorkerSettings
 from tests.worker.runners import limits_for
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
 from worker_svc.cpu.host_decoder import HostDecoder
@@ -12,7 +17,10 @@ from worker_svc.cpu.start import choose_packing
 from worker_svc.cpu.step_memory import step_buffer_bytes
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.memory.main_memory import MainMemory
+from worker_svc.memory.pool_plan import PoolSizeError
 from worker_svc.model.decoder import load_decoder
+from worker_svc.start import runner_start
+from worker_svc.start.loading import load_model
 from worker_svc.steps.trial_steps import largest_step
 
 GIB = 1 << 30
@@ -42,6 +50,24 @@ def test_a_share_is_no_promise_of_memory_that_somebody_else_has_taken() -> None:
 def test_a_step_is_kept_free_unless_it_would_leave_nearly_nothing() -> None:
     assert memory(free=10 * GIB).for_pool(3 * GIB) == 7 * GIB
     assert memory(free=4 * GIB).for_pool(30 * GIB) == 1 * GIB
+
+
+def test_a_pool_that_the_system_refuses_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: under `ulimit -v`, or without overcommitment, a worker ended with a traceback."""
+    folder, make_pool = write_tiny_model("llama_gqa", tmp_path), runner_start._make_pool
+
+    def make_under_limit(*arguments: Any) -> KVPool:
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + (32 << 20), limits[1]))
+        try:
+            return make_pool(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+
+    monkeypatch.setattr(runner_start, "_make_pool", make_under_limit)
+    with pytest.raises(PoolSizeError, match=r"does not hold what steps and the KV pool take: .* --kv-memory-bytes"):
+        load_model(WorkerSettings(model=str(folder), device="cpu", kv_memory_bytes=256 << 20, max_num_seqs=2))
 
 
 @pytest.mark.parametrize("family", TINY_MODELS)
