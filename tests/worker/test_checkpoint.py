@@ -19,7 +19,7 @@ from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.model_folder import fingerprint, resolve_checkpoint
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.model.decoder import Decoder, load_decoder
-from worker_svc.model.layers import Linear, Product
+from worker_svc.model.layers import Linear, MakeProduct, Product
 
 CPU = torch.device("cpu")
 
@@ -241,6 +241,16 @@ def test_weights_saved_without_their_prefix_load_too(tmp_path: Path) -> None:
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     save_file(bare, folder / "model.safetensors")
     assert torch.equal(_weight(_load(folder).layers[0].attention.qkv), _weight(whole.layers[0].attention.qkv))
+
+
+@pytest.mark.parametrize("make_product", [Linear, ProductMaker()], ids=["plain", "packed"])
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_no_weight_stays_in_the_memory_of_its_file(name: str, make_product: MakeProduct, tmp_path: Path) -> None:
+    """Regression: a checkpoint written over the served one changed its embedding; a shorter one ended the worker."""
+    folder = write_tiny_model(name, tmp_path)
+    decoder = load_decoder(folder, None, CPU, make_product)
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert decoder.weight_bytes > 0  # it is still there
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)

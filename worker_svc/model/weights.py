@@ -1,8 +1,9 @@
 """Makes the parts of a decoder from a checkpoint's tensors.
 
 Fuses matrices with the same input, and transposes those that are stored as [in, out]. Each tensor goes to its device
-and dtype as it is read, so that the host never holds the whole model beside the device. A rank of a tensor-parallel
-group reads its part of each tensor alone.
+and dtype as it is read, so that the host never holds the whole model beside the device. Nothing that is kept lies in
+the memory of a mapped file: files may be replaced while the model is served. A rank of a tensor-parallel group reads
+its part of each tensor alone.
 """
 
 from collections.abc import Sequence
@@ -153,7 +154,7 @@ class WeightLoader:
     def _linear(self, name: str) -> Product:
         """Product outside of the layers, which every rank computes whole."""
         weight, bias = self._read_matrix(name, None, None), self._read_if_needed(f"{name}.bias")
-        return self._made(self._make_outer_product, weight.contiguous(), bias)
+        return self._made(self._make_outer_product, weight.clone(memory_format=torch.contiguous_format), bias)
 
     def _column_product(self, names: Sequence[str], spans: Sequence[Span]) -> Product:
         """Stack outputs of matrices with the same input into one product: those in the spans."""
@@ -187,10 +188,10 @@ class WeightLoader:
         return product
 
     def _read_matrix(self, name: str, outputs: Span | None, inputs: Span | None) -> Tensor:
-        """Read [outputs, inputs] of a matrix."""
-        if self._names.transposed:
-            return self._read(f"{name}.weight", inputs, outputs).t()
-        return self._read(f"{name}.weight", outputs, inputs)
+        """Read [outputs, inputs] of a matrix, which the caller copies."""
+        spans = (inputs, outputs) if self._names.transposed else (outputs, inputs)
+        matrix = self._count(self._load(f"{self._prefix}{name}.weight", *spans, is_copied=True))
+        return matrix.t() if self._names.transposed else matrix
 
     def _norm(self, name: str, size: int) -> Norm:
         weight, bias = self._read_if_needed(f"{name}.weight"), self._read_if_needed(f"{name}.bias")
@@ -211,15 +212,15 @@ class WeightLoader:
         """Count tensors that the decoder keeps as they were read."""
         self.num_bytes_kept += sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
-    def _load(self, name: str, *spans: Span | None) -> Tensor:
+    def _load(self, name: str, *spans: Span | None, is_copied: bool = False) -> Tensor:
         """The tensor on its device and in its dtype. Raises CheckpointError unless all its numbers are finite there.
 
-        `spans`: what to read of it, by dimension; None: all.
+        `spans`: what to read of it, by dimension; None: all. `is_copied`: by the caller; it may be the file's memory.
 
         The check reads the tensor once at the speed of memory: 0.1 s for one or two billion parameters.
         """
         saved = self._reader.read(name, self._shapes[name], self._part(name, spans))
-        tensor = saved.to(device=self._device, dtype=self._dtype)
+        tensor = saved.to(device=self._device, dtype=self._dtype, copy=not is_copied)
         if _is_finite(tensor):
             return tensor
         if _is_finite(saved):
