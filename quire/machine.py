@@ -52,9 +52,13 @@ def _bytes_said(path: Path, name: str) -> int | None:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit, and use without droppable file cache, of each cgroup of this process that has a limit."""
+    """Limit, and use without droppable file cache, of each cgroup of this process that has a limit.
+
+    Beyond `memory.high`, systemd's MemoryHigh=, the kernel lets a process stand still where `memory.max` ends it.
+    """
     for folder in _folders(root, ""):
-        yield from _memory_limit(folder, "memory.max", "memory.current", "inactive_file")
+        for limit in ("memory.max", "memory.high"):
+            yield from _memory_limit(folder, limit, "memory.current", "inactive_file")
     for folder in _folders(root, "memory"):
         yield from _memory_limit(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 

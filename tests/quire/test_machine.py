@@ -48,6 +48,16 @@ def test_limits_of_groups_above_ones_own_count_as_well(root: Path) -> None:
     assert machine.free_memory_bytes(root) == 1 << 30
 
 
+def test_a_limit_beyond_which_processes_are_slowed_down_counts_as_one_that_ends_them(root: Path) -> None:
+    limit_memory(root, "", "max", used=1 << 30)
+    write(root, "sys/fs/cgroup/memory.high", f"{3 << 30}\n")
+    assert machine.free_memory_bytes(root) == 2 << 30
+    assert machine.has_memory_limit(root)
+    write(root, "sys/fs/cgroup/memory.high", "max\n")
+    assert machine.free_memory_bytes(root) == 6 << 30
+    assert not machine.has_memory_limit(root)
+
+
 def test_version_1_of_control_groups_is_read_too_and_its_no_limit_is_none(root: Path) -> None:
     write(root, "proc/self/cgroup", "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n")
     write(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", "0\n")
