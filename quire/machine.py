@@ -10,6 +10,9 @@ from pathlib import Path
 
 _ROOT = Path("/")
 _KIB = 1024
+# In memory.stat of either version: file cache that was used once, such that was used again, and such that is mapped.
+_FILE_STATS = ("inactive_file", "active_file", "file_mapped")
+_FILE_STATS_1 = ("total_inactive_file", "total_active_file", "total_mapped_file")
 
 
 def num_processors(root: Path = _ROOT) -> int:
@@ -58,17 +61,21 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
     """
     for folder in _folders(root, ""):
         for limit in ("memory.max", "memory.high"):
-            yield from _memory_limit(folder, limit, "memory.current", "inactive_file")
+            yield from _memory_limit(folder, limit, "memory.current", _FILE_STATS)
     for folder in _folders(root, "memory"):
-        yield from _memory_limit(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        yield from _memory_limit(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", _FILE_STATS_1)
 
 
-def _memory_limit(folder: Path, limit_file: str, use_file: str, droppable: str) -> Iterator[tuple[int, int]]:
+def _memory_limit(
+    folder: Path, limit_file: str, use_file: str, file_stats: tuple[str, str, str]
+) -> Iterator[tuple[int, int]]:
     limit, used = _number(folder / limit_file), _number(folder / use_file)
     if limit is None or used is None:
         return
     stat = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
-    yield limit, max(0, used - int(stat.get(droppable, 0)))
+    inactive, active, mapped = (int(stat.get(name, 0)) for name in file_stats)
+    # Weights that were loaded twice are active, but mapped no more. What is mapped, as libraries are, is needed again.
+    yield limit, max(0, used - inactive - max(0, active - mapped))
 
 
 def _quotas(root: Path) -> Iterator[float]:

@@ -41,6 +41,14 @@ def test_a_containers_limit_less_its_use_bounds_what_is_free_and_dropped_files_c
     assert machine.has_memory_limit(root)
 
 
+def test_weights_that_were_loaded_before_count_as_free_and_mapped_libraries_do_not(root: Path) -> None:
+    """Regression: in a container a worker that was started again had a smaller pool, by the size of its weights."""
+    limit_memory(root, "", str(1 << 30), used=900 * MIB)
+    files = {"inactive_file": 50 * MIB, "active_file": 500 * MIB, "file_mapped": 120 * MIB}
+    write(root, "sys/fs/cgroup/memory.stat", "".join(f"{name} {number}\n" for name, number in files.items()))
+    assert machine.free_memory_bytes(root) == (1024 - 900 + 50 + 500 - 120) * MIB
+
+
 def test_limits_of_groups_above_ones_own_count_as_well(root: Path) -> None:
     write(root, "proc/self/cgroup", "0::/pods/worker\n")
     limit_memory(root, "/pods/worker", "max")
