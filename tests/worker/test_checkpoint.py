@@ -152,6 +152,12 @@ def test_damaged_weights_are_refused(folder: Path) -> None:
     assert "damaged" in _refusal(lambda: _load(folder))
 
 
+def test_a_clone_without_its_large_files_is_refused_with_how_to_get_them(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    assert "model.safetensors is a pointer of Git LFS" in _refusal(lambda: read_headers(folder))
+    assert "git lfs pull" in _refusal(lambda: _load(folder))
+
+
 def test_config_that_is_no_json_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     assert "cannot be read as JSON" in _refusal(lambda: _load(folder))

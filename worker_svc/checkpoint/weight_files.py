@@ -19,6 +19,7 @@ _MOST_HEADER_BYTES = 32 << 20
 _MOST_INDEX_BYTES = 64 << 20
 _MOST_FILES = 4096
 _LONGEST_NAME = 255
+_LFS_POINTER = b"version https://git-lfs"  # what a clone without Git LFS has instead of a large file
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -134,6 +135,11 @@ def _indexed_files(folder: Path) -> list[str] | None:
 def _parse_headers(path: Path, stream: BinaryIO, size: int) -> dict[str, TensorHeader]:
     length = int.from_bytes(stream.read(HEADER_LENGTH_BYTES), "little")
     if size < HEADER_LENGTH_BYTES or length > min(size - HEADER_LENGTH_BYTES, _MOST_HEADER_BYTES):
+        stream.seek(0)
+        if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise CheckpointError(
+                f"{path} is a pointer of Git LFS, not the weights themselves: run git lfs pull in its folder"
+            )
         raise _damaged(path, f"its {size} bytes do not begin with a header")
     try:
         entries = json.loads(stream.read(length).decode())
