@@ -55,6 +55,8 @@ def compile_library(compiler: str, flags: Sequence[str], path: Path, link_flags:
             list(pool.map(run_compiler, commands))
         library = Path(folder) / "kernels.so"
         run_compiler([compiler, "-shared", "-pthread", *link_flags, *objects, "-o", str(library)])
+        with library.open("rb") as built:  # on the disk before it has its name: half a library ends who loads it
+            os.fsync(built.fileno())
         library.replace(path)
 
 

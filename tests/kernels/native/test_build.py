@@ -81,6 +81,19 @@ def test_a_library_that_does_not_load_is_said_so(tmp_path: Path) -> None:
         native_kernels(_environment(tmp_path / "cache", CXX=script))
 
 
+def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: half a library, kept where the power failed after the first start, ended each worker by SIGBUS."""
+    script = _compiler_script(tmp_path, 'for last; do :; done; [ "$1" = --version ] || echo nothing > "$last"')
+    synced: list[tuple[int, list[Path]]] = []
+
+    def observed(fd: int) -> None:
+        synced.append((os.fstat(fd).st_ino, list((tmp_path / "cache").glob("*.so"))))
+
+    monkeypatch.setattr(os, "fsync", observed)
+    path = library_path(_environment(tmp_path / "cache", CXX=script, QUIRE_NATIVE="compile"))
+    assert synced == [(path.stat().st_ino, [])]
+
+
 def test_another_compiler_or_flag_is_another_build(tmp_path: Path) -> None:
     script = _compiler_script(tmp_path, 'for last; do :; done; [ "$1" = --version ] || echo nothing > "$last"')
     other = str(shutil.copy(script, tmp_path / "other"))
