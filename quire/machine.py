@@ -32,6 +32,11 @@ def free_memory_bytes(root: Path = _ROOT) -> int:
     return min(_bytes_said(root / "proc/meminfo", "MemAvailable") or total, *left, total)
 
 
+def total_memory_bytes(root: Path = _ROOT) -> int:
+    """Memory of this machine, free or not, or of this container if it has a limit."""
+    return min([_total_bytes(root), *(limit for limit, _ in _memory_limits(root))])
+
+
 def has_memory_limit(root: Path = _ROOT) -> bool:
     """True if a container's limit bounds the memory, so that no other process can take what it leaves."""
     return any(limit < _total_bytes(root) for limit, _ in _memory_limits(root))

@@ -41,6 +41,12 @@ def test_a_containers_limit_less_its_use_bounds_what_is_free_and_dropped_files_c
     assert machine.has_memory_limit(root)
 
 
+def test_a_containers_limit_is_all_the_memory_that_it_has(root: Path) -> None:
+    assert machine.total_memory_bytes(root) == 8 << 30
+    limit_memory(root, "", str(1 << 30), used=900 * MIB)
+    assert machine.total_memory_bytes(root) == 1 << 30
+
+
 def test_weights_that_were_loaded_before_count_as_free_and_mapped_libraries_do_not(root: Path) -> None:
     """Regression: in a container a worker that was started again had a smaller pool, by the size of its weights."""
     limit_memory(root, "", str(1 << 30), used=900 * MIB)

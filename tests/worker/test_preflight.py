@@ -1,6 +1,7 @@
 """The check of a model folder before torch is loaded: in this process, and as `python -m worker_svc --check`."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire import machine
 from quire.worker_settings import WorkerSettings
 from tests.services import ROOT
 from tests.worker.tiny_models import TINY_MODELS, write_tiny_model
@@ -88,6 +90,28 @@ def test_a_sequence_longer_than_the_models_positions_is_refused(pristine: Path) 
     with pytest.raises(OptionError, match=r"--max-model-len 257 is more .* give at most --max-model-len 256"):
         check_model(str(pristine), replace(USUAL, max_model_len=257))
     check_model(str(pristine), replace(USUAL, max_model_len=256))
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_bytes", "remedy"),
+    [
+        ({"dtype": "float32"}, 4, "give --dtype bfloat16 or --weight-dtype int8, or a smaller model"),
+        ({"dtype": "bfloat16"}, 2, "give --weight-dtype int8, or a smaller model"),
+        ({"dtype": "bfloat16", "weight_dtype": "int8"}, 1, "give a smaller model"),
+    ],
+)
+def test_weights_of_more_than_all_memory_are_refused_before_the_system_kills_who_loads_them(
+    changes: dict[str, str], num_bytes: int, remedy: str, pristine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = replace(USUAL, device="cpu", **changes)  # type: ignore[arg-type]
+    shapes = [header.shape for header in read_headers(pristine).values()]
+    of_vector = max(num_bytes, 2)
+    needed = sum(math.prod(shape) * (num_bytes if len(shape) > 1 else of_vector) for shape in shapes)
+    monkeypatch.setattr(machine, "total_memory_bytes", lambda: needed)
+    check_model(str(pristine), options)
+    monkeypatch.setattr(machine, "total_memory_bytes", lambda: needed - 1)
+    with pytest.raises(OptionError, match=rf"the weights need .* of main memory in .*: {remedy}$"):
+        check_model(str(pristine), options)
 
 
 @pytest.mark.parametrize("kept", ["float32", "bfloat16", "float16", "fp8", "int8"])

@@ -1,14 +1,18 @@
-"""Checks the configured size of the KV pool against a model, before torch and the weights are loaded.
+"""Checks the configured KV pool against a model, and its weights against the machine, before torch is loaded.
 
 If only torch can tell the dtype of the blocks, the check is left to `pool_plan`. Does not look at the free memory.
 """
 
+from collections.abc import Iterable
+from math import prod
+
 from kernels.native.processor import multiplies_bfloat16, processor_features
 from worker_svc.checkpoint.dtype_choice import choose_dtype
-from worker_svc.memory.pool_plan import PoolRequest, PoolSizeError, SequenceLimits, asked_blocks, check_asked_pool
+from worker_svc.memory.pool_plan import PoolRequest, PoolSizeError, SequenceLimits, asked_blocks, check_asked_pool, gib
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.model_part import rank_config
-from worker_svc.option_check import CheckedOptions, is_on_cuda
+from worker_svc.model.tensor_names import NeededTensor
+from worker_svc.option_check import CheckedOptions, OptionError, is_on_cuda
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 _SCALE_BYTES = 4  # for the key, or the value, of a token in one head, in int8
@@ -39,6 +43,30 @@ def check_pool(options: CheckedOptions, config: ModelConfig, saved_dtype: str, *
     check_asked_pool(request, sequences, block_bytes)
     if is_on_cuda(options, has_driver=has_driver) is False:
         _check_share(options, block_bytes)
+
+
+def check_weights(
+    options: CheckedOptions, tensors: Iterable[NeededTensor], saved_dtype: str, *, has_driver: bool, memory_bytes: int
+) -> None:
+    """Raises OptionError if the weights of a worker on a CPU are more than all memory: the system would kill it."""
+    if is_on_cuda(options, has_driver=has_driver) is not False:
+        return
+    bfloat16_by = multiplies_bfloat16(processor_features())
+    dtype = choose_dtype(options.dtype, saved_dtype, on_cpu=True, bfloat16_by=bfloat16_by).dtype
+    of_vector = of_matrix = _BYTES[dtype]
+    if options.weight_dtype == "int8":
+        of_matrix = _BYTES["int8"]
+    needed = sum(prod(each.shape) * (of_matrix if len(each.shape) > 1 else of_vector) for each in tensors)
+    if options.group_address is not None:  # each rank has a machine for itself
+        needed //= options.tensor_parallel
+    if needed <= memory_bytes:
+        return
+    remedies = ["--dtype bfloat16"] * (dtype == "float32") + ["--weight-dtype int8"] * (options.weight_dtype == "auto")
+    give = f"give {' or '.join(remedies)}, or a smaller model" if remedies else "give a smaller model"
+    raise OptionError(
+        f"the weights need {gib(needed)} of main memory in {options.weight_dtype if of_matrix == 1 else dtype}, "
+        f"and this machine, or container, has {gib(memory_bytes)}: {give}"
+    )
 
 
 def _check_share(options: CheckedOptions, block_bytes: int) -> None:

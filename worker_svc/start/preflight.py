@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from quire import machine
 from worker_svc.checkpoint.dtype_choice import saved_dtype
 from worker_svc.checkpoint.generation_defaults import read_sampling_defaults
 from worker_svc.checkpoint.model_folder import find_checkpoint
@@ -20,7 +21,7 @@ from worker_svc.option_check import (
     num_cuda_devices,
 )
 from worker_svc.start.end_tokens import left_out_warning
-from worker_svc.start.pool_check import check_pool
+from worker_svc.start.pool_check import check_pool, check_weights
 
 
 def check_start(model: str, options: CheckedOptions, *, generation_config: str) -> tuple[str, ...]:
@@ -62,10 +63,13 @@ def check_folder(
         check_length(options.max_model_len, config.max_model_len)
         check_divisible(config, options.tensor_parallel)
     headers = read_headers(folder)
-    for name, shape in needed_tensors(config, headers, folder):
+    tensors = list(needed_tensors(config, headers, folder))
+    for name, shape in tensors:
         check_tensor(folder, name, headers.get(name), shape)
     if options is not None:
-        check_pool(options, config, saved_dtype(config.dtype, headers), has_driver=has_cuda_driver())
+        saved, has_driver = saved_dtype(config.dtype, headers), has_cuda_driver()
+        check_weights(options, tensors, saved, has_driver=has_driver, memory_bytes=machine.total_memory_bytes())
+        check_pool(options, config, saved, has_driver=has_driver)
     warning = left_out_warning(config, check_tokenizer(folder))
     if sampling_defaults:
         read_sampling_defaults(folder)
