@@ -210,19 +210,23 @@ def test_a_response_has_the_form_of_its_schema(api: openai.OpenAI) -> None:
     assert plain.to_dict()["text"] == {"format": {"type": "text"}}
 
 
+@pytest.mark.parametrize("max_output_tokens", [20, None])
 def test_a_conversation_that_is_too_long_loses_its_oldest_turns_if_asked_to(
-    api: openai.OpenAI, sdk: quire.Client
+    max_output_tokens: int | None, api: openai.OpenAI, sdk: quire.Client
 ) -> None:
+    """An answer without a bound has a quarter of the context."""
     long = [*(f"{name} " * 400 for name in ("one", "two", "three", "four", "five", "six")), "Why?"]
     items: Any = turns(*long)
     kept = [{"role": "system", "content": "Be kind."}, *items]
-    bound, context = 20, sdk.model().max_model_len
+    context = sdk.model().max_model_len
+    bound = max_output_tokens or context // 4
     assert len(sdk.tokenize(kept).token_ids) > context
     while len(sdk.tokenize(kept).token_ids) + bound > context:
         del kept[1:3]
-    fields: Any = {"model": MODEL, "input": items, "instructions": "Be kind.", "max_output_tokens": bound}
+    fields: Any = {"model": MODEL, "input": items, "instructions": "Be kind.", "max_output_tokens": max_output_tokens}
     response = api.responses.create(**fields, truncation="auto", temperature=0)
-    assert response.output_text == sdk.chat(kept, temperature=0, max_tokens=bound).text
+    most = max_output_tokens or context - len(sdk.tokenize(kept).token_ids)
+    assert response.output_text == sdk.chat(kept, temperature=0, max_tokens=most).text
     assert len(kept) < len(long) and response.truncation == "auto"
     with pytest.raises(openai.BadRequestError):
         api.responses.create(**fields)

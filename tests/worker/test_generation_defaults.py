@@ -26,7 +26,8 @@ def test_what_the_file_says_is_recommended_and_null_is_not(tmp_path: Path) -> No
     beside = {"do_sample": True, "eos_token_id": [1, 2], "max_new_tokens": 9, "typical_p": 0.1}
     assert read_sampling_defaults(write(tmp_path, {**said, **beside})) == said
     assert read_sampling_defaults(write(tmp_path, dict.fromkeys(said))) == {}
-    assert read_sampling_defaults(write(tmp_path, {"top_k": 0})) == {}
+    for all_tokens in (0, -1):
+        assert read_sampling_defaults(write(tmp_path, {"top_k": all_tokens})) == {}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_what_the_file_says_is_recommended_and_null_is_not(tmp_path: Path) -> No
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("temperature", 10**400),
-        ("top_k", -1),
+        ("top_k", -2),
         ("top_k", 20.5),
         ("top_k", 10**30),
         ("top_p", 0),

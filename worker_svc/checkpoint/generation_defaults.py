@@ -20,10 +20,11 @@ def read_sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def _value(table: JsonTable, param: NumericParam) -> float | None:
-    """The value; None if it is 0 where at least 1 is needed, as in top_k, where 0 means all tokens."""
+    """The value; None if it is below 1 where at least 1 is needed, as in top_k, where 0, and in vLLM -1, means all."""
     if param.is_whole:
-        return table.integer(param.name, least=0, most=_MOST_WHOLE) or None
-    value = table.number(param.name)
-    if not param.allows(value):
+        value = table.integer(param.name, least=-1, most=_MOST_WHOLE)
+        return value if value > 0 else None
+    number = table.number(param.name)
+    if not param.allows(number):
         table.refuse(param.name, f"must be {param.range}", "correct it, or give --generation-config none")
-    return value
+    return number

@@ -26,7 +26,7 @@ from gateway_svc.openai.responses.items import InputItem, items_of
 from gateway_svc.openai.responses.output import Output
 from gateway_svc.openai.responses.response_object import ResponseHead, Snapshot
 from gateway_svc.openai.responses.stored_responses import StoredResponse, StoredResponses
-from gateway_svc.openai.responses.truncation import last_turns_that_fit
+from gateway_svc.openai.responses.truncation import ANSWER_PART, last_turns_that_fit
 from gateway_svc.openai.responses.turns import turns_of
 from gateway_svc.request_fields import new_request_id
 from gateway_svc.resumption import not_resumable
@@ -165,7 +165,7 @@ class Responses:
         turns = [templated(each, model.answer_format) for each in turns]
         if body.truncation != "auto":
             return instructions + turns
-        most_tokens = model.max_model_len - (body.max_output_tokens or 1)
+        most_tokens = model.max_model_len - (body.max_output_tokens or model.max_model_len // ANSWER_PART)
         kept = await last_turns_that_fit(
             self._client, lambda last: body.chat([*instructions, *last]), turns, most_tokens
         )

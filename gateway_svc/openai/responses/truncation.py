@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import quire
 
+ANSWER_PART = 4  # of the context one part is left to an answer that has no bound of its own
+
 Turns = Sequence[quire.ChatMessage]
 
 
