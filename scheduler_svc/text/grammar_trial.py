@@ -5,11 +5,9 @@ each of many requests. Owners take turns, so that one with many grammars, or wit
 keeps no other waiting. Knows no requests, and no messages.
 """
 
-import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from common.native_faults import shortened
 from quire.errors import FailedPreconditionError
 from scheduler_svc.text import grammar_program
 from scheduler_svc.text.limited_process import IdleProcesses, LimitedProcess, ProcessEndedError
-from scheduler_svc.text.owner_turns import OwnerTurns
+from scheduler_svc.text.shared_thread import SharedThread
 
 _WALL_S = 4 * (grammar_program.READING_CPU_S + grammar_program.MAX_CPU_S)  # on a machine however busy
 _MOST_IDLE = 1  # processes, each with a whole vocabulary
@@ -40,21 +38,19 @@ class GrammarTrial:
         tokenizer_json = faithful_tokenizer(tokenizer_json, vocab_size)  # as workers read it
         self._vocabulary = grammar_program.vocabulary_message(tokenizer_json, vocab_size, eos_token_ids, STEP_MAX_ITEMS)
         self._idle = IdleProcesses(_MOST_IDLE)
-        self._thread = ThreadPoolExecutor(1, "grammar-trial")
-        self._turns = OwnerTurns()
+        self._thread = SharedThread("grammar-trial")
         # Only the thread changes these.
         self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # reason, and until when it is known
 
     async def check(self, grammar: str, owner: str = "") -> None:
-        """Check a grammar; of each owner one is tried at a time.
+        """Check a grammar.
 
         Raises GrammarRefusedError, or FailedPreconditionError if no grammar works with the model's tokenizer.
         """
         digest = hashlib.sha256(grammar.encode()).digest()
         if not self._has_passed(digest):
-            async with self._turns.turn(owner):
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._try_once, digest, grammar)
+            await self._thread.run(owner, self._try_once, digest, grammar)
 
     def _has_passed(self, digest: bytes) -> bool:
         """True if it is known to pass. Raises GrammarRefusedError if it is known to be refused."""

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -127,9 +128,13 @@ def tried(trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch) -> "list[str]":
 
 async def test_who_has_many_grammars_keeps_nobody_else_waiting(trial: GrammarTrial, tried: list[str]) -> None:
     """Regression: they were tried in the order in which they came, each for up to half a second."""
+    are_all_there = threading.Event()
+    first = asyncio.create_task(trial._thread.run("first", are_all_there.wait))
     greedy = [asyncio.create_task(trial.check(f"greedy {number}", "greedy")) for number in range(20)]
     others = [asyncio.create_task(trial.check(f"other {number}", f"other {number}")) for number in range(2)]
-    await asyncio.gather(*greedy, *others)
+    await asyncio.sleep(0)  # each has begun
+    are_all_there.set()
+    await asyncio.gather(first, *greedy, *others)
     assert tried[:4] == ["greedy 0", "other 0", "other 1", "greedy 1"]
     assert tried[4:] == [f"greedy {number}" for number in range(2, 20)]
 

@@ -5,52 +5,34 @@ Texts and token ids of Tokenize and Detokenize have threads of their own. Knows 
 checked before.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, TypeVarTuple
+from collections.abc import Sequence
 
 from common.violations import refusal_of
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.chat_prompt import encode_chat
 from scheduler_svc.requests.params.served_model import ServedModel
-from scheduler_svc.text.owner_turns import OwnerTurns
+from scheduler_svc.text.shared_thread import SharedThread
 from scheduler_svc.text.tokenizer import ModelTokenizer
 
 Prompt = str | pb.ChatPrompt | Sequence[int]
 
-T = TypeVar("T")
-Arguments = TypeVarTuple("Arguments")
-
 _LONG = 16_384  # characters of a text, bytes of a chat, or token ids
 
 
-class _Thread:
-    """One thread for work of one kind: more would take the interpreter from the event loop."""
-
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, name)
-        self._turns = OwnerTurns()
-
-    async def run(self, owner: str, work: Callable[[*Arguments], T], *args: *Arguments) -> T:
-        async with self._turns.turn(owner):
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
-
-
 class _Threads:
-    """Threads of texts and token ids, and of chats."""
+    """Threads of texts and token ids, and of chats. More would take the interpreter from the event loop."""
 
     def __init__(self, name: str) -> None:
-        self._short = _Thread(name)
-        self._long = _Thread(f"long-{name}")  # so that no short text waits behind a long one
+        self._short = SharedThread(name)
+        self._long = SharedThread(f"long-{name}")  # so that no short text waits behind a long one
         # Chats have threads of their own: their template is a program of the model, and may be slow.
-        self._chat = _Thread(f"chat-{name}")
-        self._long_chat = _Thread(f"long-chat-{name}")
+        self._chat = SharedThread(f"chat-{name}")
+        self._long_chat = SharedThread(f"long-chat-{name}")
 
-    def of_text(self, length: int) -> _Thread:
+    def of_text(self, length: int) -> SharedThread:
         return self._long if length > _LONG else self._short
 
-    def of_chat(self, chat: pb.ChatPrompt) -> _Thread:
+    def of_chat(self, chat: pb.ChatPrompt) -> SharedThread:
         return self._long_chat if chat.ByteSize() > _LONG else self._chat
 
 
