@@ -30,6 +30,7 @@ class WaitingQueue:
         self._heaps: dict[Phase, list[_Entry]] = {phase: [] for phase in Phase}
         self._entries: dict[SequenceGroup, _Entry] = {}  # the heaps' valid entries, one for each WAITING group
         self._phases: dict[SequenceGroup, Phase] = {}  # beside _entries
+        self._num_stale_passed = 0  # entries that `first` has passed since the last sweep
         self._ranks = SortedRanks()  # of the valid entries
         self._sizes: dict[SequenceGroup, tuple[int, int]] = {}  # of all four states: sequences, tokens
         self._sizes_of: dict[str, tuple[int, int]] = {}  # by owner: groups, tokens
@@ -94,6 +95,8 @@ class WaitingQueue:
 
     def first(self, num_groups: int, phases: Collection[Phase]) -> Iterator[SequenceGroup]:
         """Iterate over the head and those behind it in these phases, in order, over so many at most."""
+        if self._num_stale_passed > len(self._entries):
+            self._sweep()  # which takes no longer than it took to pass them
         # A heap's node is no later than the two below it, so the next in order is among those below the ones before.
         frontier = [(heap[0], 0, phase.value) for phase in phases if (heap := self._heaps[phase])]
         heapq.heapify(frontier)
@@ -108,6 +111,8 @@ class WaitingQueue:
                 last = entry
                 num_groups -= 1
                 yield entry[1]
+            else:
+                self._num_stale_passed += 1
 
     def phase_of(self, group: SequenceGroup) -> Phase:
         """Return the phase in which a WAITING group is served."""
@@ -241,6 +246,7 @@ class WaitingQueue:
 
     def _sweep(self) -> None:
         """Drop the stale entries."""
+        self._num_stale_passed = 0
         for phase in self._heaps:
             self._heaps[phase] = [entry for group, entry in self._entries.items() if self._phases[group] is phase]
             heapq.heapify(self._heaps[phase])

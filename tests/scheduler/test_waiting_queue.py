@@ -230,6 +230,18 @@ def test_entries_of_groups_that_have_gone_are_swept_when_they_are_too_many(
     assert sum(map(len, queue._heaps.values())) == num_kept
 
 
+def test_groups_that_have_left_from_behind_the_head_are_not_passed_each_time() -> None:
+    """Regression: while a head of 4,096 groups waited, finding the second took up to 3 ms."""
+    queue = WaitingQueue()
+    for arrival in range(2000):
+        queue.push(make_new_group([1], arrival=arrival))
+    for arrival in range(1, 1000):
+        _, second = queue.first(2, BOTH_PHASES)
+        assert second.arrival == arrival
+        queue.pop(second)
+    assert sum(map(len, queue._heaps.values())) - len(queue) < 100
+
+
 def test_groups_are_served_in_order_after_a_sweep() -> None:
     queue, groups = queue_of(90)
     for group in groups[5:]:
