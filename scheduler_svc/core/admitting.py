@@ -37,8 +37,8 @@ class GroupStarter:
         workers = list(workers)
         phases = phases_of(worker, workers)
         while budget > 0 and worker.free_seats and not worker.parked:
-            group = self._head(phases, workers, now_s)
-            if group is not None and not placement.may_take(worker, group, workers, self._limits):
+            head = group = self._head(phases, workers, now_s)
+            if head is not None and not placement.may_take(worker, head, workers, self._limits):
                 group = self._first_for(worker, phases, workers, now_s)
             if worker.swapped and (group is None or not placement.goes_before_swapped(worker, group, self._limits)):
                 group = worker.swapped[0]
@@ -48,7 +48,7 @@ class GroupStarter:
                 if not self._restore(worker, step, group):
                     return
             else:
-                start = self._claim(worker, workers, step, group)
+                start = self._claim(worker, workers, step, group, head)
                 if start is None:
                     return
                 if self._fetches.begin(worker, group):
@@ -81,10 +81,17 @@ class GroupStarter:
                     budget -= add_row(worker, step, sequence, budget)
 
     def _claim(
-        self, worker: WorkerState, workers: list[WorkerState], step: PlannedStep, group: SequenceGroup
+        self,
+        worker: WorkerState,
+        workers: list[WorkerState],
+        step: PlannedStep,
+        group: SequenceGroup,
+        head: SequenceGroup | None,
     ) -> GroupStart | None:
         # A worker that has preempted itself idle leaves no group to others: they may not plan again.
         others = [] if step.preempted else self._serving(self._queue.phase_of(group), workers)
+        if head is not None and head is not group:  # those that may take the head are to start it first
+            others = [each for each in others if not placement.may_take(each, head, workers, self._limits)]
         is_busy = bool(step.plan.sequences)
         return placement.claim_start(group, worker, others, self._limits, is_busy=is_busy)
 

@@ -159,6 +159,16 @@ def test_of_groups_that_only_larger_workers_can_hold_a_limited_number_is_passed_
     assert running(small) == [True]
 
 
+def test_a_worker_leaves_nothing_behind_a_head_to_a_larger_one_that_is_to_start_that_head_first() -> None:
+    """Regression: it had more blocks, so each group was left to it four times, though it waited for yet more."""
+    site = Site(make_worker("small", num_blocks=4), make_worker("large", num_blocks=12))
+    start(site.workers[1], make_group([9] * 24, arrival=100))
+    head, *behind = site.push([1] * 30), site.push([2] * 4), site.push([3] * 4)
+    assert site.workers[1].blocks.num_available_blocks == 6
+    site.start_groups()
+    assert running(head, *behind) == [False, True, True]
+
+
 def swapping_site() -> Site:
     return Site(make_worker(num_host_blocks=8, preemption="swap"))
 
