@@ -13,6 +13,9 @@ from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 
+# Of groups that wait to go on so many at most are counted, less one: while more wait, none is handed over.
+MOST_WAITING = 32
+
 
 def phases_of(worker: WorkerState, workers: Iterable[WorkerState]) -> frozenset[Phase]:
     """Return the phases that the worker serves: those of its role, and those that no other serving worker has."""
@@ -27,25 +30,25 @@ def groups_to_hand_over(
 ) -> list[SequenceGroup]:
     """Return the running groups that have computed their prompts here, and that another worker is to go on with.
 
-    In order, while workers have room for them and for those that are on their way already: one that had to wait would
-    lose its blocks here to the next prompts, and compute them again. Until there is room it decodes here.
+    In order, while workers have room for them and for those that wait or are on their way already: one that had to wait
+    would lose its blocks here to the next prompts, and compute them again. Until there is room it decodes here.
     """
     workers = list(workers)
     takers = [other for other in workers if _is_taker(other, worker)] if worker.role == "prefill" else []
-    running = dict.fromkeys(sequence.group for sequence in worker.running) if takers else {}
-    candidates = [group for group in running if group.cohort is None and _may_leave(worker, group)]
-    if not candidates or queue.peek({Phase.DECODE}) is not None:
-        return []
     rooms = [_Room(taker, limits) for taker in takers]
-    for group in _on_their_way(workers, queue):
-        if not any(room.take(group) for room in rooms):
-            return []
+    if not any(room.is_open for room in rooms):
+        return []
+    waiting = list(queue.first(MOST_WAITING, {Phase.DECODE}))
+    if len(waiting) == MOST_WAITING:
+        return []
+    for group in chain(_on_their_way(workers, queue), waiting):
+        _take(rooms, group)
     leaving = []
-    for group in candidates:
-        if any(room.take(group) for room in rooms):
-            leaving.append(group)
-        elif any(can_ever_hold(taker, group, limits) for taker in takers):
+    for group in dict.fromkeys(sequence.group for sequence in worker.running):
+        if not any(room.is_open for room in rooms):
             break
+        if group.cohort is None and _may_leave(worker, group) and _take(rooms, group):
+            leaving.append(group)
     return leaving
 
 
@@ -53,26 +56,49 @@ class _Room:
     """Room for more groups on a worker, less what `take` has counted."""
 
     def __init__(self, worker: WorkerState, limits: WorkerLimits) -> None:
-        is_open = worker.trial is None and not worker.swapped
+        self.is_open = worker.trial is None and not worker.swapped and num_free_seats(worker, limits) > 0
         self._worker = worker
         self._limits = limits
-        self._num_seats = num_free_seats(worker, limits) if is_open else 0
+        self._num_seats = num_free_seats(worker, limits)
         self._num_blocks = worker.blocks.num_available_blocks - worker.num_watermark_blocks
+        self._num_fetchable = worker.max_fetched_blocks - worker.num_coming_fetched
+
+    def is_for(self, group: SequenceGroup) -> bool:
+        """True if it is open, and the group may grow there to its end."""
+        return self.is_open and can_ever_hold(self._worker, group, self._limits)
 
     def take(self, group: SequenceGroup) -> bool:
-        """Count a group, if there is room for its present tokens and it may grow there to its end."""
-        num_seats, worker = len(group.unfinished), self._worker
-        if num_seats > self._num_seats or not can_ever_hold(worker, group, self._limits):
+        """Count a group, if there is room for its present tokens, and to fetch its blocks if it has not begun to."""
+        num_blocks = num_fetched = _num_blocks(group, self._worker)
+        if num_blocks > self._num_blocks or num_blocks > self._num_fetchable:
+            cached = self._worker.blocks.lookup(group.live[0].block_hashes)
+            num_fetched -= len(cached)
+            num_blocks = num_fetched + self._worker.blocks.num_unreferenced(cached)
+        num_fetched = 0 if group.fetch_id else min(num_fetched, self._worker.max_fetched_blocks)
+        num_seats = len(group.unfinished)
+        if num_seats > self._num_seats or num_blocks > self._num_blocks or num_fetched > self._num_fetchable:
             return False
-        num_blocks = worker.num_blocks_for(group.num_distinct_tokens) + len(group.live) - 1
-        if num_blocks > self._num_blocks:
-            cached = worker.blocks.lookup(group.live[0].block_hashes)
-            num_blocks += worker.blocks.num_unreferenced(cached) - len(cached)
-            if num_blocks > self._num_blocks:
-                return False
         self._num_seats -= num_seats
         self._num_blocks -= num_blocks
+        self._num_fetchable -= num_fetched
+        self.is_open = self._num_seats > 0
         return True
+
+
+def _take(rooms: list[_Room], group: SequenceGroup) -> bool:
+    """Count a group where there is room for it. Where there will be, but is not yet, none is left for those behind."""
+    rooms = [room for room in rooms if room.is_for(group)]
+    if any(room.take(group) for room in rooms):
+        return True
+    for room in rooms:
+        room.is_open = False
+    return False
+
+
+def _num_blocks(group: SequenceGroup, worker: WorkerState) -> int:
+    """Return the blocks of its present tokens, as if its members shared no more than the prompt."""
+    num_shared = group.sequences[0].num_prompt_tokens // worker.block_size
+    return num_shared + sum(worker.num_blocks_for(sequence.num_tokens) - num_shared for sequence in group.live)
 
 
 def _on_their_way(workers: Iterable[WorkerState], queue: WaitingQueue) -> Iterable[SequenceGroup]:

@@ -230,3 +230,69 @@ def test_groups_on_their_way_and_those_that_wait_for_a_taker_go_first() -> None:
     assert groups_to_hand_over(worker, [worker, taker], queue) == staying[:1]
     queue.push(make_new_group(PROMPT, arrival=9))  # a prompt waits for no taker
     assert groups_to_hand_over(worker, [worker, taker], queue) == staying[:1]
+
+
+def test_who_waits_for_a_worker_keeps_nobody_from_those_that_cannot_hold_it() -> None:
+    """Regression: nothing was handed over while a group waited that only a full or a draining worker could hold."""
+    worker, queue = worker_of("prefill"), WaitingQueue()
+    small = make_worker("small", num_blocks=6, role="decode", block_format="f", max_fetched_blocks=100)
+    large = worker_of("decode", num_seats=1)
+    start(large, make_group([9]))
+    queue.push(make_new_group([8] * 30, [1], arrival=8))
+    fitting, too_large = prompt_done(worker, make_group(PROMPT, max_tokens=2)), make_group([7] * 30, arrival=1)
+    prompt_done(worker, too_large)
+    last = prompt_done(worker, make_group([6], arrival=2, max_tokens=2))
+    assert groups_to_hand_over(worker, [worker, small, large], queue) == [fitting, last]
+
+
+def test_groups_on_their_way_count_only_for_workers_that_can_hold_them() -> None:
+    """A prompt that is fetched, or a group that is stopped, and that none of the takers can ever hold."""
+    worker, taker, queue = worker_of("prefill"), worker_of("decode", num_blocks=10), WaitingQueue()
+    group = prompt_done(worker, make_group(PROMPT, max_tokens=2))
+    fetched = make_new_group([8] * 60, arrival=8)
+    queue.push(fetched)
+    queue.hold(fetched)
+    assert groups_to_hand_over(worker, [worker, taker], queue) == [group]
+
+
+def test_while_many_wait_to_go_on_none_is_handed_over() -> None:
+    worker, queue = worker_of("prefill"), WaitingQueue()
+    taker = worker_of("decode", num_blocks=1000, num_seats=100)
+    limits = WorkerLimits(max_num_seqs=100, pipeline_depth=2)
+    group = prompt_done(worker, make_group(PROMPT, max_tokens=2))
+    for arrival in range(1, handing_over.MOST_WAITING):
+        queue.push(make_new_group([8], [1], arrival=arrival, max_tokens=2))
+    assert handing_over.groups_to_hand_over(worker, [worker, taker], queue, limits) == [group]
+    queue.push(make_new_group([8], [1], arrival=100, max_tokens=2))
+    assert handing_over.groups_to_hand_over(worker, [worker, taker], queue, limits) == []
+
+
+def test_no_more_leaves_than_may_be_fetched_at_once_but_one_that_is_larger() -> None:
+    """Regression: the others found no memory for fetches, and were computed again."""
+    worker, taker = worker_of("prefill", num_blocks=100), worker_of("decode", num_blocks=100, max_fetched_blocks=5)
+    groups = three_done(worker)
+    assert groups_to_hand_over(worker, [worker, taker]) == groups[:2]  # of two blocks each
+    taker.num_coming_fetched = 1
+    assert groups_to_hand_over(worker, [worker, taker]) == groups[:2]
+    taker.num_coming_fetched = 2
+    assert groups_to_hand_over(worker, [worker, taker]) == groups[:1]
+    taker.num_coming_fetched = 0
+    source = worker_of("prefill")
+    large = prompt_done(source, make_group([5] * 30, max_tokens=2))
+    assert groups_to_hand_over(source, [source, taker]) == [large]
+
+
+@pytest.mark.parametrize(("num_blocks", "is_taken"), [(7, True), (6, False)])
+def test_samples_have_blocks_of_their_own_behind_the_full_ones_of_the_prompt(num_blocks: int, is_taken: bool) -> None:
+    """One block in common, and three times a rest of three tokens with two of its own: two blocks."""
+    worker, taker = worker_of("prefill"), worker_of("decode", num_blocks=20)
+    occupy(taker, 20 - num_blocks)
+    group = prompt_done(worker, make_group([1, 2, 3, 4, 5, 6, 7], [], [], [], max_tokens=3))
+    assert sum(sequence.num_tokens for sequence in group.live) == 3 * 8
+    launch_rows(worker, group)
+    execute(worker)
+    assert groups_to_hand_over(worker, [worker, taker]) == [group] * is_taken
+
+
+def occupy(worker: WorkerState, num_blocks: int) -> None:
+    start(worker, make_group([9] * 4 * num_blocks, arrival=900))

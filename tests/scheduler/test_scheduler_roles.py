@@ -146,6 +146,16 @@ def test_the_queue_of_one_phase_does_not_hold_up_the_other() -> None:
     cluster.assert_outputs_are_unconstrained()
 
 
+def test_groups_that_have_their_prompts_at_once_leave_one_by_one_where_not_all_can_be_fetched() -> None:
+    cluster = make_cluster(p="prefill")
+    cluster.add_worker("d", num_blocks=60, block_format="f", role="decode", max_fetched_blocks=3)
+    sequences = [cluster.add([number + 1] * 8, 20) for number in range(2)]
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    assert computed(cluster, "p") + computed(cluster, "d") == len(sequences) * (8 + 19)
+    assert computed(cluster, "d") > 19
+
+
 def test_prompts_add_no_row_to_the_steps_of_a_worker_that_decodes() -> None:
     cluster = make_cluster(p="prefill", d="decode")
     running = cluster.add(PROMPT[:8], 20)
