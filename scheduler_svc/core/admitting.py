@@ -36,7 +36,7 @@ class GroupStarter:
         """Start groups in order, up to the first that cannot be started here and now."""
         workers = list(workers)
         phases = phases_of(worker, workers)
-        while budget > 0 and worker.free_seats and not worker.parked:
+        while budget > 0 and worker.free_seats and not worker.has_preempted:
             head = group = self._head(phases, workers, now_s)
             if head is not None and not placement.may_take(worker, head, workers, self._limits):
                 group = self._first_for(worker, phases, workers, now_s)

@@ -107,7 +107,7 @@ def num_free_seats(worker: WorkerState, limits: WorkerLimits) -> int:
 
 def has_free_seats(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:
     """True if there is a seat for each member, and no group preempted here still waits for tokens in flight."""
-    return len(group.unfinished) <= num_free_seats(worker, limits) and not worker.parked
+    return len(group.unfinished) <= num_free_seats(worker, limits) and not worker.has_preempted
 
 
 def goes_before_swapped(worker: WorkerState, group: SequenceGroup, limits: WorkerLimits) -> bool:

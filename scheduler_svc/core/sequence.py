@@ -181,6 +181,7 @@ class SequenceGroup:
     cohort: Cohort | None = None  # while it is suspected, in whatever state: see `isolation`
     waits_since_s: float | None = None  # monotonic: when it was first seen to wait, or since its pause; see `aging`
     destination: str | None = None  # worker that it was stopped to go on at, until that fetches its blocks
+    is_leaving: bool = False  # it was stopped to go on at another worker, and has not started since
     fetch_id: int = 0  # the latest fetch of its blocks since it was last started, under way or ended; 0: none
     num_times_left: int = 0  # as head of the queue: how often a worker left it to another
     shares: list[tuple[int, int]] | None = None  # while it waits: see `sharing`

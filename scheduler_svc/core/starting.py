@@ -127,6 +127,7 @@ def seat_members(worker: WorkerState, group: SequenceGroup) -> None:
     group.num_times_left = 0
     group.fetch_id = 0
     group.destination = None
+    group.is_leaving = False
     group.shares = None
     group.waits_since_s = None
     for sequence in group.unfinished:

@@ -40,6 +40,7 @@ class StepPlanner:
             return None
         worker.cache_decoded_blocks()
         for group in groups_to_hand_over(worker, workers, self._places.waiting, self._limits):
+            group.is_leaving = True
             worker.set_aside(group)
             self._places.place_preempted(group)
         if not self._places.waiting:
@@ -60,6 +61,7 @@ class StepPlanner:
         found = group_to_share(worker, self._places.workers.values(), self._places.fetches, self._limits)
         if found is not None:
             source, group = found
+            group.is_leaving = True
             source.set_aside(group)
             group.destination = worker.worker_id
             self._places.place_preempted(group)

@@ -146,6 +146,11 @@ class WorkerState:
         """Most blocks that a group may come to hold here: a larger one is never started."""
         return self.blocks.num_blocks - self.num_pinned_blocks - self.num_watermark_blocks
 
+    @property
+    def has_preempted(self) -> bool:
+        """True if a group that is to go on here waits for its tokens in flight: none starts before it."""
+        return any(not group.is_leaving for group in self.parked)
+
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

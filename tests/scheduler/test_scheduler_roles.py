@@ -156,6 +156,19 @@ def test_groups_that_have_their_prompts_at_once_leave_one_by_one_where_not_all_c
     assert computed(cluster, "d") > 19
 
 
+def test_a_group_that_goes_elsewhere_keeps_no_prompt_waiting_while_its_token_is_in_flight() -> None:
+    """Regression: beside a backlog every second step of a worker for prompts had none."""
+    cluster = make_cluster(p="prefill", d="decode")
+    leaving = cluster.add(PROMPT[:8], 9)
+    cluster.start("p")
+    prompt = cluster.add(PROMPT[:5], 9)
+    plan = cluster.start("p")
+    assert leaving.group.state is GroupState.PARKED and plan is not None and plan.sequences == [prompt]
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+
+
 def test_prompts_add_no_row_to_the_steps_of_a_worker_that_decodes() -> None:
     cluster = make_cluster(p="prefill", d="decode")
     running = cluster.add(PROMPT[:8], 20)
