@@ -31,13 +31,17 @@ class Service:
         self.waiting = Waiting()
         self.waits_s: list[float] = []  # of those that have started
         self.num_blocked_seats = 0
+        self.is_worker_there = True
         self._groups: list[RunningGroup] = []
         monkeypatch.setattr(wait_estimate, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         self.estimate = WaitEstimate(cast(Scheduler, self))
 
     @property
     def workers(self) -> Any:
-        return SimpleNamespace(seat_use=lambda: [SeatUse("w", NUM_SEATS - len(self._groups), self._groups)])
+        return SimpleNamespace(seat_use=self._seat_use)
+
+    def _seat_use(self) -> list[SeatUse]:
+        return [SeatUse("w", NUM_SEATS - len(self._groups), self._groups)] if self.is_worker_there else []
 
     def expected_s(self) -> float:
         return self.estimate.expected_s(len(self.waiting))
@@ -83,3 +87,15 @@ def test_while_it_is_not_seats_that_groups_wait_for_the_queue_alone_says_how_lon
     for _ in range(200):
         service.step()
     assert service.expected_s() == pytest.approx(len(service.waiting) * 199 * STEP_S, rel=0.02)
+
+
+def test_without_workers_no_wait_is_foreseen_from_the_seats_that_they_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: who came then was refused, for a forecast from before that nothing made outdated."""
+    service = Service(monkeypatch)
+    service.waiting.extend([0.0] * 4 * NUM_SEATS)
+    for _ in range(NUM_TOKENS + 2):
+        service.step()
+    assert service.expected_s() > NUM_TOKENS * STEP_S
+    service.is_worker_there = False
+    service.estimate.record_outage()
+    assert service.expected_s() == 0.0

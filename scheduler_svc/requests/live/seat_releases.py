@@ -71,6 +71,10 @@ class SeatReleases:
         self._output_tokens += (num_output_tokens - self._output_tokens) * weight
         self._is_outdated = True
 
+    def forget_forecast(self) -> None:
+        """Make the next forecast anew: the workers are others than those of the last step."""
+        self._forecast = None
+
     def expected_s(self, now_s: float, num_ahead: int) -> float:
         """Least number of seconds until a seat is free for a group with so many ahead of it; 0 if unknown."""
         forecast = self._present_forecast(now_s)

@@ -35,6 +35,7 @@ class WaitEstimate:
     def record_outage(self) -> None:
         """Record that the last worker has gone."""
         self.queue_wait.record_outage()
+        self._seat_releases.forget_forecast()
 
     def expected_s(self, num_ahead: int) -> float:
         """Seconds until a request with so many ahead of it would get a worker; 0 if no wait is foreseen."""
