@@ -51,6 +51,7 @@ class CheckedOptions:
     max_model_len: int | None
     tensor_parallel: int = 1
     group_address: str | None = None
+    rank: int | None = None
     attention: str = "auto"
     worker_number: int = 0
 
@@ -96,6 +97,11 @@ def is_on_cuda(options: CheckedOptions, *, has_driver: bool) -> bool | None:
     if options.device == "auto":
         return None if has_driver else False
     return options.device.startswith("cuda")
+
+
+def may_take_int8(runner: str, kernels: str, dtype: str) -> bool:
+    """True if, on a CPU, numbers may have int8 with these options, wherever native kernels are at hand."""
+    return runner != "device" and kernels != "torch" and dtype != "float16"
 
 
 def check_options(

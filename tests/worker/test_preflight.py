@@ -114,6 +114,52 @@ def test_weights_of_more_than_all_memory_are_refused_before_the_system_kills_who
         check_model(str(pristine), options)
 
 
+@pytest.mark.parametrize("weight_dtype", ["int4", "fp8"])
+def test_weights_of_few_bits_count_as_such_with_the_runner_of_accelerators_too(
+    weight_dtype: str, pristine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: they were refused by the size that they have in the model's dtype."""
+    options = replace(USUAL, device="cpu", runner="device", dtype="bfloat16", weight_dtype=weight_dtype)
+    num_numbers = sum(math.prod(header.shape) for header in read_headers(pristine).values())
+    monkeypatch.setattr(machine, "total_memory_bytes", lambda: 2 * num_numbers - 1)
+    check_model(str(pristine), options)
+    monkeypatch.setattr(machine, "total_memory_bytes", lambda: num_numbers // 2 - 1)
+    with pytest.raises(OptionError, match=f"the weights need .* of main memory in {weight_dtype}, .* give a smaller"):
+        check_model(str(pristine), options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "remedy"),
+    [
+        ({"runner": "device"}, 0.5, "give --dtype bfloat16 or --weight-dtype int4, or a smaller model"),
+        ({"kernels": "torch"}, 0.9, "give --dtype bfloat16, or a smaller model"),
+        ({"dtype": "float16"}, 0.4, "give a smaller model"),
+        ({}, 0.4, "give --weight-dtype int8, or a smaller model"),
+        ({}, 0.1, "give a smaller model"),
+    ],
+)
+def test_too_large_weights_are_refused_with_options_that_this_worker_takes_and_that_suffice(
+    changes: dict[str, str], part: float, remedy: str, pristine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: int8 was named to a worker that refuses it. `part`: of the weights in float32, that there is."""
+    options = replace(USUAL, device="cpu", **{"dtype": "float32", **changes})  # type: ignore[arg-type]
+    num_numbers = sum(math.prod(header.shape) for header in read_headers(pristine).values())
+    monkeypatch.setattr(machine, "total_memory_bytes", lambda: int(part * 4 * num_numbers) + 1)
+    with pytest.raises(OptionError, match=rf"of main memory in .*: {remedy}$"):
+        check_model(str(pristine), options)
+
+
+def test_a_rank_on_another_machine_leaves_the_size_of_the_weights_to_rank_0(
+    pristine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was refused by its own options, though rank 0's dtypes hold for the group."""
+    options = replace(USUAL, device="cpu", tensor_parallel=2, group_address="10.0.0.7:7900", rank=1)
+    monkeypatch.setattr(machine, "total_memory_bytes", lambda: 1)
+    check_model(str(pristine), options)
+    with pytest.raises(OptionError, match="the weights need"):
+        check_model(str(pristine), replace(options, rank=0))
+
+
 @pytest.mark.parametrize("kept", ["float32", "bfloat16", "float16", "fp8", "int8"])
 def test_the_bytes_of_a_block_are_those_that_the_pool_takes(pristine: Path, kept: str) -> None:
     config = read_model_config(pristine)

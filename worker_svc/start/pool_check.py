@@ -3,7 +3,7 @@
 If only torch can tell the dtype of the blocks, the check is left to `pool_plan`. Does not look at the free memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from kernels.native.processor import multiplies_bfloat16, processor_features
@@ -12,9 +12,10 @@ from worker_svc.memory.pool_plan import PoolRequest, PoolSizeError, SequenceLimi
 from worker_svc.model.config import ModelConfig
 from worker_svc.model.model_part import rank_config
 from worker_svc.model.tensor_names import NeededTensor
-from worker_svc.option_check import CheckedOptions, OptionError, is_on_cuda
+from worker_svc.option_check import CheckedOptions, OptionError, is_on_cuda, may_take_int8
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
+_MATRIX_BITS = {"int8": 8, "fp8": 8, "int4": 4}  # of a number in a matrix, by --weight-dtype; auto: as the dtype
 _SCALE_BYTES = 4  # for the key, or the value, of a token in one head, in int8
 
 
@@ -48,25 +49,38 @@ def check_pool(options: CheckedOptions, config: ModelConfig, saved_dtype: str, *
 def check_weights(
     options: CheckedOptions, tensors: Iterable[NeededTensor], saved_dtype: str, *, has_driver: bool, memory_bytes: int
 ) -> None:
-    """Raises OptionError if the weights of a worker on a CPU are more than all memory: the system would kill it."""
-    if is_on_cuda(options, has_driver=has_driver) is not False:
+    """Raises OptionError if the weights of a worker on a CPU are more than all memory: the system would kill it.
+
+    Ranks on other machines pass: their dtypes are those of rank 0.
+    """
+    if is_on_cuda(options, has_driver=has_driver) is not False or options.rank:
         return
     bfloat16_by = multiplies_bfloat16(processor_features())
     dtype = choose_dtype(options.dtype, saved_dtype, on_cpu=True, bfloat16_by=bfloat16_by).dtype
-    of_vector = of_matrix = _BYTES[dtype]
-    if options.weight_dtype == "int8":
-        of_matrix = _BYTES["int8"]
-    needed = sum(prod(each.shape) * (of_matrix if len(each.shape) > 1 else of_vector) for each in tensors)
-    if options.group_address is not None:  # each rank has a machine for itself
-        needed //= options.tensor_parallel
+    shapes = [each.shape for each in tensors]
+    num_parts = 1 if options.group_address is None else options.tensor_parallel  # each with a machine for itself
+    needed = _weight_bytes(shapes, dtype, options.weight_dtype) // num_parts
     if needed <= memory_bytes:
         return
-    remedies = ["--dtype bfloat16"] * (dtype == "float32") + ["--weight-dtype int8"] * (options.weight_dtype == "auto")
-    give = f"give {' or '.join(remedies)}, or a smaller model" if remedies else "give a smaller model"
+    smaller = {"--dtype bfloat16": ("bfloat16", options.weight_dtype)}
+    if options.weight_dtype == "auto" and options.runner == "device":
+        smaller["--weight-dtype int4"] = (dtype, "int4")
+    elif may_take_int8(options.runner, options.kernels, dtype):
+        smaller["--weight-dtype int8"] = (dtype, "int8")
+    fitting = [flag for flag, each in smaller.items() if _weight_bytes(shapes, *each) // num_parts <= memory_bytes]
+    give = f"give {' or '.join(fitting)}, or a smaller model" if fitting else "give a smaller model"
     raise OptionError(
-        f"the weights need {gib(needed)} of main memory in {options.weight_dtype if of_matrix == 1 else dtype}, "
+        f"the weights need {gib(needed)} of main memory in "
+        f"{dtype if options.weight_dtype == 'auto' else options.weight_dtype}, "
         f"and this machine, or container, has {gib(memory_bytes)}: {give}"
     )
+
+
+def _weight_bytes(shapes: Sequence[Sequence[int]], dtype: str, weight_dtype: str) -> int:
+    """Least size of tensors: with fewer bits some matrices, such as embeddings, stay in the dtype."""
+    dtype_bits = 8 * _BYTES[dtype]
+    matrix_bits = _MATRIX_BITS.get(weight_dtype, dtype_bits)
+    return sum(prod(shape) * (matrix_bits if len(shape) > 1 else dtype_bits) for shape in shapes) // 8
 
 
 def _check_share(options: CheckedOptions, block_bytes: int) -> None:

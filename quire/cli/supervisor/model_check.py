@@ -19,7 +19,7 @@ LIMIT_S = 60.0  # a good folder takes 0.1 s; one of many files on a slow disk a 
 _CHECKED = (
     "model", "generation_config", "device", "runner", "dtype", "kv_dtype", "weight_dtype", "kernels", "attention",
     "block_size", "num_blocks", "kv_memory_bytes", "memory_bytes", "max_model_len",
-    "tensor_parallel", "group_address", "worker_number",
+    "tensor_parallel", "group_address", "rank", "worker_number",
 )  # fmt: skip
 
 
