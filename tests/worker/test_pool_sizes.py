@@ -35,6 +35,11 @@ def test_a_cpu_keeps_keys_and_values_in_int8(decoder: Decoder) -> None:
     assert "give --kv-memory-bytes, --kv-dtype int8 or a smaller" in advice(decoder)
 
 
+@pytest.mark.parametrize("options", [{"kernels": "torch"}, {"dtype": "float16"}], ids=str)
+def test_a_cpu_that_would_refuse_int8_is_not_advised_to_take_it(decoder: Decoder, options: dict[str, str]) -> None:
+    assert "give --kv-memory-bytes, or a smaller" in advice(decoder, **options)
+
+
 def test_the_runner_of_accelerators_keeps_them_in_fp8_and_has_no_int8(decoder: Decoder) -> None:
     said = advice(decoder, runner="device")
     assert "give --kv-memory-bytes, --kv-dtype fp8 or a smaller" in said and "int8" not in said

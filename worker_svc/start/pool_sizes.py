@@ -17,6 +17,7 @@ from worker_svc.memory.kv_pool import BlockShape, KVPool, free_memory_bytes
 from worker_svc.memory.main_memory import MainMemory
 from worker_svc.memory.pool_plan import FreeMemory, PoolPlan, PoolRequest, SequenceLimits, gib, plan_pool
 from worker_svc.model.decoder import Decoder
+from worker_svc.option_check import may_take_int8
 from worker_svc.steps.step_limits import StepLimits
 
 # Of a step. On a CPU the cost per row of a product is constant from 256 rows on: larger steps only delay others.
@@ -86,7 +87,7 @@ def fewer_bytes(settings: WorkerSettings, device: torch.device) -> str:
     if settings.kv_dtype != "auto":
         return "or "
     if device.type == "cpu" and settings.runner != "device":
-        return "--kv-dtype int8 or "
+        return "--kv-dtype int8 or " if may_take_int8(settings.runner, settings.kernels, settings.dtype) else "or "
     return "--kv-dtype fp8 or " if family_of(device).has_e4m3 else "or "
 
 
