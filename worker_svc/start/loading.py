@@ -4,6 +4,7 @@ Runs once, on the execution thread, and takes seconds to minutes.
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,13 @@ from worker_svc.memory.huge_pages import collapse_memory
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
 from worker_svc.model.model_part import ModelPart
-from worker_svc.option_check import FP8_WEIGHTS_NEED_16_BITS, CheckedOptions, DeviceError
+from worker_svc.option_check import (
+    FP8_WEIGHTS_NEED_16_BITS,
+    CheckedOptions,
+    DeviceError,
+    has_cuda_driver,
+    is_on_cuda,
+)
 from worker_svc.ranks.rank_starting import StartRank, spawn_rank
 from worker_svc.runner_choice import RunnerChoice, choose_runner, detect_machine
 from worker_svc.start.block_travel import block_format, travelling_blocks
@@ -58,14 +65,14 @@ def load_model(
     if choice.why_not_cuda is not None:
         log.warning(f"steps are computed on the CPU: {choice.why_not_cuda}; --device cpu silences this")
     check_launcher(choice)
-    starting = None
+    options, starting = CheckedOptions.of(settings), None
     if settings.tensor_parallel > 1:
         settings = settings_of_rank(settings, settings.threads or torch.get_num_threads())
         starting = StartingGroup(settings, choice, start_rank)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     try:
-        return _load(settings, status, clock, choice, starting)
+        return _load(settings, options, status, clock, choice, starting)
     except BaseException:
         if starting is not None:
             starting.group.abandon()
@@ -74,20 +81,25 @@ def load_model(
 
 def _load(
     settings: WorkerSettings,
+    options: CheckedOptions,
     status: Status,
     clock: PhaseClock,
     choice: RunnerChoice,
     starting: StartingGroup | None,
 ) -> LoadedModel:
-    """Load on the chosen device, and have the other ranks of a group load."""
+    """Load on the chosen device, and have the other ranks of a group load.
+
+    `settings`: of this rank; `options`: of the whole worker.
+    """
     if choice.device.type == "cuda":
         torch.cuda.set_device(choice.device)  # for this thread, which launches all kernels
     with clock.phase("checkpoint"):
         if not is_local(settings.model):
             status.phase("downloading")
         folder = resolve_checkpoint(settings.model)
-        if not is_local(settings.model):  # a local folder was checked before torch was loaded
-            options = CheckedOptions.of(settings)
+        # Checked before torch was loaded: a local folder, for the device if that was known.
+        if not is_local(settings.model) or is_on_cuda(options, has_driver=has_cuda_driver()) is None:
+            options = replace(options, device=choice.device.type)
             check_folder(folder, options, sampling_defaults=settings.generation_config == "model")
         model_fingerprint = fingerprint(folder)
         tokenizer = read_tokenizer_files(folder)
