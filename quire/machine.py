@@ -33,8 +33,9 @@ def free_memory_bytes(root: Path = _ROOT) -> int:
 
 
 def total_memory_bytes(root: Path = _ROOT) -> int:
-    """Memory of this machine, free or not, or of this container if it has a limit."""
-    return min([_total_bytes(root), *(limit for limit, _ in _memory_limits(root))])
+    """Memory of this machine, free or not, or of this container if it has a limit, with the machine's swap space."""
+    swap = _bytes_said(root / "proc/meminfo", "SwapTotal") or 0
+    return min([_total_bytes(root), *(limit for limit, _ in _memory_limits(root))]) + swap
 
 
 def has_memory_limit(root: Path = _ROOT) -> bool:

@@ -47,6 +47,14 @@ def test_a_containers_limit_is_all_the_memory_that_it_has(root: Path) -> None:
     assert machine.total_memory_bytes(root) == 1 << 30
 
 
+def test_swap_space_is_part_of_all_the_memory(root: Path) -> None:
+    """Regression: weights that a machine holds with its swap space were refused."""
+    write(root, "proc/meminfo", f"MemTotal: {8 * MIB} kB\nMemAvailable: {6 * MIB} kB\nSwapTotal: {2 * MIB} kB\n")
+    assert machine.total_memory_bytes(root) == 10 << 30
+    limit_memory(root, "", str(1 << 30))
+    assert machine.total_memory_bytes(root) == 3 << 30
+
+
 def test_weights_that_were_loaded_before_count_as_free_and_mapped_libraries_do_not(root: Path) -> None:
     """Regression: in a container a worker that was started again had a smaller pool, by the size of its weights."""
     limit_memory(root, "", str(1 << 30), used=900 * MIB)

@@ -1,5 +1,6 @@
 """Triton's launcher is made before a model is loaded, and what it lacks is said."""
 
+import errno
 import subprocess
 import sys
 
@@ -26,6 +27,26 @@ def test_a_launcher_that_cannot_be_compiled_is_refused_with_what_to_install(make
     assert callable(make)
     with pytest.raises(DeviceError, match=rf"on cuda:0 Triton .*{fault}.*: install gcc and .*python3-dev"):
         make_launcher(make, "cuda:0")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(errno.EACCES, "Permission denied", "/root/.triton"),
+        OSError(errno.EROFS, "Read-only file system", "/var/cache/quire"),
+        ImportError("cuda_utils.so: failed to map segment from shared object"),
+    ],
+    ids=str,
+)
+def test_a_cache_that_does_not_hold_the_launcher_is_refused_with_how_to_give_another(error: Exception) -> None:
+    """Regression: a compiler and headers were asked for, which were there."""
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(DeviceError, match=r"on cuda:0 Triton .* failed .*: set TRITON_CACHE_DIR to") as refused:
+        make_launcher(fail, "cuda:0")
+    assert "gcc" not in str(refused.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher can be made")

@@ -1,6 +1,6 @@
 """Chooses the accelerator's operations, and how its kernels are compiled before they are first launched.
 
-The only file of the start that imports Triton, and only if it is needed.
+Imports Triton only if it is needed.
 """
 
 from collections.abc import Callable
