@@ -74,7 +74,7 @@ test-device-runner: $(VENV)/.dev
 
 # The tests that start services, with the newest releases that pyproject.toml allows, as `pip install` takes them.
 test-newest:
-	$(PYTHON) -m venv $(NEWEST)
+	$(PYTHON) -m venv --clear $(NEWEST)
 	grep '^torch==' constraints.txt > $(NEWEST)/torch.txt
 	$(NEWEST)/bin/pip --disable-pip-version-check -q install -c $(NEWEST)/torch.txt \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch

@@ -1,4 +1,4 @@
-"""The Makefile's virtual environment, as a newcomer meets it: with an early Python, and where one was not finished."""
+"""The Makefile's virtual environments: with an early Python, where one was not finished, with the newest releases."""
 
 import os
 import shutil
@@ -29,6 +29,11 @@ def make(folder: Path, version: tuple[int, ...], programs: str) -> "subprocess.C
     python.chmod(0o755)
     venv = folder / "venv"
     command = ["make", "-C", str(ROOT), f"PYTHON={python}", f"VENV={venv}", f"{venv}/.torch"]
+    return run(command)
+
+
+def run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run make as if not within another one."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(60), check=False)
 
@@ -46,3 +51,9 @@ def test_an_environment_without_pip_is_made_again(tmp_path: Path) -> None:
     """Regression: Debian's venv leaves such a one where python3-venv is missing, and no later call went on from it."""
     assert make(tmp_path, (3, 11, 0), "python").returncode != 0
     assert make(tmp_path, (3, 11, 0), "python pip").returncode == 0
+
+
+def test_the_newest_releases_are_installed_into_an_empty_environment() -> None:
+    """Regression: a second `make test-newest` tested the releases of the first, which pip takes for good enough."""
+    shown = run(["make", "-n", "-C", str(ROOT), "PYTHON=python", "test-newest"]).stdout
+    assert "python -m venv --clear .quire/newest\n" in shown
