@@ -8,11 +8,11 @@ from starlette.responses import Response
 
 import quire
 from gateway_svc.api_error import ApiError, from_quire
-from gateway_svc.event_stream import EventStream, Steps, Wait, single_events
+from gateway_svc.event_stream import EventStream, Steps, Wait, next_turn, single_events
 from gateway_svc.generation import Generation
 from gateway_svc.grammar_faults import GrammarFaults
 from gateway_svc.resumption import EventCounts
-from gateway_svc.single_tokens import single_tokens
+from gateway_svc.single_tokens import MOST_AT_ONCE, single_tokens
 
 
 class Call(ABC):
@@ -98,8 +98,7 @@ def _steps(generation: Generation, call: Call, counts: EventCounts | None) -> St
             output, chunk = found
             if preparation := call.preparation(output, chunk):
                 yield preparation
-            if event := _of_chunk(call, output, chunk, counts):
-                yield event
+            yield from _of_chunk(call, output, chunk, counts)
         last = call.last_event(generation.usage)
         if last and (counts is None or (last := counts.last(last))):
             yield last
@@ -109,13 +108,24 @@ def _steps(generation: Generation, call: Call, counts: EventCounts | None) -> St
         yield call.end
 
 
-def _of_chunk(call: Call, output: int, chunk: quire.Chunk, counts: EventCounts | None) -> bytes:
-    """Events of a chunk: as few as there can be, or those of each token if they have ids."""
+def _of_chunk(call: Call, output: int, chunk: quire.Chunk, counts: EventCounts | None) -> Steps:
+    """Events of a chunk: as few as there can be, or those of each token if they have ids.
+
+    Those of very many tokens with log-probabilities are made in several turns.
+    """
     if counts is None:
         call.num_output_tokens += chunk.num_tokens
-        return call.event(output, chunk)
+        if event := call.event(output, chunk):
+            yield event
+        return
     events = []
-    for token in single_tokens(chunk):
+    for number, token in enumerate(single_tokens(chunk), 1):
         call.num_output_tokens += token.num_tokens
         events += [counts.numbered(output, each) for each in single_events(call.event(output, token))]
-    return b"".join(events)
+        if token.logprobs and not number % MOST_AT_ONCE:
+            if made := b"".join(events):
+                yield made
+            yield next_turn
+            events = []
+    if made := b"".join(events):
+        yield made

@@ -33,6 +33,11 @@ async def _end() -> None:
     """Wait for nothing: there are no more steps."""
 
 
+async def next_turn() -> None:
+    """Wait for the next turn of the event loop: more is to be made than others should wait for."""
+    await asyncio.sleep(0)
+
+
 def data_event(data: bytes) -> bytes:
     """One event with JSON data, which has no line breaks."""
     return b"data: " + data + _EVENT_END

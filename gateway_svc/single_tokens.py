@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import quire
 
+MOST_AT_ONCE = 64  # tokens with their likely ones, for which objects are made in a few milliseconds
+
 
 def single_tokens(chunk: quire.Chunk) -> Iterator[quire.Chunk]:
     """A chunk for each token, then one for the end of the sample, with the text that was held back until then.

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import orjson
 
 import quire
+from gateway_svc.single_tokens import MOST_AT_ONCE
 from gateway_svc.vocabulary import Vocabulary, ids_of
 
 _Piece = TypeVar("_Piece")
 
-MOST_AT_ONCE = 64  # tokens of a slice, with their likely ones made in a few milliseconds
 _CONTINUATION_MASK, _CONTINUATION = 0xC0, 0x80  # of the first byte of a piece within a character
 
 

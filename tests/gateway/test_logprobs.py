@@ -9,7 +9,8 @@ import pytest
 
 import quire
 from gateway_svc.app import create_app
-from gateway_svc.openai.logprobs import MOST_AT_ONCE, CompletionLogprobs
+from gateway_svc.openai.logprobs import CompletionLogprobs
+from gateway_svc.single_tokens import MOST_AT_ONCE
 from gateway_svc.vocabulary import Vocabulary
 from tests.gateway.scripted_client import Scripted, ScriptedClient, chunks_of
 from tests.gateway.wire import WiredCall
@@ -45,14 +46,15 @@ def test_an_offset_is_that_of_the_token_also_behind_an_incomplete_character(
 
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+RESPONSE: dict[str, Any] = {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
 NUM_SLICES = 10
 
 
-async def answered(path: str, body: dict[str, Any], num_tokens: int) -> tuple[dict[str, Any], int]:
+async def answered(path: str, body: dict[str, Any], num_tokens: int, **headers: str) -> tuple[bytes, int]:
     """The answer whose prompt and output have so many tokens, and the turns that others had meanwhile."""
-    [chunk] = chunks_of(["a"] * num_tokens, sizes=[num_tokens], num_top=2, has_ids=True)
+    [chunk] = chunks_of(["a"] * num_tokens, sizes=[num_tokens], num_top=2, has_ids=True, has_ends=True)
     client = ScriptedClient(Scripted(chunks=[replace(chunk, prompt_logprobs=chunk.logprobs)]))
-    call = WiredCall(path=path, body=orjson.dumps(body))
+    call = WiredCall(path=path, body=orjson.dumps(body), **headers)
     app = create_app(client, max_body_bytes=1 << 20)
     num_turns = 0
 
@@ -65,8 +67,7 @@ async def answered(path: str, body: dict[str, Any], num_tokens: int) -> tuple[di
     going_on = asyncio.create_task(others())
     await call.answer(app)
     going_on.cancel()
-    answer: dict[str, Any] = orjson.loads(call.wire.body)
-    return answer["choices"][0] | answer, num_turns
+    return call.wire.body, num_turns
 
 
 @pytest.mark.parametrize(
@@ -77,16 +78,39 @@ async def answered(path: str, body: dict[str, Any], num_tokens: int) -> tuple[di
         ("/v1/completions", {"prompt": "x", "prompt_logprobs": 2}),
         ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}),
         ("/v1/chat/completions", CHAT | {"prompt_logprobs": 2}),
+        ("/v1/responses", RESPONSE),
     ],
 )
 async def test_other_answers_go_on_while_many_log_probabilities_are_made(path: str, body: dict[str, Any]) -> None:
     _, least = await answered(path, body, 1)
-    answer, num_turns = await answered(path, body, NUM_SLICES * MOST_AT_ONCE)
+    data, num_turns = await answered(path, body, NUM_SLICES * MOST_AT_ONCE)
     assert num_turns - least >= NUM_SLICES - 1
-    if "prompt_logprobs" in body:
-        made = answer["prompt_logprobs"][1:]
+    answer = orjson.loads(data)
+    if "input" in body:
+        made = answer["output"][0]["content"][0]["logprobs"]
+    elif "prompt_logprobs" in body:
+        made = (answer if "messages" in body else answer["choices"][0])["prompt_logprobs"][1:]
     elif "messages" in body:
-        made = answer["logprobs"]["content"]
+        made = answer["choices"][0]["logprobs"]["content"]
     else:
-        made = answer["logprobs"]["tokens"]
+        made = answer["choices"][0]["logprobs"]["tokens"]
     assert len(made) == NUM_SLICES * MOST_AT_ONCE + ("echo" in body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "logprobs": 2}),
+        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}),
+        ("/v1/responses", RESPONSE),
+    ],
+)
+async def test_other_answers_go_on_while_many_events_with_log_probabilities_are_made(
+    path: str, body: dict[str, Any]
+) -> None:
+    """Events are of single tokens, of which very many come at once where a client comes back for its stream."""
+    streamed = body | {"stream": True}
+    _, least = await answered(path, streamed, 1, idempotency_key="k")
+    data, num_turns = await answered(path, streamed, NUM_SLICES * MOST_AT_ONCE, idempotency_key="k")
+    assert num_turns - least >= NUM_SLICES - 1
+    assert data.count(b"id: ") >= NUM_SLICES * MOST_AT_ONCE

@@ -44,10 +44,11 @@ class Wire(asyncio.Transport):
 class WiredCall:
     """A call whose request has come whole; without a body it has been read."""
 
-    def __init__(self, *, method: str = "POST", path: str = "/", body: bytes = b"") -> None:
+    def __init__(self, *, method: str = "POST", path: str = "/", body: bytes = b"", **more_headers: str) -> None:
         self.wire = Wire()
         self.flow = self.wire.flow
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers += [(name.replace("_", "-").encode(), value.encode()) for name, value in more_headers.items()]
         self.cycle = RequestResponseCycle(
             {
                 "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",

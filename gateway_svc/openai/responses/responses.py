@@ -12,7 +12,7 @@ from starlette.responses import Response
 import quire
 from gateway_svc.api_error import from_quire, invalid, sdk_refusals
 from gateway_svc.call_grammars import CallGrammars
-from gateway_svc.event_stream import DONE, EventStream, Steps
+from gateway_svc.event_stream import DONE, EventStream, Steps, next_turn
 from gateway_svc.generation import Generation
 from gateway_svc.grammar_faults import GrammarFaults
 from gateway_svc.openai.chat_messages import templated
@@ -31,7 +31,7 @@ from gateway_svc.openai.responses.turns import turns_of
 from gateway_svc.request_fields import new_request_id
 from gateway_svc.resumption import not_resumable
 from gateway_svc.served_model import ServedModel
-from gateway_svc.single_tokens import single_tokens
+from gateway_svc.single_tokens import MOST_AT_ONCE, single_tokens
 from gateway_svc.vocabulary import Vocabulary, ids_of
 
 
@@ -185,8 +185,10 @@ class Responses:
         output = self._output(head, in_reasoning=(await stream.accepted()).in_reasoning)
         async for chunk in _chunks(stream):
             await self._vocabulary.load(ids_of(chunk.logprobs))
-            for token in single_tokens(chunk):
+            for number, token in enumerate(single_tokens(chunk), 1):
                 output.add(token)
+                if token.logprobs and not number % MOST_AT_ONCE:
+                    await next_turn()
         output.end()
         return Snapshot.of_end(_outcome(stream), output)
 
@@ -207,12 +209,25 @@ class Responses:
                     continue
                 if chunk.logprobs and (loading := self._vocabulary.loading(ids_of(chunk.logprobs))):
                     yield loading
-                if made := events.add(chunk):
-                    yield made
+                yield from _of_chunk(events, chunk)
             yield events.end(_outcome(stream))
         except quire.QuireError as error:
             yield events.error(from_quire(error, {}, stream.request_id))
         yield DONE
+
+
+def _of_chunk(events: ResponseEvents, chunk: quire.Chunk) -> Steps:
+    """Events of a chunk; of very many tokens with log-probabilities in several turns."""
+    made = b""
+    for number, part in enumerate(single_tokens(chunk) if chunk.logprobs else (chunk,), 1):
+        made += events.add(part)
+        if not number % MOST_AT_ONCE:
+            if made:
+                yield made
+            yield next_turn
+            made = b""
+    if made:
+        yield made
 
 
 def _taken(generation: Generation, stream: quire.CompletionStream) -> quire.Chunk | None:
