@@ -126,6 +126,7 @@ class _Call(CompletionCall):
         self._vocabulary = vocabulary
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by output
         self._prompt_logprobs: dict[int, Sequence[quire.TokenLogprobs]] = {}  # by prompt
+        self._prompt_lists: dict[int, list[dict[str, list[Any]]]] = {}  # by output, of its next event
         self._echoed: set[int] = set()
         self._with_ids: set[int] = set()  # outputs that had their prompt's token ids
         self._is_echo_alone = body.max_tokens == 0  # the token that is computed all the same does not come back
@@ -167,7 +168,16 @@ class _Call(CompletionCall):
         """See Call."""
         if self._is_text_alone:
             return None
-        return self._vocabulary.loading(self._named_ids(output, chunk.logprobs, chunk.prompt_logprobs))
+        loading = self._vocabulary.loading(self._named_ids(output, chunk.logprobs, chunk.prompt_logprobs))
+        if not self._names_prompt(output):
+            return loading
+
+        async def prepare() -> None:
+            if loading is not None:
+                await loading()
+            self._prompt_lists[output] = await in_turns(self._lists_of_prompt(output, chunk.prompt_logprobs))
+
+        return prepare
 
     def event(self, output: int, chunk: quire.Chunk) -> bytes:
         """See Call."""
@@ -200,7 +210,7 @@ class _Call(CompletionCall):
         if self.body.logprobs is None:
             return
         yield from ids_of(logprobs)
-        if self.body.echo and output not in self._echoed:
+        if self._names_prompt(output):
             number = output // self.body.num_outputs
             yield from self.prompts[number][1] or ()
             yield from ids_of(self._prompt_logprobs.get(number, prompt_logprobs))
@@ -214,20 +224,34 @@ class _Call(CompletionCall):
         """
         if self.body.logprobs is None:
             return
+        if self._names_prompt(output):
+            yield from self._prompt_lists.pop(output, None) or self._lists_of_prompt(output, prompt_logprobs)
+        yield from map(self._logprobs_of(output).tokens, slices(() if self._is_echo_alone else logprobs))
+
+    def _lists_of_prompt(
+        self, output: int, prompt_logprobs: Sequence[quire.TokenLogprobs]
+    ) -> Iterator[dict[str, list[Any]]]:
         number = output // self.body.num_outputs
+        prompt, token_ids = self.prompts[number]
+        assert token_ids is not None, "an echo with log-probabilities is of token ids"
         # They come with the first of a prompt's outputs.
         prompt_logprobs = self._prompt_logprobs.setdefault(number, prompt_logprobs)
+        of_output = self._logprobs_of(output)
+        yield of_output.prompt(prompt, token_ids)
+        yield from map(of_output.tokens, slices(prompt_logprobs))
+
+    def _names_prompt(self, output: int) -> bool:
+        """True if the log-probabilities of an output's next choice begin with those of its prompt."""
+        return self.body.logprobs is not None and bool(self.body.echo) and output not in self._echoed
+
+    def _logprobs_of(self, output: int) -> CompletionLogprobs:
         of_output = self._logprobs.get(output)
         if of_output is None:
+            assert self.body.logprobs is not None, "they were asked for"
             as_ids = bool(self.body.return_tokens_as_token_ids)
             of_output = CompletionLogprobs(self._vocabulary, self.body.logprobs, as_ids=as_ids)
             self._logprobs[output] = of_output
-        if self.body.echo and output not in self._echoed:
-            prompt, token_ids = self.prompts[number]
-            assert token_ids is not None, "an echo with log-probabilities is of token ids"
-            yield of_output.prompt(prompt, token_ids)
-            yield from map(of_output.tokens, slices(prompt_logprobs))
-        yield from map(of_output.tokens, slices(() if self._is_echo_alone else logprobs))
+        return of_output
 
     def _choice(
         self, output: int, text: str, lists: Sequence[dict[str, list[Any]]], finish: quire.Finish | None

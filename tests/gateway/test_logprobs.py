@@ -114,3 +114,13 @@ async def test_other_answers_go_on_while_many_events_with_log_probabilities_are_
     data, num_turns = await answered(path, streamed, NUM_SLICES * MOST_AT_ONCE, idempotency_key="k")
     assert num_turns - least >= NUM_SLICES - 1
     assert data.count(b"id: ") >= NUM_SLICES * MOST_AT_ONCE
+
+
+async def test_other_answers_go_on_while_a_stream_echoes_a_long_prompt_with_its_log_probabilities() -> None:
+    body = {"prompt": "x", "logprobs": 2, "echo": True, "stream": True}
+    _, least = await answered("/v1/completions", body, 1)
+    data, num_turns = await answered("/v1/completions", body, NUM_SLICES * MOST_AT_ONCE)
+    assert num_turns - least >= NUM_SLICES - 1
+    [event] = [line for line in data.split(b"\n") if line.startswith(b'data: {"')]
+    [choice] = orjson.loads(event.removeprefix(b"data: "))["choices"]
+    assert len(choice["logprobs"]["tokens"]) == 1 + 2 * NUM_SLICES * MOST_AT_ONCE
