@@ -68,6 +68,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_pending_bytes = 0
         self._is_offering = False  # another protocol
         self._is_lingering = False  # its last answer was sent, and what comes is dropped
+        self._is_ending = False  # with the server, which waits until it is closed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -86,6 +87,11 @@ class HttpConnection(HttpToolsProtocol):
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True  # uvicorn tells the request that came last, which may wait behind it
             self._answering.message_event.set()
+
+    def shutdown(self) -> None:
+        """Close the connection, if need be behind its answer."""
+        self._is_ending = True
+        super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """Read a piece of a request, or some requests."""
@@ -245,7 +251,8 @@ class HttpConnection(HttpToolsProtocol):
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             async def send_last(message: Message) -> None:
                 is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
-                if is_end and cycle.more_body and not cycle.keep_alive and not cycle.disconnected:
+                is_last = not (cycle.keep_alive or cycle.disconnected or self._is_ending)
+                if is_end and is_last and cycle.more_body:
                     self._is_lingering = cycle.keep_alive = True  # uvicorn closes it otherwise; the head was sent
                 await send(message)
 

@@ -148,6 +148,32 @@ async def test_a_connection_that_ended_with_its_answer_takes_no_further_request(
     assert (methods, caplog.records) == (["POST"], [])
 
 
+async def test_a_server_that_ends_does_not_wait_for_a_body_that_nobody_reads() -> None:
+    """Regression: its end waited for the rest of the body, up to its whole time."""
+    has_come = asyncio.Event()
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        has_come.set()
+        with suppress(ConnectionError):
+            while True:  # until it does not listen any more
+                (await asyncio.open_connection("127.0.0.1", port))[1].close()
+                await asyncio.sleep(0.01)
+        await application({**scope, "path": "/early"}, receive, send)
+
+    async with served(late) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"\r\n" + BODY[:1])
+        await has_come.wait()
+    async with asyncio.timeout(patient(10)):
+        assert (await reader.read()).startswith(b"HTTP/1.1 413")
+        with suppress(ConnectionError):
+            while True:  # until it is closed
+                writer.write(BODY)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+    writer.close()
+
+
 def test_http_1_0_gets_no_order_to_send_the_body() -> None:
     """A client of HTTP/1.0 would take it for the answer."""
     head = b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY)
