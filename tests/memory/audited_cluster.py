@@ -9,6 +9,7 @@ import struct
 from collections import Counter
 from typing import Any
 
+from scheduler_svc.core.placement import can_ever_hold
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
@@ -187,9 +188,18 @@ class AuditedCluster(Cluster):
         self.seen["blocks shared between groups"] += _num_shared_by_groups(worker)
 
     def _check_admissions(self, worker_id: str, fresh: set[SequenceGroup]) -> None:
-        """Assert that no new group starts before one preempted here, nor before an earlier one preempted anywhere."""
+        """Assert that no new group starts before one preempted here, nor before an earlier one preempted anywhere.
+
+        One that this worker can never hold waits for another.
+        """
         worker, waiting = self.scheduler._places.workers[worker_id], self.scheduler.waiting
-        gave_way = [group for group in waiting if group not in waiting._deferred and not _never_ran(group)]
+        gave_way = [
+            group
+            for group in waiting
+            if group not in waiting._deferred
+            and not _never_ran(group)
+            and can_ever_hold(worker, group, self.scheduler._limits)
+        ]
         for group in fresh:
             if group.worker_id == worker_id:
                 assert all(other.priority > group.priority for other in [*worker.parked, *worker.swapped])

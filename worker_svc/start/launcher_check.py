@@ -1,6 +1,7 @@
 """Has Triton make its launcher before a model is loaded: it compiles C against Python's headers, which may be missing.
 
-Otherwise the first launch of a kernel would fail, minutes later; so it would if Triton's cache cannot be written. Knows no kernel.
+Otherwise the first launch of a kernel would fail, minutes later; so it would if Triton's cache cannot be written.
+Knows no kernel.
 """
 
 import errno
