@@ -105,16 +105,32 @@ async def test_the_same_submission_attaches_and_another_body_is_refused_before_a
     await site.idle()
 
 
+async def after_another_death(lives: Lives) -> Site:
+    """The next scheduler, once its workers have brought the model that requests waited for."""
+    await lives.die()
+    site = await lives.begin()
+    await lives.add_workers()
+    await until(lambda: not site.recovery.num_waiting)
+    return site
+
+
+async def with_cancelled_attachment(site: Site) -> RawSession:
+    """A session that has attached to a request that waits, and cancelled it."""
+    session = RawSession(site)
+    await session.say(1, attach=pb.Attach(request_id="unwanted"))
+    await session.say(1, cancel=pb.Cancellation())
+    await session.say(2)
+    await session.read_until("error", 2)  # all before it was read
+    return session
+
+
 async def test_a_cancellation_counts_at_once_and_survives_another_death(lives: Lives) -> None:
     _, site = await begun(lives, lasting("unwanted"))
     answer = await site.inference.Cancel(pb.CancelRequest(request_id="unwanted"))
     assert answer.state == pb.REQUEST_STATE_CANCELLED
     await until(lambda: not site.journal.stats.pending)
     assert (await record_of(site, "unwanted")).state == pb.REQUEST_STATE_RUNNING  # its text is yet to be made
-    await lives.die()
-    site = await lives.begin()
-    await lives.add_workers()
-    await until(lambda: not site.recovery.num_waiting)
+    site = await after_another_death(lives)
     record = await record_of(site, "unwanted")
     assert record.state == pb.REQUEST_STATE_CANCELLED
     assert list(record.samples[0].token_ids) == [11, 12, 13, 14] and record.samples[0].text
@@ -126,17 +142,10 @@ async def test_a_cancellation_in_a_session_counts_at_once_too_though_the_output_
 ) -> None:
     """Regression: it waited for the model with the attachment, and was lost with the scheduler."""
     _, site = await begun(lives, lasting("unwanted"))
-    session = RawSession(site)
-    await session.say(1, attach=pb.Attach(request_id="unwanted"))
-    await session.say(1, cancel=pb.Cancellation())
-    await session.say(2)
-    await session.read_until("error", 2)  # all before it was read
+    session = await with_cancelled_attachment(site)
     await until(lambda: not site.journal.stats.pending)
     await session.close()
-    await lives.die()
-    site = await lives.begin()
-    await lives.add_workers()
-    await until(lambda: not site.recovery.num_waiting)
+    site = await after_another_death(lives)
     record = await record_of(site, "unwanted")
     assert record.state == pb.REQUEST_STATE_CANCELLED
     assert list(record.samples[0].token_ids) == [11, 12, 13, 14]
@@ -145,11 +154,7 @@ async def test_a_cancellation_in_a_session_counts_at_once_too_though_the_output_
 
 async def test_who_has_cancelled_an_attachment_that_waits_is_told_of_the_end_once_there_is_text(lives: Lives) -> None:
     _, site = await begun(lives, lasting("unwanted"))
-    session = RawSession(site)
-    await session.say(1, attach=pb.Attach(request_id="unwanted"))
-    await session.say(1, cancel=pb.Cancellation())
-    await session.say(2)
-    await session.read_until("error", 2)
+    session = await with_cancelled_attachment(site)
     await lives.add_workers()
     event = await session.read_until("finished", 1)
     assert event.finished.state == pb.REQUEST_STATE_CANCELLED and session.tokens(1) == [11, 12, 13, 14]

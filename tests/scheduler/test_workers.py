@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
@@ -500,13 +500,19 @@ class SlowLink(WorkerLink):
         await super().close()
 
 
-async def test_a_worker_is_given_up_once_and_cleared_away_whatever_time_it_takes() -> None:
+def slow_links() -> tuple[list[SlowLink], Callable[[str], SlowLink]]:
+    """Return the links that have been made, and what makes the next one."""
     links: list[SlowLink] = []
 
     def make_link(address: str) -> SlowLink:
         links.append(SlowLink(address))
         return links[-1]
 
+    return links, make_link
+
+
+async def test_a_worker_is_given_up_once_and_cleared_away_whatever_time_it_takes() -> None:
+    links, make_link = slow_links()
     async with running_site(make_link=make_link) as site:
         worker = await site.add_worker()
         late_s = time.monotonic() + LEASE_MS / 1000 + 1
@@ -522,12 +528,7 @@ async def test_a_worker_is_given_up_once_and_cleared_away_whatever_time_it_takes
 
 async def test_a_worker_that_is_put_out_of_service_while_its_link_closes_serves_again_once_it_is_undrained() -> None:
     """Regression: the closing was broken off, and the worker counted as being driven for good."""
-    links: list[SlowLink] = []
-
-    def make_link(address: str) -> SlowLink:
-        links.append(SlowLink(address))
-        return links[-1]
-
+    links, make_link = slow_links()
     async with running_site(make_link=make_link) as site:
         worker = await site.add_worker()
         worker.script = lambda request: b"no answer"

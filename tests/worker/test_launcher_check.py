@@ -32,7 +32,7 @@ def test_a_launcher_that_cannot_be_compiled_is_refused_with_what_to_install(make
 @pytest.mark.parametrize(
     "error",
     [
-        PermissionError(errno.EACCES, "Permission denied", "/root/.triton"),
+        PermissionError(errno.EACCES, "Permission denied", "/home/other/.triton"),
         OSError(errno.EROFS, "Read-only file system", "/var/cache/quire"),
         ImportError("cuda_utils.so: failed to map segment from shared object"),
     ],

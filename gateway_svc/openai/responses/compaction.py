@@ -15,7 +15,7 @@ from gateway_svc.openai.responses.item_references import ItemReferences
 from gateway_svc.openai.responses.items import GivenItem, InputCompaction, items_of
 from gateway_svc.openai.responses.response_object import usage_object
 from gateway_svc.openai.responses.stored_responses import StoredResponses
-from gateway_svc.openai.responses.truncation import last_turns_that_fit
+from gateway_svc.openai.responses.truncation import ANSWER_PART, last_turns_that_fit
 from gateway_svc.openai.responses.turns import turns_of
 from gateway_svc.request_fields import ApiModel, Ignored, Items
 from gateway_svc.served_model import ServedModel
@@ -108,7 +108,7 @@ class Compactions:
 
 def _most_tokens(model: quire.Model) -> int:
     most = _MOST_TOKENS if model.answer_format.reasoning_parser is None else _MOST_WITH_REASONING
-    return max(1, min(most, model.max_model_len // 4))
+    return max(1, min(most, model.max_model_len // ANSWER_PART))
 
 
 def _summary(completion: quire.Completion) -> str:
