@@ -3,7 +3,6 @@
 Those of a whole answer may be of millions of likely tokens: they are made of slices, between which other answers go on.
 """
 
-import asyncio
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import orjson
 
 import quire
+from gateway_svc.event_stream import next_turn
 from gateway_svc.single_tokens import MOST_AT_ONCE
 from gateway_svc.vocabulary import Vocabulary, ids_of
 
@@ -79,7 +79,7 @@ async def in_turns(pieces: Iterable[_Piece]) -> list[_Piece]:
     made = []
     for piece in pieces:
         made.append(piece)
-        await asyncio.sleep(0)
+        await next_turn()
     return made
 
 
