@@ -139,5 +139,10 @@ def test_a_new_gateway_waits_for_a_scheduler_that_comes_later() -> None:
     with gateway, httpx2.Client(base_url=url, timeout=patient(60)) as http, ThreadPoolExecutor() as threads:
         answers = [threads.submit(http.post, path, json=body) for path, body in calls]
         assert not wait(answers, timeout=at_first_s + 1, return_when=FIRST_COMPLETED).done
-        with start_scheduler(listen=address)[0], start_worker(address, "--dtype", "float32", "--threads", "1"):
-            assert [answer.result().status_code for answer in answers] == [200] * len(calls)
+        scheduler, _ = start_scheduler(listen=address)
+        with scheduler:
+            for answer in answers:  # of the scheduler, which does not wait as long for a worker
+                assert "no worker has registered yet" in answer.result().text
+            with start_worker(address, "--dtype", "float32", "--threads", "1"):
+                scheduler.wait_for("worker ready")
+                assert [http.post(path, json=body).status_code for path, body in calls] == [200] * len(calls)
