@@ -89,6 +89,7 @@ class Journal:
         self._in_flight: PendingEntry | None = None
         self.num_pending = 0  # records that are not known to be durable
         self.pending_bytes = 0  # of these together
+        self.on_acknowledged: Callable[[], None] | None = None  # called when an entry is no longer pending
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         self._stopped.set()
@@ -454,6 +455,8 @@ class Journal:
                 raise
             except BaseException:
                 log.exception("a callback of the journal failed")
+        if self.on_acknowledged is not None:
+            self.on_acknowledged()
 
     async def _end(self, reason: StoreError) -> None:
         """Fail the admissions that still wait. Idempotent."""

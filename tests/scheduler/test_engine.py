@@ -386,6 +386,24 @@ async def test_who_was_held_back_is_woken_when_the_journal_has_caught_up() -> No
         await reading
 
 
+async def test_who_was_held_back_is_woken_also_if_another_asks_first_or_nothing_of_a_request_was_pending() -> None:
+    store = GatedStore()
+    async with running_site(store) as site:
+        store.may_append.clear()
+        heavy = journal_pb2.BeamStep(sequence=1000, token_ids=bytes(MAX_PENDING_BYTES))
+        site.journal.append(beam_steps=[heavy], on_durable=lambda: asked.append(site.engine.may_step()))
+        asked = [site.engine.may_step()]
+        woken = asyncio.Event()
+        site.engine.add_waker(woken.set)
+        store.may_append.set()
+        await asyncio.wait_for(woken.wait(), patient(20))
+        assert asked == [False, True], "the second is another worker's loop, which goes on"
+        woken.clear()
+        site.journal.append(sequences=[7], tokens=[7], on_durable=lambda: None)
+        await until(lambda: not site.journal.num_pending)
+        assert not woken.is_set(), "each is woken once"
+
+
 async def test_who_shuts_down_waits_for_nobody_or_for_those_that_are_there(site: Site) -> None:
     await asyncio.wait_for(site.engine.wait_until_empty(), patient(5))
     worker = await site.add_worker()

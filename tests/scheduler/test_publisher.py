@@ -29,7 +29,6 @@ class Desk:
             journal,
             journal,
             push_text=lambda request, sample: sample.push_text(),
-            on_durable=lambda: None,
             on_closed=lambda request: None,
             delivery=delivery,
             distributions=self.seen,

@@ -79,7 +79,6 @@ class Engine:
             journal,
             records,
             push_text=self._push_text,
-            on_durable=self._wake_held_back,
             on_closed=self._on_closed,
             delivery=delivery,
             distributions=self.distributions,
@@ -98,6 +97,7 @@ class Engine:
         self.paused = PausedRequests()
         self._wakers: list[Callable[[], None]] = []
         self._is_held_back = False
+        journal.on_acknowledged = self._wake_held_back
         self.latency = RecentLatency()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -206,8 +206,9 @@ class Engine:
 
         A worker loop that is held back is woken when the journal has caught up.
         """
-        self._is_held_back = self.is_journal_behind
-        return not self._is_held_back
+        is_behind = self.is_journal_behind
+        self._is_held_back |= is_behind  # until all are woken: others than the loop that asks now may be
+        return not is_behind
 
     @property
     def is_journal_behind(self) -> bool:
@@ -216,7 +217,8 @@ class Engine:
         return journal.num_pending >= MAX_PENDING_RECORDS or journal.pending_bytes >= MAX_PENDING_BYTES
 
     def _wake_held_back(self) -> None:
-        if self._is_held_back and self.may_step():
+        if self._is_held_back and not self.is_journal_behind:
+            self._is_held_back = False
             self.wake_workers()
 
     def record_scheduled(self, plan: StepPlan) -> None:

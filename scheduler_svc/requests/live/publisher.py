@@ -35,9 +35,9 @@ class _News:
 
 
 class Publisher:
-    """One per engine. `push_text` makes the text of a sample's new tokens. `on_durable` is called at each
-    acknowledgement, `on_closed` for each request whose end is durable. `delivery`: "durable" if readers wait for the
-    acknowledgement of each token, "relaxed" if only for that of ends.
+    """One per engine. `push_text` makes the text of a sample's new tokens. `on_closed` is called for each request whose
+    end is durable. `delivery`: "durable" if readers wait for the acknowledgement of each token, "relaxed" if only for
+    that of ends.
     """
 
     def __init__(
@@ -46,7 +46,6 @@ class Publisher:
         records: Records,
         *,
         push_text: Callable[[LiveRequest, LiveSample], object],
-        on_durable: Callable[[], None],
         on_closed: Callable[[LiveRequest], None],
         delivery: Delivery,
         distributions: DistributionRecorder,
@@ -54,7 +53,6 @@ class Publisher:
         self._journal = journal
         self._records = records
         self._push_text = push_text
-        self._on_durable = on_durable
         self._on_closed = on_closed
         self._is_relaxed = delivery == "relaxed"
         self._distributions = distributions
@@ -144,7 +142,6 @@ class Publisher:
                     yield sample, request
 
     def _release(self, news: _News) -> None:
-        self._on_durable()
         _record_durable(news)
         silent = self._release_tokens(news)
         for sample in news.ended_samples:
