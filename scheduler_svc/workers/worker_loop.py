@@ -271,6 +271,7 @@ class WorkerLoop:
         )
         self._refused.clear()
         self._scheduler.rollback(self.worker_id)
+        self._engine.wake_workers()  # what begins anew may be left to a worker that has nothing to do
         if first.is_failure:
             self._engine.faults.record_failed_step([first.plan], first.error)
         elif first.disbelieved is not None:

@@ -10,6 +10,8 @@ import pytest
 from common.step_wire import RESPONSE_TAG, seal_response
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
+from scheduler_svc.requests.live.hopeless_requests import HOPELESS_EVERY_S
+from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import Answer
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
@@ -47,6 +49,27 @@ async def test_steps_that_were_not_executed_are_done_again(
     for i, messages in enumerate(await asyncio.gather(*runs)):
         assert tokens_in(messages) == list(range(100 * i + 1, 100 * i + 21))
     assert worker.num_streams == 1
+    await site.idle()
+
+
+async def test_a_request_whose_step_was_not_executed_is_taken_by_a_worker_that_has_nothing_to_do(site: Site) -> None:
+    small = await site.add_worker("small")
+    assert tokens_in(await site.run(counting(10, 1))) == [11]  # a snapshot, which a worker cannot ask for again
+    large = await site.add_worker("large", num_blocks=128)
+    small.may_answer.clear()
+    large.may_answer.clear()
+    first = asyncio.create_task(site.run(counting(20, 2)))
+    stats = site.engine.scheduler.stats
+    await until(lambda: [each.num_in_flight_steps for each in stats().workers] == [0, 2])
+    small.refuse(worker_pb2.STEP_STATUS_NEED_SNAPSHOT, times=1)
+    second = asyncio.create_task(site.run(counting(100, 3)))
+    await until(lambda: len(small.steps) == 2)
+    large.may_answer.set()
+    assert tokens_in(await first) == [21, 22]
+    await asyncio.sleep(2 * HOPELESS_EVERY_S)  # so that no search for hopeless requests wakes anybody
+    small.may_answer.set()
+    assert tokens_in(await asyncio.wait_for(second, patient(20))) == [101, 102, 103]
+    assert len(large.steps) > 2, "it has more room"
     await site.idle()
 
 
