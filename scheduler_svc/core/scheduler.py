@@ -247,11 +247,10 @@ class Scheduler:
                 if suspects is not None and group not in suspects:
                     continue
                 if is_disbelieved:
+                    worker.uncache_blocks(group)
                     worker.forget_tails(group)
                 is_there = group.state is GroupState.RUNNING and group.worker_id == worker.worker_id
                 if is_there and (is_disbelieved or self._isolation.may_pass_elsewhere(group, worker, workers)):
-                    if is_disbelieved:
-                        worker.uncache_blocks(group)
                     worker.preempt(group)
                     self._places.place_preempted(group)
         return self._isolation.record_failed_step(plans, workers, suspects=suspects, is_disbelieved=is_disbelieved)

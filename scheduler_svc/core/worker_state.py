@@ -272,16 +272,17 @@ class WorkerState:
             step.registered.append(block)
 
     def uncache_blocks(self, group: SequenceGroup) -> None:
-        """Take a group's blocks out of the prefix cache, since they may be wrong; it has lost what they hold.
+        """Take a group's full blocks out of the prefix cache, since they may be wrong, those that it has given up, too.
 
-        Pinned blocks stay.
+        Pinned blocks stay. A group that runs here has lost what it has computed.
         """
         pinned = {block for blocks in self.pins.values() for block in blocks}
-        for block in {block for sequence in group.unfinished for block in blocks_held(sequence)} - pinned:
-            if self.blocks.is_findable(block):
-                self.blocks.unregister(block)
         for sequence in group.unfinished:
-            sequence.lose_computed_tokens()  # now: a sequence that is stopped puts what it has computed into the cache
+            for block_hash in sequence.block_hashes:
+                if self.blocks.find(block_hash) not in pinned:
+                    self.blocks.forget(block_hash)
+            if sequence.seat is not None and sequence.worker_id == self.worker_id:
+                sequence.lose_computed_tokens()  # now: a sequence that is stopped puts what it has computed there
 
     def forget_tails(self, group: SequenceGroup) -> None:
         """Take the tails that a group started from out of the prefix cache, since they may be wrong."""

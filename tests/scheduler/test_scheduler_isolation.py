@@ -7,6 +7,7 @@ from math import ceil, log2
 
 import pytest
 
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.isolation import (
     LATELY_S,
     MAX_EXCUSED_LOSSES,
@@ -501,6 +502,22 @@ def test_what_a_worker_computed_of_a_group_is_not_found_any_more_if_its_answer_w
     assert site.cluster.stats("a").num_cached_blocks == 0
     site.cluster.scheduler.finish_group(group)
     assert site.cluster.stats("a").num_cached_blocks == (0 if is_disbelieved else 2)
+
+
+@pytest.mark.parametrize("stopped_by", ["the rollback", "a pause"])
+def test_what_was_computed_of_a_group_that_was_stopped_since_is_not_found_either(stopped_by: str) -> None:
+    site = SickCluster("a")
+    group = site.cluster.add_group([1] * 9, 2 if stopped_by == "the rollback" else 1, 4)
+    site.cluster.step("a")
+    plan = site.cluster.start("a")
+    assert plan is not None and bool(plan.copies) is (stopped_by == "the rollback")
+    if stopped_by == "a pause":
+        site.cluster.scheduler.pause(group, keep_on_host=False)
+    site.cluster.fail_steps("a")
+    assert group.state is not GroupState.RUNNING and site.cluster.stats("a").num_cached_blocks >= 2
+    site.cluster.scheduler.record_failed_step([plan], suspects=[group], is_disbelieved=True)
+    site.cluster.scheduler.check()
+    assert site.cluster.stats("a").num_cached_blocks == 0
 
 
 def test_a_worker_that_passes_the_position_of_its_own_failed_step_is_not_at_fault() -> None:
