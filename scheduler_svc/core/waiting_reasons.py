@@ -8,6 +8,7 @@ from enum import Enum
 
 from scheduler_svc.core import placement
 from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.handing_over import phases_of
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.starting import has_room_for, plan_start
@@ -65,8 +66,10 @@ def _reason_in_queue(
         return WaitingReason.TRIAL
     if group.state is GroupState.DEFERRED:
         return WaitingReason.DEADLINE
-    if queue.peek({queue.phase_of(group)}) is not group:
+    phase = queue.phase_of(group)
+    if queue.peek({phase}) is not group:
         return WaitingReason.EARLIER_REQUESTS
+    takers = [worker for worker in takers if phase in phases_of(worker, workers)] or takers
     with_seats = [worker for worker in takers if placement.has_free_seats(worker, group, limits)]
     if not with_seats:
         return WaitingReason.SEAT

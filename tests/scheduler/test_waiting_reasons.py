@@ -62,6 +62,19 @@ def test_while_all_seats_are_taken_the_first_waits_for_a_seat_and_the_others_for
     cluster.run_until_idle()
 
 
+def test_a_free_seat_of_a_worker_with_the_other_role_is_not_what_a_prompt_waits_for() -> None:
+    cluster = Cluster(SchedulerConfig(max_num_batched_tokens=64, pipeline_depth=1, watermark=0.0))
+    cluster.add_worker("p", num_blocks=64, num_seats=1, role="prefill")
+    cluster.add_worker("d", num_blocks=64, role="decode")
+    _, second = (cluster.add_group([number + 1], 1, 4) for number in range(2))
+    cluster.start("p")
+    assert cluster.start("d") is None
+    assert reason(cluster, second) is WaitingReason.SEAT
+    cluster.scheduler.workers.drain_worker("p")  # then the other does both
+    assert reason(cluster, second) is WaitingReason.NEXT_STEP
+    cluster.run_until_idle()
+
+
 def test_while_there_are_seats_and_too_few_blocks_the_first_waits_for_blocks() -> None:
     cluster = make_cluster(6)
     running, first = (cluster.add_group([number + 1] * 18, 1, 4) for number in range(2))
