@@ -156,11 +156,17 @@ class BlockFetches:
         placed = chain(worker.unsent_placed.values(), *(step.placed.values() for step in worker.in_flight))
         return any(each.fetch_id == fetch.fetch_id for each in placed)
 
-    def drop(self, fetch: Fetch) -> None:
-        """Place no more of a fetch, and forget what no plan has placed yet: the destination keeps it no more."""
+    def drop(self, fetch: Fetch) -> bool:
+        """Place no more of a fetch, and forget what no plan has placed yet: the destination keeps it no more.
+
+        True if its group has waited for that, and may be started now by any worker.
+        """
         drop_unsent(fetch.destination, fetch.fetch_id)
-        if self._placing.get(fetch.fetch_id) is fetch:
-            self._settle(fetch)
+        if self._placing.get(fetch.fetch_id) is not fetch:
+            return False
+        has_waited = _is_wanted(fetch)
+        self._settle(fetch)
+        return has_waited
 
     def leave(self, group: SequenceGroup) -> None:
         """Place no more for a group that is about to leave the queue."""

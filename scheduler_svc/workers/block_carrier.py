@@ -48,6 +48,7 @@ class BlockCarrier:
         find_peer: Callable[[str], Peer | None],
         current_epoch: Callable[[], int],
         on_end: Callable[[str, int, int], None],
+        wake_workers: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the fetches of the core.
 
@@ -56,11 +57,13 @@ class BlockCarrier:
             find_peer: the worker with this id; None if it is not driven any more.
             current_epoch: of the steps.
             on_end: called with the destination, the blocks that have come and the nanoseconds that they took.
+            wake_workers: called when a group waits no longer for steps that place what has come.
         """
         self._fetches = fetches
         self._find_peer = find_peer
         self._current_epoch = current_epoch
         self._on_end = on_end
+        self._wake_workers = wake_workers
         self._tasks: set[asyncio.Task[None]] = set()
 
     def carry_started(self) -> None:
@@ -142,14 +145,18 @@ class BlockCarrier:
                     num_placed, until_s = fetch.num_placed, clock() + KEPT_FOR_S
                 elif clock() > until_s:
                     self._log_trouble(fetch, fetch.num_come, TimeoutError())
-                    self._fetches.drop(fetch)
+                    self._drop(fetch)
                     until_s = inf
             if reading.done() and isinstance(error := reading.exception(), grpc.RpcError):
                 self._log_trouble(fetch, len(fetch.blocks), error)
         finally:
-            self._fetches.drop(fetch)
+            self._drop(fetch)
             call.cancel()
             await end_tasks(reading)
+
+    def _drop(self, fetch: Fetch) -> None:
+        if self._fetches.drop(fetch):
+            self._wake_workers()
 
     def _log_trouble(self, fetch: Fetch, num_come: int, error: Exception) -> None:
         reason = error_of(error).message if isinstance(error, grpc.RpcError) else "no block came for too long"

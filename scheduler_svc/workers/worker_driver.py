@@ -60,6 +60,7 @@ class WorkerDriver:
             find_peer=self._find_peer,
             current_epoch=current_epoch,
             on_end=self._record_fetch,
+            wake_workers=engine.wake_workers,
         )
 
     @property

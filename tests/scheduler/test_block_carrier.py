@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from quire.v1 import worker_pb2
+from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.workers import block_carrier
 from scheduler_svc.workers.block_carrier import BlockCarrier, Peer
 from scheduler_svc.workers.worker_link import FetchCall, WorkerLink
@@ -63,14 +64,14 @@ class StallingWorker:
             self.ended.set()
 
 
-def carrier_of(cluster: Cluster, call: EndlessCall) -> BlockCarrier:
-    return carrier_over(cluster, cast(WorkerLink, Link(call)))
+def carrier_of(cluster: Cluster, call: EndlessCall, **options: Any) -> BlockCarrier:
+    return carrier_over(cluster, cast(WorkerLink, Link(call)), **options)
 
 
-def carrier_over(cluster: Cluster, link: WorkerLink) -> BlockCarrier:
+def carrier_over(cluster: Cluster, link: WorkerLink, **options: Any) -> BlockCarrier:
     peer = Peer(link, "10.0.0.1:1", "i1", "key")
     return BlockCarrier(
-        cluster.scheduler.fetches, find_peer=lambda _: peer, current_epoch=lambda: 1, on_end=lambda *_: None
+        cluster.scheduler.fetches, find_peer=lambda _: peer, current_epoch=lambda: 1, on_end=lambda *_: None, **options
     )
 
 
@@ -93,6 +94,19 @@ async def test_a_call_is_ended_when_no_step_is_to_place_what_it_keeps() -> None:
     run(cluster, "b", 2)
     await asyncio.wait_for(carried, patient(20))
     assert call.is_cancelled
+
+
+async def test_workers_are_woken_when_a_destination_has_placed_nothing_for_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While that hangs in a step nobody else asks another worker to start the group."""
+    monkeypatch.setattr(block_carrier, "KEPT_FOR_S", 0.0)
+    cluster, call = make_cluster(a={}), EndlessCall()
+    group, fetch = coming_beside(cluster, 2)
+    states: list[GroupState] = []
+    carrier = carrier_of(cluster, call, wake_workers=lambda: states.append(group.state))
+    await asyncio.wait_for(carrier._carry(fetch), patient(20))
+    assert states == [GroupState.WAITING] and call.is_cancelled
 
 
 async def test_what_came_before_a_fetch_stalled_is_kept_until_a_step_has_placed_it(
