@@ -14,6 +14,7 @@ from scheduler_svc.core.fetch_costs import FetchMode, prefers_fetch
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.placing import drop_unsent, num_placeable_blocks, num_placing_steps, place_blocks
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sharing import distinct_members
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
 
@@ -121,7 +122,8 @@ class BlockFetches:
         fetch.num_come = num_blocks
         known: list[int] = []
         if num_blocks:  # else the destination may be gone, and its block size that of no present worker
-            known = [block for sequence in fetch.group.live for block in destination.find_prefix(sequence)]
+            members = distinct_members(fetch.group.live)
+            known = [block for sequence in members for block in destination.find_prefix(sequence)]
         destination.blocks.share(known)  # what is there already makes no room for what has come
         destination.placed_by_fetches[fetch.fetch_id] = known
         self._placing[fetch.fetch_id] = fetch
@@ -232,7 +234,7 @@ def _blocks_beyond(destination: WorkerState, group: SequenceGroup, source: Worke
     """Return the source's cached and computed blocks of the group that the destination lacks, by hash, in order."""
     in_doubt = source.blocks_in_doubt()
     found: dict[bytes, int] = {}
-    for sequence in group.live:
+    for sequence in distinct_members(group.live):
         num_there = len(destination.find_prefix(sequence))
         blocks = source.find_prefix(sequence)
         named = list(zip(sequence.block_hashes, blocks, strict=False))

@@ -18,6 +18,11 @@ def have_same_tokens(members: Seq[Sequence]) -> bool:
     return all(member.output_token_ids == first for member in members[1:])
 
 
+def distinct_members(members: Seq[Sequence]) -> Seq[Sequence]:
+    """Return the first member if all have the same tokens, and so the same blocks; else all of them."""
+    return members[:1] if have_same_tokens(members) else members
+
+
 def shared_blocks(members: Seq[Sequence], block_size: int) -> list[tuple[int, int]]:
     """Return for each member the earlier one, by index, with which it shares the most full blocks, and their number.
 

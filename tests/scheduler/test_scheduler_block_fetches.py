@@ -143,6 +143,14 @@ def test_the_worker_that_has_most_beyond_what_is_there_is_the_source() -> None:
     assert fetch.blocks == [site.workers["most"].blocks.find(each) for each in fetch.hashes]
 
 
+def test_of_samples_that_have_the_prompt_alone_one_is_hashed_and_looked_up_for_all() -> None:
+    site = Site(a={}, b={})
+    group = make_new_group([*PROMPT, 99], [], [], [], arrival=50)
+    site.queue.push(group)
+    assert site.end(site.fetch(group)) == 3
+    assert [len(each.block_hashes) for each in group.sequences] == [3, 0, 0]
+
+
 @pytest.mark.parametrize("num_blocks", [0, 1, 2])
 def test_one_block_is_enough_for_a_fetch(num_blocks: int) -> None:
     fetch = (site := Site(a={}, b={})).begin(site.push([*PROMPT[: 4 * num_blocks], 50]))
