@@ -99,7 +99,7 @@ async def test_a_call_is_ended_when_no_step_is_to_place_what_it_keeps() -> None:
 async def test_workers_are_woken_when_a_destination_has_placed_nothing_for_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While that hangs in a step nobody else asks another worker to start the group."""
+    """A hung destination: nobody else asks another worker to start the group."""
     monkeypatch.setattr(block_carrier, "KEPT_FOR_S", 0.0)
     cluster, call = make_cluster(a={}), EndlessCall()
     group, fetch = coming_beside(cluster, 2)
