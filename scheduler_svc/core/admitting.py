@@ -155,15 +155,15 @@ def is_too_late(group: SequenceGroup, workers: Sequence[WorkerState], now_s: flo
 
 
 def late_groups(groups: Iterable[SequenceGroup], workers: Sequence[WorkerState], now_s: float) -> list[SequenceGroup]:
-    """Return those for which `is_too_late` is true. Of each with time to spare this looks at the deadline alone."""
+    """Return those for which `is_too_late` is true. Of each with time to spare this looks at deadline and prompt."""
     rates = (_quickest_prefill(w.costs, w.max_num_batched_tokens) for w in workers if w.costs is not None)
     rate = max(rates, default=None)
     return [
         group
         for group in groups
         if group.deadline_s is not None
-        and _is_hopeless(group, group.num_distinct_tokens, now_s, rate)
-        and _is_hopeless(group, group.num_distinct_tokens - _num_cached(group, workers), now_s, rate)
+        and _is_hopeless(group, num_tokens := group.sequences[0].num_prompt_tokens, now_s, rate)
+        and _is_hopeless(group, num_tokens - _num_cached(group, workers), now_s, rate)
     ]
 
 
@@ -182,7 +182,7 @@ def _quickest_prefill(costs: PreemptionCosts, max_num_batched_tokens: int) -> fl
 
 
 def _is_hopeless(group: SequenceGroup, num_tokens: int, now_s: float, prefill_tokens_per_s: float | None) -> bool:
-    """True if the group has never run, and its deadline passes before `num_tokens` of it could be computed.
+    """True if the group has never run, and its deadline passes before `num_tokens` of its prompt could be computed.
 
     While the speed is unknown only a deadline that has passed counts. A group that has run is never hopeless.
     """

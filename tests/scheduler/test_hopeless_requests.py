@@ -3,17 +3,22 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
 import quire
 from quire.v1 import worker_pb2
+from scheduler_svc.core.admitting import late_groups
 from scheduler_svc.core.preemption import PreemptionCosts
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from scheduler_svc.requests.live.hopeless_requests import HOPELESS_EVERY_S
+from scheduler_svc.requests.live.hopeless_requests import HOPELESS_EVERY_S, HopelessRequests
 from tests.patience import patient
 from tests.scheduler.scripted_worker import Answer
 from tests.scheduler.serving_site import Site, running_site
+from tests.scheduler.worker_states import make_worker
 
 
 @pytest.fixture
@@ -69,3 +74,40 @@ async def test_only_an_idle_worker_is_woken_for_the_next_search_and_once(
         site.engine.hopeless.drop(now_s, is_idle=is_idle)  # the first one searches
     await asyncio.sleep(4 * HOPELESS_EVERY_S)
     assert len(wakes) == is_idle
+
+
+class SlowQueue:
+    """Scheduler whose queue takes 20 ms to search."""
+
+    num_groups = 10_000
+
+    def __init__(self) -> None:
+        self.waiting = self
+        self.searched_s: list[float] = []
+
+    def expired_groups(self, now_s: float) -> list[SequenceGroup]:
+        self.searched_s.append(now_s)
+        time.sleep(0.02)
+        return []
+
+
+def test_a_queue_that_takes_long_to_search_is_searched_less_often() -> None:
+    queue = SlowQueue()
+    hopeless = HopelessRequests(cast(Scheduler, queue), lambda group: None, lambda: None)
+    for now_s in (100.0, 100.06, 100.39, 1000.0):
+        hopeless.drop(now_s, is_idle=False)
+    assert queue.searched_s == [100.0, 1000.0], "20 times 20 ms later"
+
+
+def test_of_a_request_with_time_to_spare_only_deadline_and_prompt_are_looked_at() -> None:
+    class Untouched(SequenceGroup):
+        @property
+        def live(self) -> list[Sequence]:
+            raise AssertionError("its members are looked at")
+
+    group = Untouched([Sequence(1, [1] * 30, 30, 5, frozenset())], arrival=1, deadline_s=5.0)
+    worker = make_worker()
+    worker.costs = PreemptionCosts(prefill_tokens_per_s=10.0)
+    assert late_groups([group], [worker], 2.0) == []
+    with pytest.raises(AssertionError, match="looked at"):
+        late_groups([group], [worker], 2.1)
