@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from scheduler_svc.core.fetching import BlockFetches
 from scheduler_svc.core.placement import WorkerLimits, can_ever_hold, num_free_seats
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.worker_state import WorkerState
 
 # A move ends a group's decoding for some milliseconds, so it takes a lasting difference: the busiest worker has so many
@@ -31,8 +31,10 @@ def group_to_share(
     if source.trial is not None or not worker.can_fetch_from(source) or _is_on_its_way(source, worker):
         return None
     groups = dict.fromkeys(sequence.group for sequence in source.running)
-    movable = [group for group in groups if _may_move(source, worker, group, fetches, limits)]
-    return (source, max(movable, key=_num_tokens_to_go)) if movable else None
+    for group in sorted(groups, key=_num_tokens_to_go, reverse=True):
+        if _may_move(source, worker, group, fetches, limits):
+            return source, group
+    return None
 
 
 def _takes_more(worker: WorkerState) -> bool:
@@ -57,10 +59,17 @@ def _may_move(
     if not can_ever_hold(worker, group, limits) or len(group.unfinished) > num_free_seats(worker, limits):
         return False
     num_tokens = sum(sequence.num_computed_tokens for sequence in live)
-    num_blocks = len({block for sequence in live for block in sequence.block_table})
+    num_blocks = _num_blocks(live)
     if num_blocks + worker.num_watermark_blocks > worker.blocks.num_available_blocks:
         return False
     return num_tokens >= source.block_size and fetches.pays(worker, source, num_blocks)
+
+
+def _num_blocks(live: list[Sequence]) -> int:
+    """Count the blocks of a group. Those of most, which have one member, are not read: each plan may ask for all."""
+    if len(live) == 1:
+        return len(live[0].block_table)
+    return len({block for sequence in live for block in sequence.block_table})
 
 
 def _num_tokens_to_go(group: SequenceGroup) -> int:

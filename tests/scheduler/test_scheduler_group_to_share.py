@@ -64,6 +64,21 @@ def test_the_busiest_worker_gives_the_group_with_most_tokens_to_go() -> None:
     assert shared(idle, busiest, busy) == (busiest, longest)
 
 
+def test_groups_with_fewer_tokens_to_go_are_not_looked_at() -> None:
+    class CountingFetches(BlockFetches):
+        num_asked = 0
+
+        def pays(self, destination: WorkerState, source: WorkerState, num_blocks: int) -> bool:
+            self.num_asked += 1
+            return super().pays(destination, source, num_blocks)
+
+    idle, busy = worker_of("idle"), worker_of("busy")
+    run_on(busy, 8)
+    fetches = CountingFetches("always", WaitingQueue(), {})
+    assert group_to_share(idle, [busy, idle], fetches, LIMITS) is not None
+    assert fetches.num_asked == 1
+
+
 def test_of_a_group_the_member_with_most_tokens_to_go_counts() -> None:
     idle, busy = worker_of("idle"), worker_of("busy")
     run_on(busy, 4, max_tokens=50)
