@@ -61,7 +61,7 @@ class BlockFetches:
         """
         if group.fetch_id:
             return False
-        num_free = destination.max_fetched_blocks - destination.num_coming_fetched
+        num_free = destination.num_fetchable_blocks
         if num_free <= 0:
             return False
         found = _best_source(destination, group, self._workers.values(), num_free)

@@ -61,7 +61,7 @@ class _Room:
         self._limits = limits
         self._num_seats = num_free_seats(worker, limits)
         self._num_blocks = worker.blocks.num_available_blocks - worker.num_watermark_blocks
-        self._num_fetchable = worker.max_fetched_blocks - worker.num_coming_fetched
+        self._num_fetchable = worker.num_fetchable_blocks
 
     def is_for(self, group: SequenceGroup) -> bool:
         """True if it is open, and the group may grow there to its end."""

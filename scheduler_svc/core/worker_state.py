@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from scheduler_svc.core.block_hash import extend_block_hashes
@@ -302,6 +302,13 @@ class WorkerState:
     def can_fetch_from(self, other: "WorkerState") -> bool:
         """True if blocks of another worker may pass to this one."""
         return bool(self.block_format) and self.block_format == other.block_format and self.max_fetched_blocks > 0
+
+    @property
+    def num_fetchable_blocks(self) -> int:
+        """Blocks that another fetch may have. The worker keeps what has come until the step is done that places it."""
+        placed = chain(self.unsent_placed.values(), *(step.placed.values() for step in self.in_flight))
+        num_kept = sum(1 for each in placed if each.fetch_id not in self.placed_by_fetches)  # others are still coming
+        return self.max_fetched_blocks - self.num_coming_fetched - num_kept
 
     def hold_copy_source(self, block: int, step: PlannedStep) -> None:
         """Keep a block that `step` copies from until the step is done."""

@@ -13,10 +13,12 @@ from scheduler_svc.core.waiting_queue import WaitingQueue
 from tests.scheduler.worker_states import (
     cache_prompt,
     execute,
+    launch,
     launch_rows,
     make_group,
     make_new_group,
     make_worker,
+    new_step,
     start,
 )
 
@@ -87,6 +89,21 @@ def test_the_first_blocks_are_fetched_that_the_destination_has_room_for(room: in
     rest = site.begin(second)
     assert (rest is None) == (room <= 3) and (rest is None or len(rest.blocks) == 1)
     site.fetches.check()
+
+
+def test_the_memory_of_what_has_come_is_free_again_when_the_step_is_done_that_places_it() -> None:
+    site = Site(a={}, b={"max_fetched_blocks": 3})
+    worker = site.workers["b"]
+    cache_prompt(site.workers["a"], [*range(21, 29)])
+    assert site.end(site.fetch(site.push())) == 3
+    second = site.push([*range(21, 29)])
+    assert site.begin(second) is None, "no plan has placed it"
+    step = new_step(worker)
+    step.placed, worker.unsent_placed = worker.unsent_placed, {}
+    launch(worker, step)
+    assert site.begin(second) is None, "the step is in flight"
+    worker.complete_step()
+    assert len(site.fetch(second).blocks) == 2
 
 
 def test_fetches_are_numbered_from_one_to_the_largest_number_and_then_anew() -> None:
