@@ -13,7 +13,7 @@ from itertools import chain, islice
 from scheduler_svc.core.fetch_costs import FetchMode, prefers_fetch
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.placing import drop_unsent, num_placeable_blocks, num_placing_steps, place_blocks
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.sharing import distinct_members
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.core.worker_state import WorkerState
@@ -221,27 +221,29 @@ def _best_source(
 ) -> tuple[WorkerState, dict[bytes, int]] | None:
     """Return the worker that has most of the group cached beyond what the destination has, with its blocks by hash."""
     best: tuple[WorkerState, dict[bytes, int]] | None = None
+    members = [(sequence, destination.find_prefix(sequence)) for sequence in distinct_members(group.live)]
     for worker in workers:
         if worker is destination or not destination.can_fetch_from(worker):
             continue
-        blocks = _blocks_beyond(destination, group, worker)
+        blocks = _blocks_beyond(destination, members, worker)
         if len(blocks) > (len(best[1]) if best is not None else 0):
             best = worker, blocks
     return None if best is None else (best[0], dict(islice(best[1].items(), max_blocks)))
 
 
-def _blocks_beyond(destination: WorkerState, group: SequenceGroup, source: WorkerState) -> dict[bytes, int]:
-    """Return the source's cached and computed blocks of the group that the destination lacks, by hash, in order."""
+def _blocks_beyond(
+    destination: WorkerState, members: Iterable[tuple[Sequence, list[int]]], source: WorkerState
+) -> dict[bytes, int]:
+    """Return the source's cached and computed blocks behind those that each member has there, by hash, in order."""
     in_doubt = source.blocks_in_doubt()
     found: dict[bytes, int] = {}
-    for sequence in distinct_members(group.live):
-        num_there = len(destination.find_prefix(sequence))
-        blocks = source.find_prefix(sequence)
-        named = list(zip(sequence.block_hashes, blocks, strict=False))
+    for sequence, there in members:
+        blocks = source.find_prefix(sequence, there)
+        named = list(zip(sequence.block_hashes[len(there) :], blocks[len(there) :], strict=False))
         tail = source.find_tail(sequence, len(blocks))
         if tail is not None and sequence.tail is not None and destination.find_tail(sequence, len(blocks)) is None:
             named.append((sequence.tail.block_hash, tail))
-        for block_hash, block in named[num_there:]:
+        for block_hash, block in named:
             if block in in_doubt:
                 break
             found[block_hash] = block

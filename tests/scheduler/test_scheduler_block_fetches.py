@@ -160,6 +160,16 @@ def test_the_worker_that_has_most_beyond_what_is_there_is_the_source() -> None:
     assert fetch.blocks == [site.workers["most"].blocks.find(each) for each in fetch.hashes]
 
 
+def test_a_source_need_not_have_what_is_there_already() -> None:
+    site = Site(a={}, b={})
+    cache_prompt(site.workers["b"], PROMPT[:4])
+    group = site.push()
+    site.workers["b"].find_prefix(group.sequences[0])
+    first, *others = group.sequences[0].block_hashes
+    site.workers["a"].blocks.forget(first)
+    assert site.fetch(group).hashes == others
+
+
 def test_of_samples_that_have_the_prompt_alone_one_is_hashed_and_looked_up_for_all() -> None:
     site = Site(a={}, b={})
     group = make_new_group([*PROMPT, 99], [], [], [], arrival=50)
