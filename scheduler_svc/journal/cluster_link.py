@@ -24,6 +24,7 @@ _REDIRECTIONS = (AskError, ClusterDownError, TryAgainError)  # MovedError is an 
 _ASKING = pack("ASKING")
 _SLOTS = pack("CLUSTER", "SLOTS")
 _MYID = pack("CLUSTER", "MYID")
+_NO_HOST = (None, b"", b"?")  # of a node that does not know its own, or is not to tell it
 
 Batch = Sequence[Packed]
 Answer = list[Any] | StoreUnavailableError
@@ -103,20 +104,25 @@ class ClusterLink:
     async def confirm_owner(self) -> None:
         """Return if most other nodes, and all that answer till then, say that the first slot is where we take it to be.
 
-        A node that was frozen or cut off does not know yet that its replica leads. Raises StoreUnavailableError.
+        A node that was frozen or cut off does not know yet that its replica leads. Where there is no other node, as far
+        as is known, there is nothing to confirm. Raises StoreUnavailableError.
         """
         slot = self._slots[0]
         owner = self._owner(slot)
         others = [node for node in self._map.known() if node != owner]
         asking = {asyncio.create_task(self._ask(node, [_SLOTS, _MYID])): node for node in others}
-        waiting, said = set(asking), list[NodeAddress | None]()
-        while waiting and len(said) <= len(others) // 2:  # one that is frozen is not waited for
+        num_others, waiting, said = len(others), set(asking), list[NodeAddress | None]()
+        while waiting and len(said) <= num_others // 2:  # one that is frozen is not waited for
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            answers = [(task.result(), asking[task]) for task in done if task.exception() is None]
-            said += [found for replies, node in answers for found in _owners_in(replies, slot, node)]
+            for task in [each for each in done if each.exception() is None]:
+                owners = _owners_in(task.result(), slot, asking[task])
+                if owners == [owner] and _is_of_itself(task.result(), slot):
+                    num_others -= 1  # it is the owner, under another name
+                else:
+                    said += owners
         await end_tasks(*waiting)
         await self._close_unused()
-        if others and (not said or any(each != owner for each in said)):
+        if num_others and (not said or any(each != owner for each in said)):
             self._map.record_failure(owner)
             raise StoreUnavailableError(f"{owner}: other nodes do not say that it has slot {slot}")
 
@@ -267,11 +273,20 @@ class ClusterLink:
 
 
 def _owners_in(replies: list[Any], slot: int, told_by: NodeAddress) -> list[NodeAddress | None]:
-    """Node that has a slot by these replies, None being nobody; nothing if a node says so of itself by another name."""
-    slots, my_id = replies
-    if isinstance(slots, ResponseError):
+    """Node that has a slot by these replies, None being nobody; nothing from a node that has it and tells no host."""
+    if isinstance(replies[0], ResponseError):
         return []
-    found = [item for item in slots if int(item[0]) <= slot <= int(item[1])]
-    if found and found[0][2][2] == my_id:
-        return []
-    return [SlotNodes.parse(found[0], told_by).primary if found else None]
+    found = _range_with(replies, slot)
+    if found is not None and found[2][0] in _NO_HOST and _is_of_itself(replies, slot):
+        return []  # the address by which it is known here may be another one
+    return [SlotNodes.parse(found, told_by).primary if found is not None else None]
+
+
+def _is_of_itself(replies: list[Any], slot: int) -> bool:
+    """True if a node says that it has a slot itself."""
+    found = _range_with(replies, slot)
+    return found is not None and found[2][2] == replies[1]
+
+
+def _range_with(replies: list[Any], slot: int) -> Any:
+    return next((item for item in replies[0] if int(item[0]) <= slot <= int(item[1])), None)
