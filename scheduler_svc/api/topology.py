@@ -9,10 +9,9 @@ import grpc
 
 from common.rpc import Context
 from common.violations import refusal_of
-from quire.errors import FailedPreconditionError, UnavailableError
+from quire.errors import FailedPreconditionError
 from quire.shards import MOST_SHARDS
 from quire.v1 import cluster_pb2 as pb
-from scheduler_svc.journal.store import StoreUnavailableError
 from scheduler_svc.leadership.shard_watch import ShardWatch
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Cluster"].full_name
@@ -40,17 +39,14 @@ async def topology(watch: ShardWatch | None) -> AsyncIterator[pb.TopologyRespons
 
 
 async def set_shards(watch: ShardWatch | None, request: pb.SetShardsRequest) -> pb.SetShardsResponse:
-    """Change the number of shards. Raises InvalidRequestError, FailedPreconditionError, UnavailableError."""
+    """Change the number of shards. Raises InvalidRequestError, FailedPreconditionError, StoreUnavailableError."""
     if not 1 <= request.num_shards <= MOST_SHARDS:
         raise refusal_of("num_shards", f"is {request.num_shards}: give 1 to {MOST_SHARDS}")
     if watch is None:
         raise FailedPreconditionError(
             "several shards share a store, and this scheduler's is its own memory; start it with --store redis://…"
         )
-    try:
-        plan = await watch.set_wanted(request.num_shards)
-    except StoreUnavailableError as error:
-        raise UnavailableError(f"the journal's store does not answer ({error.message}); repeat the call") from error
+    plan = await watch.set_wanted(request.num_shards)
     return pb.SetShardsResponse(version=plan.version, num_shards=plan.num_shards, wanted_shards=plan.num_wanted)
 
 

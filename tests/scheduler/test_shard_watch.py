@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
 
+from quire.errors import UnavailableError, to_status
 from quire.v1 import cluster_pb2 as pb
+from scheduler_svc.api.topology import set_shards
 from scheduler_svc.journal.keys import Keys, deployment_of
 from scheduler_svc.journal.leases import HeldLease, Lease, ShardReading
 from scheduler_svc.journal.redis_leases import RedisLeases
@@ -116,6 +119,18 @@ async def test_of_two_changes_at_once_each_counts_and_every_scheduler_sees_the_l
     assert len(first.shards) == len(first.cached) == len(first.views()) == 4
     for watch in (first, second):
         await watch.close()
+
+
+async def test_who_changes_the_number_while_the_store_is_away_is_not_told_where_it_is(valkey: ValkeyProcess) -> None:
+    watch = await opened(valkey, 2)
+    valkey.kill()
+    with suppress(StoreUnavailableError):
+        await watch.read_plan()  # the next call cannot connect
+    with pytest.raises(UnavailableError) as caught:
+        await set_shards(watch, pb.SetShardsRequest(num_shards=3))
+    said = to_status(caught.value).message
+    assert "repeat the call" in said and str(valkey.socket_path) not in said
+    await watch.close()
 
 
 async def test_one_shard_is_watched_for_a_change_alone(valkey: ValkeyProcess) -> None:
