@@ -5,6 +5,7 @@ and worker. Files of certificates are read again once they have changed, for the
 """
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from quire.renewed_files import RenewedFiles
 PUBLIC_ROOTS = "public"  # in place of a file: the public certificate authorities, as gRPC knows them
 
 Metadata = tuple[tuple[str, str], ...]
+
+_SENDABLE = re.compile(r"[ -~]*")  # in a header; of others gRPC complains on standard error, and its calls never end
 
 
 class Credentials:
@@ -44,9 +47,9 @@ class Credentials:
             tls_client_key: PEM file of its key.
 
         Raises:
-            ValueError: if a file cannot be read, or a variable has something that is no key.
+            ValueError: if a file cannot be read, or there is something that is no key.
         """
-        key = first_variable_key() if api_key is None else api_key
+        key = first_variable_key() if api_key is None else _sendable(api_key)
         root = _given(tls_root, TLS_ROOT)
         cert, private = _given(tls_client_cert, TLS_CLIENT_CERT), _given(tls_client_key, TLS_CLIENT_KEY)
         if bool(cert) != bool(private) or (cert and not root):
@@ -77,6 +80,14 @@ class Credentials:
     def certificates(self) -> object | None:
         """Token of the certificates that a channel opened now would have: another one once their files have changed."""
         return None if self._tls is None else self._tls.latest()
+
+
+def _sendable(api_key: str) -> str:
+    if not _SENDABLE.fullmatch(api_key):
+        raise ValueError(
+            "api_key has a character that no header can carry, as the line break at the end of a file: leave it out"
+        )
+    return api_key
 
 
 def _given(value: str | None, variable: str) -> str:
