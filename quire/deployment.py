@@ -201,7 +201,10 @@ class Deployment:
         return await self._session_of(entry)
 
     async def _session_of(self, entry: Entry) -> Session:
-        """The session of the shard that a request is in or goes to; waits while a shard cannot say."""
+        """The session of the shard that a request is in or goes to; waits while a shard cannot say.
+
+        Raises the error of shard 0 at once if that was never reached: whoever asked it has waited for that.
+        """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._options.reconnect_timeout_s
         if entry.submission is not None:
@@ -212,7 +215,8 @@ class Deployment:
                     return (await self._connection_of(entry.request.request_id)).session
                 return await self._place(entry, self._router.numbers)
             except RetryableError as error:
-                if loop.time() + error.retry_after_s > min(until_s, entry.deadline_s or until_s):
+                is_gone = not self._router.shards and isinstance(error, UnavailableError)
+                if is_gone or loop.time() + error.retry_after_s > min(until_s, entry.deadline_s or until_s):
                     raise
                 await asyncio.sleep(error.retry_after_s)
 

@@ -270,9 +270,22 @@ async def test_an_id_of_the_callers_is_not_submitted_while_nobody_says_which_sha
 
 
 async def test_an_id_of_the_callers_waits_for_a_server_that_was_never_there_no_longer_than_any() -> None:
-    async with quire.AsyncClient("127.0.0.1:1", connect_timeout_s=0.1) as client:
-        with pytest.raises(quire.UnavailableError, match=r"no Quire server answers at 127\.0\.0\.1:1"):
-            await asyncio.wait_for(client.generate("hello", request_id="mine"), patient(10))
+    """Regression: attaching waited as long as for a server that was there before."""
+    async with quire.AsyncClient("127.0.0.1:1", connect_timeout_s=0.1, reconnect_timeout_s=1e6) as client:
+        for call in (client.generate("hello", request_id="mine"), client.attach("mine").completion()):
+            with pytest.raises(quire.UnavailableError, match=r"no Quire server answers at 127\.0\.0\.1:1"):
+                await asyncio.wait_for(call, patient(10))
+
+
+async def test_who_attaches_waits_for_a_server_that_was_there_before(server: ScriptedServer) -> None:
+    server.default = Script(num_tokens=2)
+    async with quire.AsyncClient(server.address, connect_timeout_s=0.1, reconnect_timeout_s=1e6) as client:
+        await client.generate("hello", request_id="mine")
+        await server.stop()
+        attaching = asyncio.create_task(client.attach("mine").completion())
+        await asyncio.sleep(0.5)  # longer than one that was never there is waited for
+        await server.start(server.address)
+        assert (await asyncio.wait_for(attaching, patient(20))).usage.completion_tokens == 2
 
 
 class ChangingLoads(TwoShards):
