@@ -121,9 +121,9 @@ class OpenRequest:
         self._wake()
 
     def fail(self, error: QuireError) -> None:
-        """End the request for its reader, whatever becomes of it on the server."""
+        """End the request for its reader, whatever becomes of it on the server; what was dropped is not fetched."""
         if not self.has_ended:
-            self.error = error
+            self.error, self.is_behind = error, False
             self._wake()
 
     def listen(self, on_arrival: Callable[[], None] | None) -> None:

@@ -276,6 +276,22 @@ async def test_a_slow_reader_gets_all_of_what_ended_in_time(
         assert (await slow.completion()).text == text_of(500)
 
 
+@pytest.mark.parametrize("on_disconnect", quire.OnDisconnect)
+async def test_nothing_is_left_of_a_request_whose_reader_was_behind_and_left(
+    server: ScriptedServer, on_disconnect: quire.OnDisconnect
+) -> None:
+    """Regression: output that came before the word of the cancellation had the request left at once, unheard."""
+    server.default = Script(num_tokens=500, released=100, tokens_per_chunk=1)
+    async with quire.AsyncClient(server.address, buffer_tokens=16) as client:
+        stream = client.stream("hello", request_id="left", on_disconnect=on_disconnect)
+        await until(lambda: stream._request.is_behind)
+        await stream.aclose()
+        await server.until(lambda: server.runs["left"].state == pb.REQUEST_STATE_CANCELLED)
+        assert client._deployment is not None
+        entries = client._deployment.first.session._entries
+        await until(lambda: not entries)
+
+
 async def test_an_unread_request_keeps_at_most_its_buffer(server: ScriptedServer) -> None:
     server.scripts["slow"] = Script(num_tokens=500, tokens_per_chunk=1)
     async with quire.AsyncClient(server.address, buffer_tokens=16) as client:
