@@ -174,8 +174,8 @@ class Session:
         entry = self._entries.get(request)
         if entry is None and (moved := self._moved.get(request)) is not None:
             moved.catch_up(request)
-        if entry is None or self._outgoing is None:
-            return
+        if entry is None or self._outgoing is None or entry.retries_later:
+            return  # it is attached to later
         late = entry.handle
         if entry.deadline_s is not None and (at_s := self._loop.time() + DEADLINE_SLACK_S) > entry.expires_s:
             self._set_expiry(entry, at_s)

@@ -276,6 +276,29 @@ async def test_a_slow_reader_gets_all_of_what_ended_in_time(
         assert (await slow.completion()).text == text_of(500)
 
 
+async def test_a_reader_that_catches_up_while_its_resumption_is_refused_for_now_is_attached_once(
+    server: ScriptedServer,
+) -> None:
+    """Regression: it was attached twice, and of the first time a handle was left for as long as the stream was open."""
+    script = server.default = Script(num_tokens=40, released=30, tokens_per_chunk=1)
+    async with quire.AsyncClient(server.address, buffer_tokens=16) as client:
+        stream = client.stream("hello", request_id="slow")
+        await until(lambda: stream._request.is_behind)
+        script.refusals = [quire.UnavailableError("recovering", 0.3)]
+        server.break_sessions()
+        await server.until(lambda: server.count("attach", "slow") == 1)
+        assert client._deployment is not None
+        session = client._deployment.first.session
+        await until(lambda: not session._by_handle)
+        (entry,) = session._entries.values()
+        chunks = [await anext(stream) for _ in range(17)]  # more than were buffered
+        await until(lambda: not entry.retries_later)
+        server.release("slow")
+        chunks += [chunk async for chunk in stream]
+        assert "".join(chunk.text for chunk in chunks) == text_of(40)
+        assert not session._by_handle
+
+
 @pytest.mark.parametrize("on_disconnect", quire.OnDisconnect)
 async def test_nothing_is_left_of_a_request_whose_reader_was_behind_and_left(
     server: ScriptedServer, on_disconnect: quire.OnDisconnect
