@@ -48,7 +48,7 @@ class OpenRequest:
         self._chunks: deque[Chunk] = deque()
         self._num_buffered = 0
         self._ended_samples: set[int] = set()
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: set[asyncio.Future[None]] = set()
         self._on_arrival: Callable[[], None] | None = None
 
     @property
@@ -168,8 +168,11 @@ class OpenRequest:
 
     async def _wait(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)  # its task may have been cancelled, and come back for as long as nothing does
 
     def _wake(self) -> None:
         self._tell()

@@ -262,6 +262,22 @@ async def test_a_loop_left_early_cancels_its_request(server: ScriptedServer, cli
     await server.until(lambda: server.count("cancel", "broken-off") == 1)
 
 
+async def test_waits_for_output_that_are_given_up_leave_nothing(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    """Regression: a stream that is looked at for a moment again and again kept each of its waits until output came."""
+    server.default = Script(num_tokens=2, released=0)
+    stream = client.stream("hello", request_id="slow")
+    await stream.accepted()
+    for _ in range(20):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await anext(stream)
+    assert not stream._request._waiters
+    server.release("slow")
+    assert (await stream.completion()).text == " 0 1"
+
+
 async def test_cancelling_a_generate_call_cancels_its_request(
     server: ScriptedServer, client: quire.AsyncClient
 ) -> None:
