@@ -17,6 +17,7 @@ from quire.client_home import CLOSED
 from quire.credentials import Credentials
 from quire.errors import (
     DataLossError,
+    InvalidRequestError,
     NotFoundError,
     NotLeaderError,
     QuireError,
@@ -27,8 +28,8 @@ from quire.errors import (
 )
 from quire.params import ClientOptions
 from quire.results import Health
-from quire.rpc import error_of, is_cancelled, readable, server_error_of
-from quire.server_errors import no_leader_error, unreachable_error
+from quire.rpc import PUBLIC_MESSAGE_BYTES, error_of, is_cancelled, readable, server_error_of
+from quire.server_errors import no_leader_error, too_large_answer, unreachable_error
 from quire.servers import Servers
 from quire.session import MAX_UNREADABLE, Placed, Session
 from quire.session_entry import Entry
@@ -102,7 +103,12 @@ class Connection:
             request: the method's argument.
             timeout_s: longest wait for each answer, and for a refusal to pass; None: `call_timeout_s` of the client.
             is_short: what was sent goes on without its caller, if that is cancelled.
+
+        Raises InvalidRequestError for a request that no message holds, FailedPreconditionError for such an answer.
         """
+        num_bytes = request.ByteSize()
+        if num_bytes > PUBLIC_MESSAGE_BYTES:
+            raise InvalidRequestError(f"the call has {num_bytes:,} bytes: give at most {PUBLIC_MESSAGE_BYTES:,}")
         wait_s = self._options.call_timeout_s if timeout_s is None else timeout_s
         with self._closing_told():
             return await self._call(method, request, wait_s, is_short)
@@ -131,6 +137,8 @@ class Connection:
                 if num_unreadable > MAX_UNREADABLE or loop.time() + delay_s > started_s + timeout_s:
                     raise self._damaged(damaged) from damaged
             except grpc.aio.AioRpcError as rpc_error:
+                if (too_large := too_large_answer(self._address, rpc_error)) is not None:
+                    raise too_large from rpc_error
                 if server_error_of(rpc_error) is None:
                     self._servers.renew_connection(channel)
                 error = self._error_of(rpc_error)

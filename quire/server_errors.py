@@ -4,8 +4,8 @@ import re
 
 import grpc
 
-from quire.errors import NotLeaderError, RequestLostError, UnavailableError
-from quire.rpc import server_error_of
+from quire.errors import FailedPreconditionError, NotLeaderError, RequestLostError, UnavailableError
+from quire.rpc import PUBLIC_MESSAGE_BYTES, server_error_of
 
 _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before it; we name ours
 # Both resolvers of gRPC, the system's and c-ares, repeat the host and the kind of record that they asked for.
@@ -25,6 +25,7 @@ _MISFITS = {
     "WRONG_VERSION_NUMBER": "it has no TLS: leave out tls_root and QUIRE_TLS_ROOT",
 }
 _SILENT = "it takes requests and is silent; a proxy on the way must pass on both directions of a stream as they come"
+_TOO_LARGE = "message larger than max"  # says gRPC on either side of what it does not send or take
 _CLOSED = "Socket closed"  # a server with TLS says no more to a client without, nor does a full one
 
 
@@ -51,6 +52,16 @@ def unreachable_error(address: str, error: grpc.aio.AioRpcError | None, *, is_si
     lookup = _LOOKUP.search(details)
     why = lookup[1] if lookup is not None else details.rpartition(_BEFORE_THE_REASON)[2]
     return UnavailableError(f"no Quire server answers at {address} ({why}); start one with `quire serve MODEL`")
+
+
+def too_large_answer(address: str, error: grpc.aio.AioRpcError) -> FailedPreconditionError | None:
+    """The error for an answer that no message holds; None: it is another one. Asking again would not help."""
+    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or _TOO_LARGE not in (error.details() or ""):
+        return None
+    return FailedPreconditionError(
+        f"the answer of the server at {address} is larger than the {PUBLIC_MESSAGE_BYTES >> 20} MiB that a message may "
+        "have: ask for less, and read a request with so much output by `attach`"
+    )
 
 
 def no_leader_error(address: str, error: NotLeaderError) -> UnavailableError:

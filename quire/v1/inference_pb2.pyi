@@ -10,7 +10,8 @@ Conventions of every message here:
   - Every string, list and map of a request has a bound, stated in its comment; numbers are bounded by their type.
     A request beyond a bound is INVALID_ARGUMENT and is not processed further. The server drops fields that it does
     not know. A message has at most 16 MiB, and at most 262,144 records on the wire if it is larger than 64 KiB, so
-    send lists of numbers packed, the default of proto3. Compressed messages are UNIMPLEMENTED.
+    send lists of numbers packed, the default of proto3. Compressed messages are UNIMPLEMENTED. A larger answer, such
+    as that of GetRequest for very long outputs, is RESOURCE_EXHAUSTED without our details; Attach has it in parts.
   - Settings of the server limit what a connection, a host, a tenant or a session may have open.
     Beyond a limit the answer is RESOURCE_EXHAUSTED, with the limit in its message. The server closes a connection
     that opens or cancels calls much faster than permitted (1,000 and 100 a second), or has more than 64 MiB of

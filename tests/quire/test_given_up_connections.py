@@ -140,6 +140,35 @@ async def test_a_call_that_breaks_again_and_again_counts_as_one_that_reaches_no_
             await client.model()
 
 
+class LargeAnswers(ScriptedServer):
+    """A server whose records are larger than a message may be."""
+
+    num_asked = 0
+
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Any) -> pb.GetRequestResponse:
+        self.num_asked += 1
+        return pb.GetRequestResponse(request_id="long", samples=[pb.SampleOutput(text="x" * (17 << 20))])
+
+
+async def test_what_no_message_holds_is_told_at_once_and_over_the_connection_that_there_is() -> None:
+    """Regression: it counted as a server that is overloaded, and was asked for again over one connection more."""
+    server = LargeAnswers()
+    await server.start()
+    try:
+        async with quire.AsyncClient(server.address) as client:
+            await client.model()
+            assert client._deployment is not None
+            servers = client._deployment.first._servers
+            channel = servers.current_channel
+            with pytest.raises(quire.InvalidRequestError, match=r"has 17,825,\d+ bytes: give at most 16,777,216"):
+                await client.tokenize("x" * (17 << 20))
+            with pytest.raises(quire.FailedPreconditionError, match=r"larger than the 16 MiB .* by `attach`"):
+                await client.get("long")
+            assert (server.num_asked, servers.current_channel) == (1, channel)
+    finally:
+        await server.stop()
+
+
 async def test_a_fault_of_the_server_itself_is_told_at_once(breaking: BreakingCalls) -> None:
     breaking.refuse_calls.append(quire.QuireError("a fault of ours"))
     async with quire.AsyncClient(breaking.address) as client:
