@@ -28,6 +28,7 @@ from quire.params import (
     OnDisconnect,
     PauseKeep,
     Tools,
+    check_seconds,
     client_options,
     gather,
 )
@@ -324,6 +325,7 @@ class AsyncClient:
         again returns the existing pin. Raises AlreadyExistsError if the name belongs to another prefix, OverloadedError
         if its memory is promised to requests.
         """
+        check_seconds("timeout_s", timeout_s)
         try:
             request = pin_to_pb(name, prefix, tenant, cache_salt)
             taking = (await self._deployed().taking()).values()

@@ -284,10 +284,10 @@ def client_options(keywords: ClientKeywords) -> ClientOptions:
             raise _unknown("option", name, known)
     options = ClientOptions(**keywords)
     if options.timeout_s is not None:
-        _check_seconds("timeout_s", options.timeout_s)
-    _check_seconds("connect_timeout_s", options.connect_timeout_s)
-    _check_seconds("reconnect_timeout_s", options.reconnect_timeout_s, may_be_zero=True)
-    _check_seconds("call_timeout_s", options.call_timeout_s)
+        check_seconds("timeout_s", options.timeout_s)
+    check_seconds("connect_timeout_s", options.connect_timeout_s)
+    check_seconds("reconnect_timeout_s", options.reconnect_timeout_s, may_be_zero=True)
+    check_seconds("call_timeout_s", options.call_timeout_s)
     _check_count("retries", options.retries, 0)
     _check_count("buffer_tokens", options.buffer_tokens, 1)
     for name in ("api_key", "tls_root", "tls_server_name", "tls_client_cert", "tls_client_key"):
@@ -298,7 +298,8 @@ def client_options(keywords: ClientKeywords) -> ClientOptions:
 _MOST_SECONDS = 1e9
 
 
-def _check_seconds(name: str, value: object, *, may_be_zero: bool = False) -> None:
+def check_seconds(name: str, value: object, *, may_be_zero: bool = False) -> None:
+    """Raise TypeError or ValueError for what is no time that gRPC and event loops can wait."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
     if not (0 < value < _MOST_SECONDS or (may_be_zero and value == 0)):

@@ -61,6 +61,13 @@ async def test_a_prefix_is_text_tokens_or_messages(server: ScriptedServer, clien
         await client.pin_prefix("large", "x" * (17 * 1024 * 1024))
 
 
+@pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 1e12, 0, -1])
+async def test_a_time_that_cannot_be_waited_for_is_refused_by_name(client: quire.AsyncClient, timeout_s: float) -> None:
+    """Regression: gRPC took an endless one for one that was over, and the server for one that did not answer."""
+    with pytest.raises(ValueError, match=r"^timeout_s must be above 0"):
+        await client.pin_prefix("system", TEXT, timeout_s=timeout_s)
+
+
 async def test_each_tenant_has_pins_of_its_own(client: quire.AsyncClient) -> None:
     await client.pin_prefix("system", TEXT, tenant="acme")
     assert await client.list_prefixes() == ()
