@@ -42,10 +42,15 @@ def _turn(index: int, message: Mapping[str, Any]) -> ChatMessage:
         allowed = ", ".join(sorted(_TURN_KEYS - {"role", "content"}))
         raise invalid_field(where, f"needs role and content and, at most, {allowed}; has {sorted(message)}")
     for name, value in message.items():
-        if value is None and not (name == "content" and has_calls):
+        if value is None and name != "tool_calls" and not (name == "content" and has_calls):
             raise invalid_field(f"{where}.{name}", "must be a text, not None")
-    calls = [_call(f"{where}.tool_calls[{i}]", each) for i, each in enumerate(message.get("tool_calls", ()))]
-    return ChatMessage(**{**message, "content": message.get("content") or "", "tool_calls": calls})
+    return ChatMessage(**{**message, "content": message.get("content") or ""})
+
+
+def _calls(where: str, calls: object) -> list[ToolCall]:
+    if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Iterable):
+        raise invalid_field(where, f"must be a list of calls, not {type(calls).__name__}")
+    return [_call(f"{where}[{index}]", each) for index, each in enumerate(calls)]
 
 
 def _call(where: str, call: ToolCall | Mapping[str, str]) -> ToolCall:
@@ -59,7 +64,7 @@ def _call(where: str, call: ToolCall | Mapping[str, str]) -> ToolCall:
 def _set_turn(target: pb.ChatMessage, path: str, turn: ChatMessage) -> None:
     for name in ("role", "content", "tool_call_id", "name", "reasoning"):
         set_field(target, path, name, getattr(turn, name))
-    for index, call in enumerate(turn.tool_calls):
+    for index, call in enumerate(_calls(f"{path}tool_calls", turn.tool_calls)):
         made = target.tool_calls.add()
         for name in _CALL_KEYS:
             set_field(made, f"{path}tool_calls[{index}].", name, getattr(call, name))

@@ -177,6 +177,34 @@ async def test_what_is_no_message_and_what_is_no_format_are_refused_by_name(clie
         await client.chat(messages[:1], answer_format="hermes")  # type: ignore[arg-type]
 
 
+async def test_calls_of_a_message_are_dicts_or_tool_calls_wherever_they_stand(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    """Regression: dicts among the calls of a ChatMessage were an AttributeError."""
+    call = {"id": "1", "name": "weather", "arguments": "{}"}
+    for message in (
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "assistant", "tool_calls": (quire.ToolCall(**call),)},
+        quire.ChatMessage("assistant", tool_calls=[call]),  # type: ignore[list-item]
+        quire.ChatMessage("assistant", tool_calls=[quire.ToolCall(**call)]),
+    ):
+        sent = server.runs[(await client.chat([message])).request_id].request.chat
+        assert [(each.id, each.name, each.arguments) for each in sent.messages[0].tool_calls] == [
+            ("1", "weather", "{}")
+        ]
+    for calls, told in (
+        (5, r"tool_calls: must be a list of calls, not int"),
+        (None, r"tool_calls: must be a list of calls, not NoneType"),
+        (call, r"tool_calls: must be a list of calls, not dict"),
+        ([5], r"tool_calls\[0\]: must be a ToolCall, or a dict"),
+        ([{**call, "arguments": {}}], r"tool_calls\[0\]\.arguments: cannot be \{\}: give a text"),
+    ):
+        given: Any = {"role": "assistant", "content": "", "tool_calls": calls}
+        for wrong in (given, quire.ChatMessage(**given)):
+            with pytest.raises(quire.InvalidRequestError, match=r"^messages\[0\]\." + told):
+                await client.chat([wrong])
+
+
 async def test_bytes_are_no_prompt_and_a_number_no_conversation(client: quire.AsyncClient) -> None:
     with pytest.raises(TypeError, match="not bytes"):
         await client.generate(b"hello")
