@@ -28,8 +28,8 @@ from quire.errors import (
 )
 from quire.params import ClientOptions
 from quire.results import Health
-from quire.rpc import PUBLIC_MESSAGE_BYTES, error_of, is_cancelled, readable, server_error_of
-from quire.server_errors import no_leader_error, too_large_answer, unreachable_error
+from quire.rpc import PUBLIC_MESSAGE_BYTES, is_cancelled, readable, server_error_of
+from quire.server_errors import no_leader_error, said_error, too_large_answer, unreachable_error
 from quire.servers import Servers
 from quire.session import MAX_UNREADABLE, Placed, Session
 from quire.session_entry import Entry
@@ -227,7 +227,7 @@ class Connection:
             raise RuntimeError(CLOSED) from None
 
     def _error_of(self, rpc_error: grpc.aio.AioRpcError) -> QuireError:
-        error = error_of(rpc_error)
+        error = said_error(self._address, rpc_error)
         if isinstance(error, UnavailableError) and not rpc_error.trailing_metadata():
             return unreachable_error(self._address, rpc_error)
         if rpc_error.code() is grpc.StatusCode.INTERNAL and server_error_of(rpc_error) is None:

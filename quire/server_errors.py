@@ -4,8 +4,8 @@ import re
 
 import grpc
 
-from quire.errors import FailedPreconditionError, NotLeaderError, RequestLostError, UnavailableError
-from quire.rpc import PUBLIC_MESSAGE_BYTES, server_error_of
+from quire.errors import FailedPreconditionError, NotLeaderError, QuireError, RequestLostError, UnavailableError
+from quire.rpc import PUBLIC_MESSAGE_BYTES, error_of, server_error_of
 
 _BEFORE_THE_REASON = "Failed to connect to remote host: "  # gRPC names its targets before it; we name ours
 # Both resolvers of gRPC, the system's and c-ares, repeat the host and the kind of record that they asked for.
@@ -52,6 +52,16 @@ def unreachable_error(address: str, error: grpc.aio.AioRpcError | None, *, is_si
     lookup = _LOOKUP.search(details)
     why = lookup[1] if lookup is not None else details.rpartition(_BEFORE_THE_REASON)[2]
     return UnavailableError(f"no Quire server answers at {address} ({why}); start one with `quire serve MODEL`")
+
+
+def said_error(address: str, error: grpc.aio.AioRpcError) -> QuireError:
+    """The error that a server answered with; of a call that it does not know, what may be the reason."""
+    if error.code() is not grpc.StatusCode.UNIMPLEMENTED or server_error_of(error) is not None:
+        return error_of(error)
+    return QuireError(
+        f"the server at {address} does not know this call ({error.details()}): it is a scheduler of an earlier "
+        "version, or none, as on the port of a worker"
+    )
 
 
 def too_large_answer(address: str, error: grpc.aio.AioRpcError) -> FailedPreconditionError | None:

@@ -34,7 +34,7 @@ from quire.open_request import OpenRequest
 from quire.params import ClientOptions
 from quire.reconnect_backoff import SETTLED_S, ReconnectBackoff
 from quire.rpc import error_of, is_cancelled, server_error_of
-from quire.server_errors import lost_request_error, no_leader_error, unreachable_error
+from quire.server_errors import lost_request_error, no_leader_error, said_error, unreachable_error
 from quire.servers import Servers
 from quire.session_entry import Entry
 from quire.session_wire import ResponseReader, open_session
@@ -222,7 +222,7 @@ class Session:
             lived_s = now_s - started_s if self._was_answered else 0.0  # something else may have taken the call
             if error is not None and self._num_fatal >= MAX_FATAL:
                 for entry in self._refused_by(error.code()):
-                    self._give_up(entry, error_of(error))
+                    self._give_up(entry, said_error(self._address, error))
                 self._num_fatal = 0 if self._entries else self._num_fatal
             for entry in list(self._entries.values()):
                 self._handle_broken_stream(entry, error, lived_s)

@@ -109,3 +109,17 @@ async def test_the_port_of_a_gateway_is_named_as_one_of_http() -> None:
                 f"the server at {address} does not answer: it speaks HTTP/1, as a gateway does: "
                 "give the port of gRPC, 7847 unless `--listen` says otherwise"
             )
+
+
+async def test_a_server_that_does_not_know_a_call_is_named_and_what_it_may_be() -> None:
+    """Regression: all that was said was "Method not found!"."""
+    async with grpc_server(None) as address, quire.AsyncClient(address, connect_timeout_s=patient(10)) as client:
+        told = f"^the server at {address} does not know this call .* worker$"
+        for call in (
+            client.stats,
+            client.health,
+            lambda: client.generate("x"),
+            lambda: client.attach("x").completion(),
+        ):
+            with pytest.raises(quire.QuireError, match=told):
+                await call()
