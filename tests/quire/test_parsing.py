@@ -1,18 +1,23 @@
 """Parsers of answers: what each format means, however its text is cut, and that nothing else is lost or raised."""
 
 import json
+import re
 import tracemalloc
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import quire
 from quire.parsing.answer_format import AnswerFormat, names_of_tools
 from quire.parsing.answer_parser import AnswerParser
 from quire.parsing.deltas import ArgumentsDelta, ContentDelta, Delta, ParsedAnswer, ToolCallBegun, parsed_answer
 from quire.parsing.source import MAX_HELD_CHARS
 from tests.quire.spoken_answers import FORMATS, HARMONY, HERMES, LLAMA3, LLAMA3_WITH_TOOLS, MISTRAL, SPOKEN, Spoken
+from tests.services import ROOT
 
 MARKERS = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "[THINK]", "[/THINK]", "<|python_tag|>", "<|im_end|>"),
@@ -193,3 +198,31 @@ def test_json_that_names_no_tool_is_content_as_it_is_and_with_a_tools_name_and_a
     if "parameters" in value or "arguments" in value:
         named = parsed_answer(deltas_of(LLAMA3_WITH_TOOLS, [json.dumps({**value, "name": "now"})]))
         assert [call.name for call in named.tool_calls] == ["now"]
+
+
+class Calling:
+    """A client whose model answers every chat with two calls."""
+
+    def __enter__(self) -> "Calling":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def model(self) -> SimpleNamespace:
+        return SimpleNamespace(answer_format=HERMES)
+
+    def chat(self, messages: quire.Messages, **_: object) -> SimpleNamespace:
+        calls = [quire.ToolCall(id, "weather", "{}") for id in ("1", "2")]
+        return SimpleNamespace(message=quire.ChatMessage("assistant", tool_calls=calls))
+
+
+def test_the_example_of_the_documentation_sends_an_answer_once_whatever_calls_it_has() -> None:
+    """Regression: an answer with two calls was sent twice, which the model reads as four calls."""
+    page = (ROOT / "docs/tools.md").read_text()
+    example = re.search(r"```python\nimport quire\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    names: dict[str, Any] = {"quire": SimpleNamespace(ChatMessage=quire.ChatMessage, Client=Calling)}
+    exec(example[1], names)
+    assert [each.role for each in names["asked"]] == ["user", "assistant", "tool", "tool"]
+    assert [each.tool_call_id for each in names["asked"]] == ["", "", "1", "2"]
