@@ -245,7 +245,7 @@ class Session:
         data: Any
         try:
             async with asyncio.timeout(None) as self._limit:
-                self._reattach_silent_requests(self._limit)
+                self._reattach_silent_requests()
                 while (data := await call.read()) is not grpc.aio.EOF:
                     self._take_response(reader.read(data))
         except asyncio.CancelledError:
@@ -272,8 +272,13 @@ class Session:
             self._servers.renew_connection(channel)
         return error
 
-    def _reattach_silent_requests(self, limit: asyncio.Timeout) -> None:
-        """Attaches again to silent requests; ends the stream by `limit` if that is not answered either.
+    def _end_stream(self) -> None:
+        """End the stream, and go on with another one, unless it is ending."""
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(self._loop.time())
+
+    def _reattach_silent_requests(self) -> None:
+        """Attaches again to silent requests; ends the stream if that is not answered either.
 
         All of them have their patience doubled by one new connection: a server with more requests to answer than it
         can in that time would be left again and again, and would not know that its requests still have a reader.
@@ -283,19 +288,18 @@ class Session:
         entries = [entry for entry in self._by_handle.values() if not entry.request.is_behind]
         actions = [entry.silence.next_action(now_s) for entry in entries]
         if "renew" in actions:
-            limit.reschedule(now_s)
+            self._end_stream()
             return
         if "ask" in actions and now_s - self._output_s >= ASK_AFTER_S:
             self._search.begin()
         for entry, action in zip(entries, actions, strict=True):
             if action == "ask":
                 self.catch_up(entry.request)
-        self._silence_timer = self._loop.call_later(LISTEN_S, self._reattach_silent_requests, limit)
+        self._silence_timer = self._loop.call_later(LISTEN_S, self._reattach_silent_requests)
 
     def _go_to_later_leader(self) -> None:
         """End the stream; the next one goes to the server that is current by now."""
-        if self._limit is not None:
-            self._limit.reschedule(self._loop.time())
+        self._end_stream()
         if self._on_later_leader is not None:
             self._on_later_leader()
 

@@ -115,6 +115,23 @@ async def test_a_request_that_waits_for_long_is_attached_to_again_on_the_stream_
     assert (await stream.completion()).text == text_of(4)
 
 
+async def test_a_stream_that_is_left_for_two_reasons_at_a_time_is_left_once(
+    server: ScriptedServer, client: quire.AsyncClient
+) -> None:
+    """Regression: the second reason, such as a later leader that was found, ended in an exception that nobody heard."""
+    server.default = Script(num_tokens=4, released=1)
+    stream = client.stream("hello", request_id="left")
+    await anext(stream)
+    assert client._deployment is not None
+    session = client._deployment.first.session
+    session._go_to_later_leader()
+    await asyncio.sleep(0)  # its task has been told, and has not had its turn
+    session._go_to_later_leader()
+    await server.until(lambda: server.count("attach", "left") == 1)
+    server.release("left")
+    assert (await stream.completion()).text == text_of(4)
+
+
 async def test_a_resumption_refused_for_now_is_tried_again(server: ScriptedServer, client: quire.AsyncClient) -> None:
     script = server.default = Script(num_tokens=4, released=2)
     stream = client.stream("hello", request_id="patient")
