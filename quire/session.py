@@ -202,8 +202,8 @@ class Session:
         try:
             await self._keep_open()
         except DataLossError as error:  # again and again: the server's doing, and each request's answer
-            for entry in list(self._entries.values()):
-                self._give_up(entry, error)
+            for entry in list(self._entries.values()):  # each gets one of its own: it is raised, with its traceback
+                self._give_up(entry, DataLossError(error.message))
         except Exception as error:
             for entry in list(self._entries.values()):
                 self._give_up(entry, QuireError(f"the session failed: {error!r}"))

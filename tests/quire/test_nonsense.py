@@ -154,3 +154,27 @@ async def test_an_end_in_a_state_that_the_client_does_not_know_ends_that_request
         server.release("long")
         assert (await beside.completion()).text == " 0 1 2"
     assert server.num_sessions == 1
+
+
+class Miscounting(ScriptedServer):
+    """Server that numbers its first message wrongly, on every stream."""
+
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
+    ) -> AsyncIterator[pb.SessionResponse]:
+        async for _ in request_iterator:
+            yield pb.SessionResponse(number=7)
+
+
+async def test_each_request_of_a_stream_that_is_given_up_gets_an_error_of_its_own() -> None:
+    """Regression: all raised the same one, whose traceback grew with each of them."""
+    server = Miscounting()
+    await server.start()
+    try:
+        async with quire.AsyncClient(server.address) as client, asyncio.timeout(patient(30)):
+            calls = (client.generate(prompt) for prompt in "abc")
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+    finally:
+        await server.stop()
+    assert [(type(each), str(each)) for each in errors] == [(DataLossError, "message 1 was due and 7 came")] * 3
+    assert len(set(map(id, errors))) == 3
