@@ -140,6 +140,9 @@ class Servers:
         self._known = known
         if was_known and self._current not in self._known:
             self._current = self._known[0]
+        for gone in self._channels.keys() - {*known, self._current}:
+            self._retire(gone)
+        self._down_until_s = {each: until_s for each, until_s in self._down_until_s.items() if each in self._channels}
 
     def _renew_certificates(self) -> None:
         """Give up the current channel if one opened now had other certificates or a name: it may fail for that."""

@@ -86,6 +86,20 @@ async def test_a_leader_that_was_named_is_followed_though_its_name_cannot_be_loo
     await servers.close()
 
 
+async def test_channels_to_addresses_that_a_name_has_no_longer_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: of pods that come and go, each left a channel for as long as the client lived."""
+    resolver = ScriptedResolver("127.0.0.1", "127.0.0.2")
+    servers = Servers("scheduler.invalid:1", Credentials(), names=HostNames(resolver.look_up))
+    await servers.resolve_again()
+    for number in range(3, 9):
+        assert len(servers.all_channels) == 2
+        resolver.hosts = [f"127.0.0.{number}", f"127.0.0.{number + 1}"]
+        monkeypatch.setattr(servers, "_may_resolve_s", 0.0)
+        await servers.resolve_again()
+    assert set(servers._channels) == {"127.0.0.8:1"}  # which it had before, too
+    await servers.close()
+
+
 async def test_a_client_goes_on_while_the_resolver_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: every call waited for the resolver, however short its own limit was."""
     monkeypatch.setattr("quire.servers._RESOLVE_S", 0.01)
