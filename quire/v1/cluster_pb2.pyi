@@ -37,7 +37,15 @@ Global___TopologyRequest: _TypeAlias = TopologyRequest  # noqa: Y015
 
 @_typing.final
 class TopologyResponse(_message.Message):
-    """TopologyResponse has every shard of the deployment."""
+    """TopologyResponse has every shard of the deployment.
+
+    The shard of a request id among N follows from the id. Ids that the SDK makes have "s", a number below N of up to three
+    digits, "-" and 32 lower-case hexadecimal digits, at the beginning or behind "-" or "_", and then "-" or the end: that
+    number is the shard. For any other id it is the number n, from 0 to N - 1, with the greatest BLAKE2b digest of 8 bytes
+    of the UTF-8 text "n/ID", compared byte by byte. So "request-1" belongs to shard 1 of 3, and "request-2" to shard 0. In
+    an id with "k" and four hexadecimal digits instead of "s" and the number, "session " and their value in decimal stand
+    for ID, so that all requests of a session go to one shard.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -1,7 +1,9 @@
 """Shards of requests, over any numbers: that of an id, that of a new request; and answers of several shards as one."""
 
+import re
 from collections import Counter
 from dataclasses import fields, replace
+from hashlib import blake2b
 
 import pytest
 from hypothesis import given
@@ -22,6 +24,7 @@ from quire.shards import (
 )
 from quire.stats import Distributions, EndCounts, Histogram, JournalStats, LatencyStats, Stats, WorkTotals
 from tests.quire.new_requests import shard_of_new_request
+from tests.services import ROOT
 
 SHARDS = st.lists(
     st.builds(
@@ -63,6 +66,22 @@ def test_any_other_id_has_one_shard_and_a_new_shard_takes_only_its_own(request_i
     before, after = shard_of_id(request_id, num_shards), shard_of_id(request_id, num_shards + 1)
     assert 0 <= before < num_shards
     assert after in (before, num_shards)
+
+
+def test_the_shard_of_an_id_is_that_which_the_manual_of_the_wire_says() -> None:
+    """Clients of other languages know it from there alone."""
+    manual = " ".join((ROOT / "protos/quire/v1/cluster.proto").read_text().replace("//", "").split())
+    told = re.search(r'So "([\w-]+)" belongs to shard (\d) of (\d), and "([\w-]+)" to shard (\d)', manual)
+    assert told is not None
+    num_shards = int(told[3])
+    assert shard_of_id(told[1], num_shards) == int(told[2]) and shard_of_id(told[4], num_shards) == int(told[5])
+
+    def by_the_manual(name: str) -> int:
+        return max(range(num_shards), key=lambda n: blake2b(f"{n}/{name}".encode(), digest_size=8).digest())
+
+    for number in range(200):
+        assert shard_of_id(f"request-{number}", num_shards) == by_the_manual(f"request-{number}")
+        assert shard_of_id(new_request_id(None, session=number), num_shards) == by_the_manual(f"session {number}")
 
 
 def test_ids_are_spread_evenly() -> None:
