@@ -50,7 +50,8 @@ outlives the scheduler that accepted it, and every reader gets the same token at
   - Several schedulers may lead at once, each a shard with requests of its own (Topology in cluster.proto). Then send
     the number of one shard as metadata "quire-shard" with a submission, and with every later call for that request:
     NOT_FOUND is of the shard that is asked, and without the metadata that is one that the called scheduler leads.
-  - Calls that change state may be repeated; UnpinPrefix is then NOT_FOUND if the first call was durable.
+  - Calls that change state may be repeated; UnpinPrefix and DeleteRecord are then NOT_FOUND if the first call was
+    durable.
   - A leader that is frozen or cut off sends nothing: only the client's own keepalive detects it. A ping about every
     second is permitted, also without a call. The server itself pings its clients rarely (keepalive_time_s, 20 s) and
     waits long for the answer (keepalive_timeout_s, 20 s), so that a client may be busy for seconds.
@@ -1363,7 +1364,7 @@ class Timings(_message.Message):
     FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
     FINISHED_NS_FIELD_NUMBER: _builtins.int
     accepted_ns: _builtins.int
-    """accepted_ns until its admission was durable."""
+    """accepted_ns until its admission was durable. 0: unknown, as that was under an earlier leader."""
     first_scheduled_ns: _builtins.int
     """first_scheduled_ns until it first entered a step of the present leader. 0: never."""
     first_token_ns: _builtins.int
@@ -2775,8 +2776,8 @@ Global___EndCounts: _TypeAlias = EndCounts  # noqa: Y015
 
 @_typing.final
 class Distributions(_message.Message):
-    """Distributions of what the scheduler has seen. Times of a request count from its arrival at this scheduler, unless they
-    say otherwise; a request counts when its end is durable, and only where it has the time.
+    """Distributions of what the scheduler has seen. Times of a request count from its arrival, though that was at an earlier
+    leader, unless they say otherwise; a request counts when its end is durable, and only where it has the time.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -50,7 +50,8 @@ outlives the scheduler that accepted it, and every reader gets the same token at
   - Several schedulers may lead at once, each a shard with requests of its own (Topology in cluster.proto). Then send
     the number of one shard as metadata "quire-shard" with a submission, and with every later call for that request:
     NOT_FOUND is of the shard that is asked, and without the metadata that is one that the called scheduler leads.
-  - Calls that change state may be repeated; UnpinPrefix is then NOT_FOUND if the first call was durable.
+  - Calls that change state may be repeated; UnpinPrefix and DeleteRecord are then NOT_FOUND if the first call was
+    durable.
   - A leader that is frozen or cut off sends nothing: only the client's own keepalive detects it. A ping about every
     second is permitted, also without a call. The server itself pings its clients rarely (keepalive_time_s, 20 s) and
     waits long for the answer (keepalive_timeout_s, 20 s), so that a client may be busy for seconds.
