@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import quire
 from benchmarks.report import ROOT
 from demo.run import wait_ready
 from tests.patience import patient
@@ -26,6 +27,21 @@ def test_it_goes_well(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "story 5" in ran.stdout and "stopped cleanly" in ran.stdout
+
+
+async def test_it_waits_as_long_as_the_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: where kernels compiled for more than two minutes it ended them, so that each call began anew."""
+    server = await asyncio.create_subprocess_exec("sleep", "1000")
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.create_task(wait_ready(server, free_address()))
+    for _ in range(100):
+        await asyncio.sleep(0)  # by then it waits
+    now_s = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now_s() + 100_000)
+    assert await asyncio.wait({waiting}, timeout=1) == (set(), {waiting})
+    server.kill()
+    with pytest.raises(quire.QuireError, match="quire serve ended with exit code"):
+        await waiting
 
 
 async def test_an_interruption_while_the_server_starts_leaves_no_task() -> None:
