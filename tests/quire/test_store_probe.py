@@ -9,6 +9,7 @@ import pytest
 
 from quire.cli.supervisor.listen_addresses import AddressError
 from quire.cli.supervisor.store_probe import probe_store
+from quire.typed_names import as_typed
 from tests.peer_certificates import PeerCertificates
 from tests.valkey import ValkeyProcess
 
@@ -42,6 +43,15 @@ async def test_what_is_no_store_is_told_by_its_answer(answer: bytes, is_store: b
         else:
             with pytest.raises(AddressError, match="neither Redis nor Valkey"):
                 await probe_store(url)
+
+
+async def test_who_has_a_url_in_the_environment_is_told_which_variable_to_leave_out() -> None:
+    """Regression: "leave the URL out", said to somebody who had given none."""
+    with pytest.raises(AddressError) as refused:
+        await probe_store("redis://127.0.0.1:1")
+    assert as_typed(str(refused.value), {"redis_url": "REDIS_URL"}).endswith(
+        "or leave out REDIS_URL to use the embedded one"
+    )
 
 
 async def test_a_cluster_is_there_if_one_of_its_nodes_is() -> None:

@@ -14,7 +14,7 @@ from quire.store_url import ClusterUrl, is_cluster
 
 PROBE_S = 3.0
 REDIS_PORT = 6379
-_TO_START = "start one there, or leave the URL out to use the embedded one"
+_TO_START = "start one there, or leave out --redis-url to use the embedded one"
 # Refusals that a server takes back by itself.
 _PASSING = (b"-LOADING", b"-BUSY", b"-MASTERDOWN", b"-ERR max number of clients")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")  # reasons of OpenSSL
