@@ -148,12 +148,19 @@ async def _serve(settled: Settled, certificates: OwnCertificates, folder: DataFo
         announcer.print_message(as_typed(str(error), settled.names))
         return _exit_code(error)
     except Exception as error:  # an internal error: everything has ended, and its traceback is kept
-        details = folder.log("serve")
-        with suppress(OSError), details.open("a") as log:
-            log.write(without_passwords(traceback.format_exc()))
-        announcer.print_message(f"ended by an internal error: {error!r}; the traceback is in {details}")
+        announcer.print_message(f"ended by an internal error: {error!r}{_kept_traceback(folder)}")
         return EXIT_FAILED
     return 0
+
+
+def _kept_traceback(folder: DataFolder) -> str:
+    """Write the traceback of the error that is handled into a log. Returns words that say so, or none."""
+    with suppress(OSError, FolderError):
+        details = folder.log("serve")
+        with details.open("a") as log:
+            log.write(without_passwords(traceback.format_exc()))
+        return f"; the traceback is in {details}"
+    return ""
 
 
 def _exit_code(error: Exception) -> int:

@@ -105,6 +105,16 @@ def test_a_folder_with_other_things_is_neither_used_nor_closed_to_others(tmp_pat
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.parametrize("taken", ["logs", "store"])
+def test_a_file_in_place_of_a_folder_within_is_named(taken: str, tmp_path: Path) -> None:
+    """Regression: `quire serve --data-dir x > x/logs` ended with a traceback."""
+    (tmp_path / taken).write_text("x")
+    folder = DataFolder(tmp_path)
+    with pytest.raises(FolderError, match=rf"{taken} cannot be made.*--data-dir"):
+        _ = folder.store if taken == "store" else folder.log("scheduler")
+    folder.close()
+
+
 def test_the_folder_of_a_volume_may_hold_what_its_file_system_puts_there(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     DataFolder(tmp_path).close()

@@ -52,10 +52,8 @@ class DataFolder:
 
     @property
     def store(self) -> Path:
-        """Folder of the embedded store."""
-        folder = self.path / "store"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
+        """Folder of the embedded store. Raises FolderError."""
+        return self._within("store")
 
     @property
     def certificates(self) -> Path:
@@ -83,6 +81,17 @@ class DataFolder:
             place.write_text(f"{mark}{socket}")
         return socket
 
+    def _within(self, name: str) -> Path:
+        folder = self.path / name
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise FolderError(
+                f"the folder {folder} cannot be made: {error.strerror}; mend that, or choose another data folder with "
+                "--data-dir"
+            ) from error
+        return folder
+
     def _socket_elsewhere(self) -> Path:
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
         for place in _temporary_folders():
@@ -98,10 +107,8 @@ class DataFolder:
         )
 
     def log(self, name: str) -> Path:
-        """Path of a log file."""
-        folder = self.path / "logs"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder / f"{name}.log"
+        """Path of a log file. Raises FolderError."""
+        return self._within("logs") / f"{name}.log"
 
     async def await_old_services(self, on_wait: Callable[[], None]) -> None:
         """Waits until the services of a supervisor that was killed have ended."""
