@@ -1,6 +1,8 @@
 """Finding checkpoints, and refusing what cannot be loaded with a message that says what to do."""
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +89,22 @@ def test_an_unreachable_hub_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPa
     assert "'nobody/nothing' is no local folder" in message
     assert "network" in message
     assert "path of a local folder" in message
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_hub(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a full disk and a home that is read only were told as a model that the hub does not give."""
+
+    def download(*_: object, **__: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "/cache/hub")
+    message = _refusal(lambda: resolve_checkpoint("nobody/nothing"))
+    assert message == (
+        f"'nobody/nothing' cannot be kept in /cache/hub: {os.strerror(number)}; make room there, or name another "
+        "folder for models of the hub by HF_HOME"
+    )
 
 
 def test_a_name_that_no_hub_has_is_refused() -> None:

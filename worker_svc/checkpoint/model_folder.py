@@ -3,6 +3,7 @@
 Every error is a `CheckpointError` that says what to do. Does not parse the files.
 """
 
+import errno
 import hashlib
 from pathlib import Path
 
@@ -36,6 +37,7 @@ _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _HUB_ALLOWED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 # Copies of the weights in other layouts; below the folder itself only templates are needed.
 _HUB_IGNORED = ("*/*.json", "*/*.safetensors", "*/*.model", "*/*.txt", "consolidated*")
+_UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)  # of errors on the disk
 _VERSION = b"by tensors"  # of the fingerprint; another version gives each model another
 
 
@@ -137,7 +139,7 @@ def _local_folder(name: str) -> Path | None:
 def _snapshot(name: str, *, local_files_only: bool) -> Path | None:
     """The folder of a hub id in the local cache, downloaded unless `local_files_only`."""
     # Imported here because it takes a quarter of a second, and local folders do not need it.
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
@@ -154,6 +156,11 @@ def _snapshot(name: str, *, local_files_only: bool) -> Path | None:
     except Exception as error:  # of the HTTP library under the hub client, which differs by version
         if local_files_only and isinstance(error, LocalEntryNotFoundError):
             return None
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            raise CheckpointError(
+                f"{name!r} cannot be kept in {constants.HF_HUB_CACHE}: {error.strerror}; make room there, or name "
+                "another folder for models of the hub by HF_HOME"
+            ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{name!r} is no local folder, and the hub does not give a model of that name ({reason}): check the "
