@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,14 @@ import torch
 from torch import Tensor
 
 from common.step import Step
-from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS, MakeRunner
+from kernels.native.torch_kernels import TorchKernels
+from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS, MakeRunner, limits_for
 from tests.worker.step_client import StepClient
 from tests.worker.steps import seat_state
 from tests.worker.tiny_models import random_prompts, write_tiny_model
+from worker_svc.cpu.host_decoder import HostDecoder
+from worker_svc.cpu.runner import CpuRunner
+from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder
 
 PROMPT, OTHER = random_prompts([9, 11])
@@ -111,3 +116,47 @@ def test_any_moves_leave_both_pools_as_a_plain_reading_of_them_says(make_runner:
         assert (runner.run(step).swap_ns > 0) == bool(step.swap_out or step.swap_in)
         assert torch.equal(bits(pool.blocks), bits(device))
         assert torch.equal(bits(pool.host_blocks), bits(host))
+
+
+class NotingPool(KVPool):
+    """A pool that notes its moves between device and main memory."""
+
+    def __init__(self, decoder: Decoder, seen: list[str]) -> None:
+        super().__init__(decoder.block_shape(BLOCK_SIZE), NUM_BLOCKS, decoder.device, NUM_HOST_BLOCKS, 1)
+        self._seen = seen
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._note("swaps out", pairs)
+        super().swap_out(pairs)
+
+    def place(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._note("places", pairs)
+        super().place(pairs)
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._note("swaps in", pairs)
+        super().swap_in(pairs)
+
+    def _note(self, what: str, pairs: Sequence[tuple[int, int]]) -> None:
+        if pairs:
+            self._seen.append(what)
+
+
+def test_what_waits_for_a_cpus_pass_does_not_wait_for_the_swaps_before_it(decoder: Decoder) -> None:
+    """Regression: an answer was held back until the swaps of the step behind it were done.
+
+    Where these took more than 5 s, the scheduler counted the answered step as hung, and gave the worker up.
+    """
+    seen: list[str] = []
+    pool = NotingPool(decoder, seen)
+    runner = CpuRunner(HostDecoder(decoder, TorchKernels()), pool, limits_for(decoder))
+    runner.before_pass = lambda: seen.append("announces")
+    start = Step(epoch=1, step_id=1, snapshot=True, whole=[seat_state(0, PROMPT, [5, 6, 7])], rows=[0], num_tokens=[9])
+    runner.launch(start)
+    assert seen == ["announces"]
+    fetch = runner.fetched.open(1, 1, 1, lambda end: None)
+    runner.fetched.write(fetch, 0, memoryview(bytes(pool.shape.bytes_per_block)))
+    for moves in ({"swap_out": [5, 2]}, {"placed": [1, 0, 40]}, {"swap_in": [2, 41]}):
+        seen.clear()
+        runner.launch(Step(epoch=1, step_id=2, rows=[0], **moves))
+        assert seen[0] == "announces" and len(seen) > 1

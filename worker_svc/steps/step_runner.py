@@ -36,10 +36,10 @@ class StepRunner(Protocol):
 
 @runtime_checkable
 class AnnouncingRunner(Protocol):
-    """A runner that finishes each step in `launch`, and announces when it begins to compute.
+    """A runner that finishes each step in `launch`, and announces when it begins to compute, or to swap blocks before.
 
-    It computes without the interpreter's lock, and needs the lock until then: tasks that wake other threads should wait
-    until it calls `before_pass`.
+    It does both without the interpreter's lock, and needs the lock until then: tasks that wake other threads should
+    wait until it calls `before_pass`, which it may do twice in a step.
     """
 
     before_pass: Callable[[], None]
