@@ -16,6 +16,7 @@ from kernels.native.cpu_kernels import GreedyTokens
 from kernels.native.host_memory import zeros_as_used
 from kernels.native.library import load_library
 from kernels.native.program import CHOOSE, PRODUCT, address, call
+from kernels.products.output_slices import output_slices
 
 _INT8_MAX = 127
 _SIGNATURES = {
@@ -91,8 +92,17 @@ class ProductMaker:
 
 
 def rounded_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize symmetrically per output: weight ~ int8 * scale. Returns int8 [out, in] and float32 [out]."""
-    weight = weight.float()
-    scales = weight.abs().amax(dim=1) / _INT8_MAX
-    scales = torch.where(scales > 0, scales, 1.0)
-    return (weight / scales.unsqueeze(1)).round_().to(torch.int8), scales
+    """Quantize symmetrically per output: weight ~ int8 * scale. Returns int8 [out, in] and float32 [out].
+
+    Some outputs at a time: as float32, with copies, the matrix of a large vocabulary takes more than the whole model.
+    """
+    rounded, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+    begin = 0
+    for part in output_slices(weight):
+        end = begin + len(part)
+        wide = part.float()
+        largest = wide.abs().amax(dim=1) / _INT8_MAX
+        scales[begin:end] = torch.where(largest > 0, largest, 1.0)
+        rounded[begin:end] = (wide / scales[begin:end].unsqueeze(1)).round_()
+        begin = end
+    return rounded, scales

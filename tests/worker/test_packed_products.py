@@ -1,10 +1,14 @@
 """Products with packed weights: native ones, and oneDNN's where this machine has them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.native.packed_product import PackedProduct, ProductMaker, rounded_to_int8
+from kernels.products import output_slices
 from worker_svc.cpu import onednn_linear
 from worker_svc.cpu.onednn_linear import OneDnnLinear
 from worker_svc.cpu.start import choose_packing
@@ -94,6 +98,33 @@ def test_int8_weights_are_within_half_a_step_and_the_greatest_is_kept() -> None:
     assert ((rounded * scales.unsqueeze(1) - weight).abs() <= scales.unsqueeze(1) * (0.5 + 1e-5)).all()
     assert (rounded.abs().amax(1)[torch.arange(64) != 3] == 127).all()
     assert (rounded[3] == 0).all()
+
+
+class LargestFloat(TorchDispatchMode):
+    """Notes the size of the largest tensor of float32 that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(each, Tensor) and each.dtype == torch.float32:
+                self.numel = max(self.numel, each.numel())
+        return made
+
+
+def test_no_wide_copy_of_a_whole_matrix_is_made_while_it_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: rounding a head of 8 B parameters took three copies of it as float32, more than some models."""
+    weight, _, _ = matrices((211, 64), torch.bfloat16)
+    weight[100] = 0.0
+    whole = rounded_to_int8(weight)
+    monkeypatch.setattr(output_slices, "SLICE_NUMBERS", 1000)  # 15 outputs
+    with LargestFloat() as largest:
+        rounded = rounded_to_int8(weight)
+    assert all(map(torch.equal, rounded, whole))
+    assert largest.numel <= 1000
 
 
 @pytest.mark.skipif(onednn_linear.supports(torch.float32) is not None, reason="oneDNN packs nothing here")
