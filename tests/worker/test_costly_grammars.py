@@ -93,3 +93,16 @@ def test_where_processes_must_agree_time_fails_nothing(monkeypatch: pytest.Monke
     for _ in range(20):
         assert has_tokens(vocabulary, matcher) == [True]
         matcher.follow([token("a")])
+
+
+def test_the_next_owner_of_a_seat_pays_for_what_its_output_shares_with_the_last_alone() -> None:
+    """Regression: beams, which are placed anew at each step, began at nothing each time, and never came to a limit."""
+    vocabulary = new_vocabulary()
+    last = begun(vocabulary, PLAIN)
+    for _ in range(5):
+        last.charge(grammar_matcher.FREE_MASK_CPU_S + 0.125)
+        last.follow([token("a")])
+    for num_shared in (3, 0):
+        output, earlier, last = [token("a")] * num_shared + [token("b")], last, SeatMatcher(last.grammar)
+        last.begin(vocabulary, output, earlier)
+        assert last.charge(0.0) == pytest.approx(0.125 * (num_shared + 1))

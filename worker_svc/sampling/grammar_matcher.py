@@ -118,7 +118,7 @@ class SeatMatcher:
         self.grammar = grammar
         self.forces = forces
         self.matcher: LLMatcher | None = None  # before `begin`, and once it has failed or is taken over
-        self._excess_s = 0.0  # processor time of its masks beyond what is free
+        self._excess_s: dict[int, float] = {}  # of masks, beyond what is free, by the tokens that each was made behind
         self._token_ids: list[int] = []  # that it has followed
         self._forced: list[int] = []  # tokens that come next, if they were looked up: the grammar allows no other
 
@@ -128,9 +128,11 @@ class SeatMatcher:
         return len(self._token_ids)
 
     def charge(self, cpu_s: float) -> float:
-        """Add the processor time of a mask. Returns what all of them took beyond what is free."""
-        self._excess_s += max(0.0, cpu_s - FREE_MASK_CPU_S)
-        return self._excess_s
+        """Add the processor time of a mask. Returns what all of the output's took beyond what is free."""
+        if cpu_s > FREE_MASK_CPU_S:
+            behind = self.num_tokens
+            self._excess_s[behind] = self._excess_s.get(behind, 0.0) + cpu_s - FREE_MASK_CPU_S
+        return sum(self._excess_s.values())
 
     def fail(self, reason: str) -> None:
         """Allow no token any more."""
@@ -187,6 +189,7 @@ class SeatMatcher:
         if not matcher.rollback(len(followed) - num_shared):
             return False
         self.matcher, self._token_ids = matcher, followed[:num_shared]
+        self._excess_s = {behind: excess_s for behind, excess_s in earlier._excess_s.items() if behind <= num_shared}
         return True
 
 
