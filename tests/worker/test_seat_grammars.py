@@ -204,3 +204,27 @@ def test_a_seat_whose_grammar_failed_forces_nothing(grammars: SeatGrammars) -> N
     place(grammars, 1, ["abc", "cab"], [], forces=True)
     grammars.follow(grammars.matched(np.array([1])), [TOKENS.index("bb")])
     assert grammars.force([1], [3]) == [[]]
+
+
+class UnreadPrompt(list[int]):
+    """Tokens that nobody may go through one by one."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("a prompt may have a million tokens")
+
+
+@pytest.mark.parametrize("position", [0, 2, 3, 4, 5])
+def test_a_grammar_follows_an_output_without_reading_the_prompt(grammars: SeatGrammars, position: int) -> None:
+    """Regression: for each beam of a search, at each step, the whole context was copied number by number."""
+    known = [*PROMPT, TOKENS.index("ab"), TOKENS.index("c")]
+    state = SequenceState(
+        seat=1,
+        position=position,
+        block_table=[0],
+        token_ids=UnreadPrompt(known[position:]),
+        history=UnreadPrompt(known[:position]),
+        num_prompt_tokens=len(PROMPT),
+        sampling=SequenceSampling(seed=0, grammar=grammar_of(["abcab"])),
+    )
+    grammars.apply([state])
+    assert allowed(grammars, 1) == [{TOKENS.index("ab")}]

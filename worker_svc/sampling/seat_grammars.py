@@ -94,9 +94,9 @@ class SeatGrammars:
 
 
 def _output(state: SequenceState) -> Sequence[int]:
-    """Output tokens that the state knows."""
-    known = [*state.history, *state.token_ids]
-    return known[state.num_prompt_tokens :]
+    """Output tokens that the state knows. The prompt, which may be long, is not copied."""
+    first = state.num_prompt_tokens
+    return [*state.history[first:], *state.token_ids[max(0, first - len(state.history)) :]]
 
 
 def _follow(matchers: Sequence[SeatMatcher], token_ids: Sequence[int], looks_ahead: bool) -> None:
