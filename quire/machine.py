@@ -33,9 +33,10 @@ def free_memory_bytes(root: Path = _ROOT) -> int:
 
 
 def total_memory_bytes(root: Path = _ROOT) -> int:
-    """Memory of this machine, free or not, or of this container if it has a limit, with the machine's swap space."""
-    swap = _bytes_said(root / "proc/meminfo", "SwapTotal") or 0
-    return min([_total_bytes(root), *(limit for limit, _ in _memory_limits(root))]) + swap
+    """Memory of this machine, free or not, or of this container if it has a limit, with swap space that it may use."""
+    memory = min([_total_bytes(root), *(limit for limit, _ in _memory_limits(root))])
+    swap = min([_bytes_said(root / "proc/meminfo", "SwapTotal") or 0, *_numbers(root, "", "memory.swap.max")])
+    return min([memory + swap, *_numbers(root, "memory", "memory.memsw.limit_in_bytes")])  # version 1 limits the sum
 
 
 def has_memory_limit(root: Path = _ROOT) -> bool:
@@ -107,6 +108,13 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
                 yield mounted / each
             return
     yield mounted
+
+
+def _numbers(root: Path, controller: str, file: str) -> Iterator[int]:
+    """Limits in a file of each cgroup of this process that has one."""
+    for folder in _folders(root, controller):
+        if (limit := _number(folder / file)) is not None:
+            yield limit
 
 
 def _number(path: Path) -> int | None:

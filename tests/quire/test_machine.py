@@ -55,6 +55,33 @@ def test_swap_space_is_part_of_all_the_memory(root: Path) -> None:
     assert machine.total_memory_bytes(root) == 3 << 30
 
 
+def test_swap_space_counts_as_far_as_a_container_may_use_it(root: Path) -> None:
+    """Regression: weights of more than a pod's memory passed where its node has swap space, and the pod was killed."""
+    write(root, "proc/meminfo", f"MemTotal: {8 * MIB} kB\nMemAvailable: {6 * MIB} kB\nSwapTotal: {4 * MIB} kB\n")
+    limit_memory(root, "", str(1 << 30))
+    write(root, "sys/fs/cgroup/memory.swap.max", "max\n")
+    assert machine.total_memory_bytes(root) == 5 << 30
+    write(root, "sys/fs/cgroup/memory.swap.max", f"{1 << 30}\n")
+    assert machine.total_memory_bytes(root) == 2 << 30
+    write(root, "sys/fs/cgroup/memory.swap.max", "0\n")
+    assert machine.total_memory_bytes(root) == 1 << 30
+
+
+def test_version_1_of_control_groups_limits_memory_and_swap_space_together(root: Path) -> None:
+    write(root, "proc/meminfo", f"MemTotal: {8 * MIB} kB\nMemAvailable: {6 * MIB} kB\nSwapTotal: {4 * MIB} kB\n")
+    write(root, "proc/self/cgroup", "4:memory:/docker/abc\n0::/\n")
+    write(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", "0\n")
+    for memory, both, total in (
+        (1 << 63, 1 << 63, 12),
+        (1 << 30, 1 << 63, 5),
+        (1 << 30, 3 << 30, 3),
+        (1 << 30, 1 << 30, 1),
+    ):
+        write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", f"{memory}\n")
+        write(root, "sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", f"{both}\n")
+        assert machine.total_memory_bytes(root) == total << 30
+
+
 def test_weights_that_were_loaded_before_count_as_free_and_mapped_libraries_do_not(root: Path) -> None:
     """Regression: in a container a worker that was started again had a smaller pool, by the size of its weights."""
     limit_memory(root, "", str(1 << 30), used=900 * MIB)
