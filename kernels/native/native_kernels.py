@@ -55,11 +55,15 @@ class NativeKernels:
 
     block_layout = _BLOCK_LAYOUT
 
-    def __init__(self, library: CDLL, num_threads: int, origin: str = "compiled here") -> None:
+    def __init__(
+        self, library: CDLL, num_threads: int, origin: str = "compiled here", num_cores: int | None = None
+    ) -> None:
+        """`num_cores`: that this process may keep busy; None: all on which it may run."""
         self.name = f"native, {32 * library.quire_lanes()}-bit vectors, {origin}"
         self.sampling = NativeSampling(library, num_threads).operations
         self._library = library
         self._num_threads = num_threads
+        self._num_cores = num_cores or len(os.sched_getaffinity(0))
         self._call = partial(call, library, num_threads)
         self._plans: dict[tuple[int | None, bool], NativePlan] = {}  # by window, and whether it is the second one
         # By id(cache), which stays unique while the cache is kept here.
@@ -167,7 +171,7 @@ class NativeKernels:
 
     def new_program(self) -> Program:
         """New program, to record the native kernels of a pass."""
-        return Program(self._library, self._num_threads, len(os.sched_getaffinity(0)))
+        return Program(self._library, self._num_threads, self._num_cores)
 
     def greedy(self, logits: Tensor, out: GreedyTokens) -> None:
         """See CpuKernels.greedy."""
@@ -205,18 +209,22 @@ def _memory(cache: LayerCache) -> CacheMemory:
     )
 
 
-def native_kernels(environment: Mapping[str, str] = os.environ, flags: Sequence[str] = ()) -> NativeKernels:
-    """Compiled kernels, from the cache or a new build, for as many threads as torch uses.
+def native_kernels(
+    environment: Mapping[str, str] = os.environ, flags: Sequence[str] = (), num_cores: int | None = None
+) -> NativeKernels:
+    """Compiled kernels, from the cache or a new build, for as many threads as torch uses; see NativeKernels.
 
     Raises NativeUnavailableError, with the reason.
     """
     prebuilt = prebuilt_library(environment, flags)
     origin = "compiled here" if prebuilt is None else f"built for {prebuilt[0].name}"
-    return NativeKernels(load_library(environment, flags), torch.get_num_threads(), origin)
+    return NativeKernels(load_library(environment, flags), torch.get_num_threads(), origin, num_cores)
 
 
-def choose_kernels(choice: str, dtype: torch.dtype, head_dim: int | None = None) -> tuple[CpuKernels, str | None]:
-    """Kernels for `choice` (auto, native, torch), a dtype and, if they attend, heads of this size.
+def choose_kernels(
+    choice: str, dtype: torch.dtype, head_dim: int | None = None, num_cores: int | None = None
+) -> tuple[CpuKernels, str | None]:
+    """Kernels for `choice` (auto, native, torch), a dtype and, if they attend, heads of this size; see NativeKernels.
 
     With auto also the reason why they are not native.
 
@@ -232,7 +240,7 @@ def choose_kernels(choice: str, dtype: torch.dtype, head_dim: int | None = None)
             raise NativeUnavailableError(
                 f"there are native kernels for heads of up to {_MAX_HEAD_DIM}, not of {head_dim}"
             )
-        return native_kernels(), None
+        return native_kernels(num_cores=num_cores), None
     except NativeUnavailableError as error:
         if choice == "native":
             raise

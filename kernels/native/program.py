@@ -70,7 +70,7 @@ class Program:
 
     def __init__(self, library: CDLL, num_threads: int, num_cores: int) -> None:
         self._library, self._num_threads = library, num_threads
-        self._num_threads_if_small = max(1, min(num_threads, num_cores - 1))
+        self.num_threads_if_small = max(1, min(num_threads, num_cores - 1))
         self._num_weights = 0  # multiplications per token
         self._num_attended = 0  # multiplications per token and key
         self._weight_bytes = 0
@@ -109,7 +109,7 @@ class Program:
         given.wanted = address(wanted)
         num_products = given.num_tokens * (self._num_weights + max_context_len * self._num_attended)
         is_small = num_products < SMALL_PASS_PRODUCTS and self._weight_bytes < SMALL_PASS_BYTES
-        num_threads = self._num_threads_if_small if is_small else self._num_threads
+        num_threads = self.num_threads_if_small if is_small else self._num_threads
         self._library.quire_run(self._array, len(self._operations), byref(given), num_threads)
 
 

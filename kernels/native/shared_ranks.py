@@ -66,17 +66,28 @@ class SharedRanks:
     """A rank's view of the shared memory. One thread at a time may use it."""
 
     def __init__(
-        self, memory: RankMemory, rank: int, size: int, *, timeout_s: float, environment: Mapping[str, str] = os.environ
+        self,
+        memory: RankMemory,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        num_cores: int | None = None,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """Raises NativeUnavailableError if there are no native kernels. The memory must be zero before the first."""
+        """Raises NativeUnavailableError if there are no native kernels. The memory must be zero before the first.
+
+        `num_cores`: that the ranks may keep busy together; None: all on which this process may run.
+        """
         self.rank, self.size = rank, size
         self._library = load_library(environment)
         self._memory = mmap.mmap(memory.fd, _num_bytes(self._library, size, memory.slot_bytes))
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._num_threads = torch.get_num_threads()
-        spin_us = _SPIN_US if size * self._num_threads <= len(os.sched_getaffinity(0)) else 0
+        num_cores = num_cores or len(os.sched_getaffinity(0))
+        self.spin_us = _SPIN_US if size * self._num_threads <= num_cores else 0
         self._handle: int = self._library.quire_ranks_new(
-            begin, rank, size, memory.slot_bytes, int(timeout_s * 1000), spin_us
+            begin, rank, size, memory.slot_bytes, int(timeout_s * 1000), self.spin_us
         )
         weakref.finalize(self, self._library.quire_ranks_delete, self._handle)
 

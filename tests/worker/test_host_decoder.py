@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from kernels.native.cpu_kernels import CpuKernels
-from kernels.native.native_kernels import native_kernels
+from kernels.native.native_kernels import NativeKernels, native_kernels
 from kernels.native.packed_product import ProductMaker
+from quire import machine
 from tests.equality import assert_equal_greedy
 from tests.worker.paged_runner import PagedRunner, PagedSequence, forward_batch
 from tests.worker.tiny_models import TINY_MODELS, random_prompts, reference_greedy, write_tiny_model
@@ -88,3 +89,18 @@ def test_a_recorded_pass_gives_the_same_bits_as_its_kernels_one_by_one(
         )
         assert torch.equal(recorded, by_itself)
     assert [each.token_ids for each in running[0]] == [each.token_ids for each in running[1]]
+
+
+def test_a_small_pass_leaves_one_of_the_processors_that_a_containers_quota_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: one of the machine's processors was left, of which a container with a quota may use few at once."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(machine, "num_processors", lambda: 3)
+    torch.set_num_threads(3)
+    try:
+        kernels = choose_host("native", torch.float32, int8_weights=False, int8_kv=False).kernels
+    finally:
+        torch.set_num_threads(before)
+    assert isinstance(kernels, NativeKernels)
+    assert kernels.new_program().num_threads_if_small == 2

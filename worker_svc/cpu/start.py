@@ -9,6 +9,7 @@ from kernels.native.compiling import NativeUnavailableError
 from kernels.native.cpu_kernels import CpuKernels
 from kernels.native.native_kernels import NativeKernels, choose_kernels
 from kernels.native.packed_product import ProductMaker
+from quire import machine
 from worker_svc.cpu import onednn_linear
 from worker_svc.cpu.onednn_linear import OneDnnLinear
 from worker_svc.model.layers import Linear, MakeProduct
@@ -40,7 +41,7 @@ def choose_host(
     Raises DeviceError if native kernels are required and unavailable.
     """
     try:
-        chosen, shortcoming = choose_kernels(kernels, dtype, head_dim)
+        chosen, shortcoming = choose_kernels(kernels, dtype, head_dim, machine.num_processors())
     except NativeUnavailableError as error:
         raise DeviceError(f"--kernels native was asked for: {error}; give --kernels auto or torch") from error
     if shortcoming is not None:

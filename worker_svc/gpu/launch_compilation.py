@@ -4,7 +4,6 @@ A launch is recorded instead of run, and the torch reference computes its result
 in a real step. Needs Triton; callers check for it before they import this.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -14,6 +13,7 @@ import structlog
 from kernels.launches.launch_compiler import OnPart, compile_launches
 from kernels.launches.launch_recorder import LaunchKey, RecordedLaunch, recorded_launches
 from kernels.sampling.sampling_operations import SamplingOperations
+from quire import machine
 from worker_svc.gpu import torch_operations, triton_operations
 from worker_svc.gpu.start import MakeRunner, compile_kernels
 from worker_svc.memory.kv_pool import KVPool
@@ -50,7 +50,7 @@ def compile_ahead(make: MakeRunner, pool: KVPool, limits: StepLimits, capability
     """
     try:
         launches = list(record_start(make, pool, limits, capability).values())
-        num_threads = len(os.sched_getaffinity(0))
+        num_threads = machine.num_processors()
         faults = compile_launches(launches, capability, num_threads, on_part)
     except Exception:
         log.warning("kernels are compiled one by one, when they are first launched", exc_info=True)

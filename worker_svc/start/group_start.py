@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.native.shared_ranks import RankMemory, RankReduction, SharedRanks, make_memory
+from quire import machine
 from quire.worker_settings import WorkerSettings
 from worker_svc.model.config import ModelConfig
 from worker_svc.ranks.gloo_ranks import GlooRanks
@@ -74,7 +75,7 @@ class StartingGroup:
         ]
         self.group.set_up(ranks, memory)
         if memory is not None:
-            self._reduction = SharedRanks(memory, 0, size, timeout_s=timeout_s)
+            self._reduction = SharedRanks(memory, 0, size, timeout_s=timeout_s, num_cores=machine.num_processors())
 
     def lead(self) -> Lead:
         """The group, once all ranks have loaded their weights. Raises CheckpointError, OptionError or RankLostError."""

@@ -10,6 +10,7 @@ from threading import Thread
 import torch
 
 from kernels.native.shared_ranks import RankMemory, RankReduction, SharedRanks
+from quire import machine
 from quire.worker_settings import WorkerSettings
 from worker_svc.checkpoint.checkpoint_error import CheckpointError
 from worker_svc.checkpoint.model_folder import fingerprint, resolve_checkpoint
@@ -87,7 +88,8 @@ class _LoadingRank:
         """Connect to the other ranks, on CPUs."""
         set_up = self.set_up
         if self.memory is not None:
-            return SharedRanks(self.memory, set_up.rank, set_up.size, timeout_s=set_up.timeout_s)
+            num_cores = machine.num_processors()
+            return SharedRanks(self.memory, set_up.rank, set_up.size, timeout_s=set_up.timeout_s, num_cores=num_cores)
         on_one_machine = set_up.num_on_machine > 1
         return GlooRanks(
             self.store(), set_up.rank, set_up.size, timeout_s=set_up.timeout_s, on_one_machine=on_one_machine

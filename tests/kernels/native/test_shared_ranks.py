@@ -138,3 +138,12 @@ def test_a_failure_ends_the_waits_of_all(memory: RankMemory) -> None:
     thread.join(LONG_S / 2)
     assert not thread.is_alive()
     assert waiting.has_failed
+
+
+def test_a_rank_sleeps_at_once_where_the_ranks_may_not_all_compute_at_the_same_time(memory: RankMemory) -> None:
+    num_threads = torch.get_num_threads()
+    spins = [
+        SharedRanks(memory, 0, 2, timeout_s=LONG_S, num_cores=num_cores).spin_us > 0
+        for num_cores in (2 * num_threads, 2 * num_threads - 1)
+    ]
+    assert spins == [True, False]
