@@ -1,4 +1,4 @@
-"""The life of a service's process: stop signals, cancelled work, and the exit.
+"""The life of a service's process: its event loop, stop signals, and the exit.
 
 Knows nothing of what the process does.
 """
@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -71,15 +71,3 @@ def _supervisor_gone(loop: asyncio.AbstractEventLoop, fd: int, event: asyncio.Ev
     if not os.read(fd, 1):  # end of file: nothing is ever written
         loop.remove_reader(fd)
         event.set()
-
-
-async def unless_failed(work: Coroutine[Any, Any, Any], others: Collection["asyncio.Future[None]"]) -> None:
-    """Runs the work; if one of the others fails first, cancels it and raises that failure."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
-        for each in (*others, task):
-            if each.done():
-                each.result()
-    finally:
-        task.cancel()

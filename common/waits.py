@@ -1,12 +1,14 @@
-"""Waits on the event loop: for an event, for so long, between attempts, and for the end of cancelled tasks.
+"""Waits on the event loop: for an event, for work beside other work, between attempts, and for the end of tasks.
 
 Also timers and limits for what others send, which are not hastened while our own loop is blocked.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 TURNS = 4  # of the event loop, in which a time passes that is not to pass while the loop is blocked
 
@@ -79,16 +81,26 @@ def growing_pauses(first_s: float = 0.05, longest_s: float = 1.0) -> Iterator[fl
         pause_s = min(2 * pause_s, longest_s)
 
 
-async def wait_unless_failed(event: asyncio.Event, task: "asyncio.Task[Any]") -> None:
-    """Wait for an event, beside a task that lasts as long. Raises what the task ends with before."""
-    waiting = asyncio.create_task(event.wait())
+async def unless_failed(work: Coroutine[Any, Any, Any], others: Collection["asyncio.Future[None]"]) -> None:
+    """Runs the work; if one of the others fails first, cancels it and raises that failure."""
+    task = asyncio.create_task(work)
     try:
-        await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        await waiting
+        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
+        for each in (*others, task):
+            if each.done():
+                each.result()
     finally:
-        waiting.cancel()
+        task.cancel()
+
+
+async def before(work: Coroutine[Any, Any, Result], *others: Coroutine[Any, Any, object]) -> Result | None:
+    """Result of the work; None if one of the others returns first. What is not done then is cancelled."""
+    task, ending = asyncio.create_task(work), [asyncio.create_task(each) for each in others]
+    try:
+        await asyncio.wait([task, *ending], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        await end_tasks(task, *ending)
 
 
 async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:

@@ -12,11 +12,11 @@ import structlog
 import common.grpc_environment  # noqa: F401 - before gRPC is loaded
 from common.access import AccessError
 from common.log import set_up_service_logging
-from common.process import end_after, run_service, stop_event, unless_failed
+from common.process import end_after, run_service, stop_event
 from common.refusal import refuse_to_start
 from common.settings import settings_or_exit
 from common.status import Status
-from common.waits import end_tasks
+from common.waits import before, end_tasks, unless_failed
 from quire.listening import ListenError
 from quire.redaction import without_passwords
 from quire.scheduler_settings import SchedulerSettings
@@ -27,7 +27,7 @@ from scheduler_svc.journal.open_store import MEMORY_URL, open_leases, open_tail
 from scheduler_svc.journal.shard_store import ShardStore
 from scheduler_svc.journal.store import FencedError, StoreError, StoreUnavailableError
 from scheduler_svc.leadership.shard_watch import open_watch
-from scheduler_svc.life import before, open_server, serve_shard
+from scheduler_svc.life import open_server, serve_shard
 from scheduler_svc.shard_lives import ShardLives, open_shard_store
 from scheduler_svc.workers.worker_loop import SupersededError
 

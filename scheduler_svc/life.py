@@ -1,14 +1,12 @@
 """The life of a scheduler with a shard: it stands by, leads, hands over or drains, and ends. Builds no part itself."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
 
 import structlog
 
-from common.process import unless_failed
-from common.waits import end_tasks
+from common.waits import before, end_tasks, unless_failed
 from quire.v1 import cluster_pb2, journal_pb2
 from scheduler_svc.composition import CLUSTER, INFERENCE, Door, LeaderParts, Parts, compose, compose_leader
 from scheduler_svc.journal.keys import deployment_of
@@ -30,8 +28,6 @@ _READING = 1 << 30  # sequences, as far as garbage is concerned: journals are re
 _LEAVE_S = 0.2  # for a standby to say that it is gone; meanwhile we lead on
 
 log = structlog.get_logger()
-
-Result = TypeVar("Result")
 
 
 async def serve_shard(door: Door, shard: int, store: Store, leases: Leases, end: asyncio.Event) -> None:
@@ -223,13 +219,3 @@ async def _drain(engine: Engine, admission: Admission, timeout_s: float) -> None
             await engine.wait_until_empty()
     except TimeoutError:
         log.warning("requests left unfinished in the journal", live=len(engine.live))
-
-
-async def before(work: Coroutine[Any, Any, Result], *others: Coroutine[Any, Any, object]) -> Result | None:
-    """Result of the work; None if one of the others returns first. What is not done then is cancelled."""
-    task, ending = asyncio.create_task(work), [asyncio.create_task(each) for each in others]
-    try:
-        await asyncio.wait([task, *ending], return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        await end_tasks(task, *ending)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from common.waits import end_tasks, is_set_within
+from common.waits import before, end_tasks, is_set_within
 from quire.scheduler_settings import SchedulerSettings
 from scheduler_svc.composition import Door
 from scheduler_svc.journal.keys import deployment_of
@@ -17,7 +17,7 @@ from scheduler_svc.journal.open_store import open_store
 from scheduler_svc.journal.store import FencedError, Store, StoreError
 from scheduler_svc.leadership.shard_choice import next_roles
 from scheduler_svc.leadership.shard_watch import ShardWatch
-from scheduler_svc.life import before, open_server, serve_shard
+from scheduler_svc.life import open_server, serve_shard
 from scheduler_svc.workers.worker_loop import SupersededError
 
 log = structlog.get_logger()

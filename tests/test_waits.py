@@ -1,4 +1,4 @@
-"""Waits between attempts and for an event, and timers and limits that a blocked event loop does not hasten."""
+"""Waits between attempts, for an event and beside other work; timers and limits that a blocked loop does not hasten."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from common.waits import TimerInTurns, end_tasks, growing_pauses, is_set_within, limit_in_turns, wait_unless_failed
+from common.waits import TimerInTurns, before, end_tasks, growing_pauses, is_set_within, limit_in_turns, unless_failed
 from tests.patience import patient
 
 
@@ -21,21 +21,32 @@ async def test_an_event_is_waited_for_and_no_longer_than_so_long() -> None:
     assert await is_set_within(event, 0.0)
 
 
-async def test_an_event_is_waited_for_while_a_task_lasts() -> None:
+async def test_work_is_done_while_other_work_lasts() -> None:
     event = asyncio.Event()
     lasting = asyncio.create_task(asyncio.sleep(3600))
     asyncio.get_running_loop().call_later(0.01, event.set)
-    await wait_unless_failed(event, lasting)
+    await unless_failed(event.wait(), [lasting])
     assert event.is_set() and not lasting.done()
     await end_tasks(lasting)
 
 
-async def test_the_failure_of_the_task_ends_the_wait() -> None:
+async def test_the_failure_of_other_work_ends_the_work() -> None:
     async def fail() -> None:
         raise OSError("no more files")
 
     with pytest.raises(OSError, match="no more files"):
-        await wait_unless_failed(asyncio.Event(), asyncio.create_task(fail()))
+        await unless_failed(asyncio.Event().wait(), [asyncio.create_task(fail())])
+    await asyncio.sleep(0)  # for the cancellation to arrive
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_work_before_other_work_has_its_result_and_none_after_it() -> None:
+    async def answer() -> int:
+        return 42
+
+    assert await before(answer(), asyncio.Event().wait()) == 42
+    assert await before(asyncio.sleep(3600, "late"), answer()) is None
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_a_timer_in_turns_calls_once_after_its_time() -> None:

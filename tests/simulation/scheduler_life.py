@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from common.process import unless_failed
+from common.waits import before, unless_failed
 from quire.errors import QuireError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.api.session import ServerSession
@@ -22,7 +22,6 @@ from scheduler_svc.leadership.hot_journal import HotJournal
 from scheduler_svc.leadership.lease_keeper import LeaseKeeper
 from scheduler_svc.leadership.standby import Standby
 from scheduler_svc.leadership.take_over import Attempt, Leading, TakeOver
-from scheduler_svc.life import before
 from scheduler_svc.requests.admission import Admission
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.fault_verdicts import FaultVerdicts

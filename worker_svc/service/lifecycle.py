@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import structlog
@@ -17,7 +17,7 @@ from common.peer_tls import PeerTls
 from common.process import stop_event
 from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.serving import GrpcServer
-from common.waits import wait_unless_failed
+from common.waits import before, unless_failed
 from quire.credentials import Credentials
 from quire.time_slice import restore_slice
 from worker_svc.description import WorkerDescription
@@ -78,7 +78,7 @@ async def serve(options: ServiceOptions, load: Callable[[], LoadedModel]) -> Non
     thread = TaskThread("execution")
     thread.submit(restore_slice)  # it and the threads that it starts compute, and mostly do not wait
     try:
-        engine = await _unless_ended(end, thread.call(load))
+        engine = await before(thread.call(load), end.wait())
         if engine is None:
             return
         gc.collect()
@@ -166,24 +166,12 @@ async def _until_end(
         server.set_serving(REGISTERED, False)
         return
     keeping = asyncio.create_task(registration.keep_lease())
-    await wait_unless_failed(end, keeping)
+    await unless_failed(end.wait(), [keeping])
     _set_serving(server, False)
     server.set_serving(REGISTERED, False)
     await registration.leave_scheduler(drain_timeout_s)
     keeping.cancel()
     await registration.close()
-
-
-async def _unless_ended(end: asyncio.Event, loading: Coroutine[object, None, LoadedModel]) -> LoadedModel | None:
-    """The engine once it is loaded; None if the worker is told to end before."""
-    load = asyncio.create_task(loading)
-    ended = asyncio.create_task(end.wait())
-    await asyncio.wait([load, ended], return_when=asyncio.FIRST_COMPLETED)
-    ended.cancel()
-    if load.done():
-        return load.result()
-    load.cancel()
-    return None
 
 
 def _exit_at_once() -> None:
