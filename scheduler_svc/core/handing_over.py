@@ -56,12 +56,12 @@ class _Room:
     """Room for more groups on a worker, less what `take` has counted."""
 
     def __init__(self, worker: WorkerState, limits: WorkerLimits) -> None:
-        self.is_open = worker.trial is None and not worker.swapped and num_free_seats(worker, limits) > 0
         self._worker = worker
         self._limits = limits
         self._num_seats = num_free_seats(worker, limits)
         self._num_blocks = worker.blocks.num_available_blocks - worker.num_watermark_blocks
         self._num_fetchable = worker.num_fetchable_blocks
+        self.is_open = worker.trial is None and not worker.swapped and self._num_seats > 0
 
     def is_for(self, group: SequenceGroup) -> bool:
         """True if it is open, and the group may grow there to its end."""
