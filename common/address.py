@@ -2,7 +2,7 @@
 
 import socket
 
-_ANY_HOST = ("0.0.0.0", "[::]", "*", "")
+_ANY_HOST = ("0.0.0.0", "[::]", "*")
 
 
 def advertised_address(bound: str, advertise: str | None) -> str:
