@@ -208,7 +208,7 @@ class Deployment:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._options.reconnect_timeout_s
         if entry.submission is not None:
-            await self._ask_before_submission(entry)
+            await self._ask_before_submission(entry, until_s)
         while True:
             try:
                 if entry.submission is None:
@@ -220,7 +220,7 @@ class Deployment:
                     raise
                 await asyncio.sleep(error.retry_after_s)
 
-    async def _ask_before_submission(self, entry: Entry) -> None:
+    async def _ask_before_submission(self, entry: Entry, until_s: float) -> None:
         """Ask for the shards; until they are known, if the id is not new: shard 0 alone may not be where it belongs.
 
         Raises the error of shard 0 if that cannot be reached, RequestExpiredError, UnavailableError.
@@ -228,7 +228,6 @@ class Deployment:
         if entry.is_new:
             await self.shards()
             return
-        until_s = asyncio.get_running_loop().time() + self._options.reconnect_timeout_s
         try:
             async with asyncio.timeout_at(entry.deadline_s):
                 await self._ask_until_known(until_s)
