@@ -17,7 +17,7 @@ from common.step import Step
 from worker_svc.description import PhaseClock
 from worker_svc.gpu.device_loss import is_short_of_memory
 from worker_svc.gpu.memory_profile import MemoryProfile, graph_tokens
-from worker_svc.memory.kv_pool import BlockShape, KVPool
+from worker_svc.memory.kv_pool import BlockShape, KVPool, free_memory_bytes
 from worker_svc.memory.pool_plan import PoolSizeError, gib
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import StepRunner, result_of
@@ -189,3 +189,17 @@ def refuse_short_memory(where: str, holds: str = _STEPS, remedy: str = _FEWER_ST
         if not is_short_of_memory(error):
             raise
         raise PoolSizeError(f"{where} the device's memory does not hold {holds}: {remedy}") from error
+
+
+@contextmanager
+def refuse_large_weights(device: torch.device) -> Iterator[None]:
+    """Raises PoolSizeError if a CUDA device's memory ends while weights are loaded. On a CPU the system decides."""
+    if device.type != "cuda":
+        yield
+        return
+    with refuse_short_memory(
+        f"with {gib(free_memory_bytes(device))} free on {device}",
+        "the model's weights",
+        "give --weight-dtype int4 or fp8, --tensor-parallel over more GPUs, or a smaller model",
+    ):
+        yield

@@ -24,6 +24,7 @@ from worker_svc.checkpoint.tokenizer_files import EndToken, read_tokenizer_files
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.cpu.start import choose_host
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
+from worker_svc.gpu.start import refuse_large_weights
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.memory.huge_pages import collapse_memory
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
@@ -47,7 +48,6 @@ from worker_svc.start.runner_start import lead_device_runner, start_cpu_runner, 
 from worker_svc.start.settled_choices import device_products, requested_runner, seat_grammars, shares_memory
 from worker_svc.start.start_notices import notices
 from worker_svc.start.weight_form import check_weight_form
-from worker_svc.start.weight_memory import refuse_large_weights
 
 log = structlog.get_logger()
 

@@ -18,6 +18,7 @@ from worker_svc.checkpoint.tokenizer_files import read_tokenizer_files
 from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.cpu.start import choose_host
 from worker_svc.description import PhaseClock
+from worker_svc.gpu.start import refuse_large_weights
 from worker_svc.memory.huge_pages import collapse_memory
 from worker_svc.memory.kv_pool import KVPool
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
@@ -38,7 +39,6 @@ from worker_svc.start.launcher_check import check_launcher
 from worker_svc.start.pool_sizes import batched_tokens
 from worker_svc.start.runner_start import host_decoder, plan_cpu_pool, start_device_runner, take_memory_in_background
 from worker_svc.start.settled_choices import device_products, requested_runner, seat_grammars
-from worker_svc.start.weight_memory import refuse_large_weights
 
 
 def load_follower(connection: RankConnection, own: WorkerSettings | None) -> Follower | StepFollower:

@@ -11,10 +11,9 @@ from tests.worker.steps import LIMITS
 from worker_svc.description import PhaseClock
 from worker_svc.gpu.device_loss import device_lost_if_it_says_so
 from worker_svc.gpu.memory_profile import MemoryProfile, graph_tokens
-from worker_svc.gpu.start import start_runner
+from worker_svc.gpu.start import refuse_large_weights, start_runner
 from worker_svc.memory.kv_pool import BlockShape, KVPool
 from worker_svc.memory.pool_plan import PoolSizeError
-from worker_svc.start.weight_memory import refuse_large_weights
 from worker_svc.steps.step_limits import StepLimits
 from worker_svc.steps.step_runner import DeviceLostError
 
