@@ -6,7 +6,8 @@ nothing is asked of the caller: it is for a network that may see the figures.
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from wsgiref.types import WSGIApplication
 
 from prometheus_client import start_http_server
 from prometheus_client.core import Metric
@@ -14,9 +15,6 @@ from prometheus_client.registry import Collector
 
 from common.metric_families import CONTENT_TYPE
 from quire.listening import ListenError
-
-if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
 
 _READ_TIMEOUT_S = 5.0  # for the event loop to be free
 
@@ -40,7 +38,7 @@ def listen_for_scrapes(listen: str, read: Callable[[], Iterable[Metric]]) -> str
     return f"{host}:{server.server_port}"
 
 
-def _in_text_format(app: Any) -> "WSGIApplication":
+def _in_text_format(app: Any) -> WSGIApplication:
     """The application of prometheus_client without its choices: all families in `CONTENT_TYPE`.
 
     Its OpenMetrics, which Prometheus 2 asks for, puts `_` for the colons of vLLM's names.
