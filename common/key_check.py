@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from common.peer_limits import OPEN_METHODS
-from common.rpc import Context
+from common.rpc import Context, behaviour_of
 from quire.api_keys import AcceptedKeys
 from quire.errors import UnauthenticatedError
 
@@ -73,7 +73,7 @@ class _GuardedRequests:
 
 
 def _guarded(handler: Any, pass_: _Pass) -> "grpc.RpcMethodHandler[Any, Any]":
-    inner = handler.stream_stream or handler.stream_unary
+    inner = behaviour_of(handler)
     make = grpc.stream_stream_rpc_method_handler if handler.stream_stream else grpc.stream_unary_rpc_method_handler
     return make(
         lambda requests, context: inner(_GuardedRequests(requests, pass_), context),

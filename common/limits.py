@@ -11,14 +11,12 @@ from typing import Any
 import grpc
 
 from common.peer_limits import EdgeLimits, PeerConnection, PeerLimits
-from common.rpc import Context, abort_call
+from common.rpc import Context, abort_call, behaviour_of
 from quire.errors import InvalidRequestError, QuireError, UnavailableError
 from quire.rpc import Option
 
 _CANCEL_GRACE_S = 0.1  # for a cancellation to arrive, of which the end of the messages may come first
 _HEADER_TIMEOUT_MS = 10_000  # for a new connection to speak HTTP/2
-
-Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
 def limit_options(limits: EdgeLimits) -> list[Option]:
@@ -63,9 +61,7 @@ class _Call:
         self._peers = peers
         self._handler = handler
         self._method = method
-        self._inner: Behaviour = (
-            handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        )
+        self._inner = behaviour_of(handler)
         self._connection: PeerConnection | None = None
 
     def decode(self, data: bytes) -> Any:

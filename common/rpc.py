@@ -28,6 +28,7 @@ CLUSTER_MESSAGE_BYTES = 128 * 1024 * 1024  # tokenizer files fit
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Behaviour = Callable[[Any, Context], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +130,14 @@ def _careful(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], An
     return decode
 
 
+def behaviour_of(handler: Any) -> Behaviour:
+    """The function that answers a method's calls, of whichever of the four kinds the method is."""
+    found: Behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    return found
+
+
 def _wrap(handler: Any, method: str, slow_reader_timeout_s: float | None) -> Callable[..., Any]:
-    inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    inner = behaviour_of(handler)
     request_streaming, response_streaming = handler.request_streaming, handler.response_streaming
 
     async def behaviour(request: Any, context: Context) -> Any:
