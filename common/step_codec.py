@@ -25,7 +25,7 @@ def step_to_pb(step: Step) -> pb.StepRequest:
         step_id=step.step_id,
         snapshot=step.snapshot,
         freed_seats=pack_int32(step.freed_seats),
-        whole=[_seat_to_pb(state) for state in step.whole],
+        whole=[_state_to_pb(state) for state in step.whole],
         append_pairs=pack_int32(step.append_pairs),
         swap_out=pack_int32(step.swap_out),
         placed=pack_int32(step.placed),
@@ -49,7 +49,7 @@ def step_from_pb(message: pb.StepRequest) -> Step:
         step_id=message.step_id,
         snapshot=message.snapshot,
         freed_seats=unpack_int32(message.freed_seats),
-        whole=[_seat_from_pb(state) for state in message.whole],
+        whole=[_state_from_pb(state) for state in message.whole],
         append_pairs=_unpack_pairs("append_pairs", message.append_pairs),
         swap_out=_unpack_pairs("swap_out", message.swap_out),
         placed=_unpack_tuples("placed", message.placed, 3, "triples"),
@@ -128,7 +128,7 @@ def _unpack_tuples(name: str, data: bytes, size: int, kind: str) -> "list[int]":
     return values.tolist()
 
 
-def _seat_to_pb(state: SequenceState) -> pb.SequenceState:
+def _state_to_pb(state: SequenceState) -> pb.SequenceState:
     return pb.SequenceState(
         seat=state.seat,
         position=state.position,
@@ -140,7 +140,7 @@ def _seat_to_pb(state: SequenceState) -> pb.SequenceState:
     )
 
 
-def _seat_from_pb(message: pb.SequenceState) -> SequenceState:
+def _state_from_pb(message: pb.SequenceState) -> SequenceState:
     return SequenceState(
         seat=message.seat,
         position=message.position,
