@@ -72,20 +72,20 @@ class Responses:
             )
         # Who streams a stored response may come back for it; who waits for a whole one does not know its id.
         may_return = annotation.background or (annotation.store and bool(body.stream))
-        detaches = may_return or body.detaches(idempotency_key)
+        generation = Generation([stream], 1, detaches=may_return or body.detaches(idempotency_key))
         try:
             accepted = await stream.accepted()
             if after >= 0 and not accepted.attached:
                 raise not_resumable()
             head = ResponseHead(accepted.request_id, annotation, accepted.created_unix_s)
             if body.stream:
-                return await self._streamed(head, stream, after=after, detaches=detaches)
+                return await self._streamed(head, stream, generation, after=after)
             if annotation.background:
                 stream.detach()
                 return await self.retrieve(head.response_id) if accepted.attached else _json(head.beginning("queued"))
             return _json(head.at(await self._end(head, stream)))
         except BaseException as error:
-            await _let_go(stream, detaches=detaches)
+            await generation.close()
             if isinstance(error, quire.QuireError):
                 told = GrammarFaults(keywords, body.tool_use).told(error)
                 raise from_quire(told, body.names, stream.request_id) from error
@@ -99,10 +99,11 @@ class Responses:
         """The events of a response behind the one with this number; -1: all of them."""
         stored = await self._stored.get(response_id)
         stream = self._client.attach(response_id)
+        generation = Generation([stream], 1, detaches=True)
         try:
-            return await self._streamed(stored.head, stream, after=after, detaches=True)
+            return await self._streamed(stored.head, stream, generation, after=after)
         except BaseException:  # the reader has gone, or the request
-            stream.detach()
+            await generation.close()
             raise
 
     async def cancel(self, response_id: str) -> Response:
@@ -193,11 +194,10 @@ class Responses:
         return Snapshot.of_end(_outcome(stream), output)
 
     async def _streamed(
-        self, head: ResponseHead, stream: quire.CompletionStream, *, after: int, detaches: bool
+        self, head: ResponseHead, stream: quire.CompletionStream, generation: Generation, *, after: int
     ) -> EventStream:
         output = self._output(head, in_reasoning=(await stream.accepted()).in_reasoning)
         events = ResponseEvents(head, output, after=after)
-        generation = Generation([stream], 1, detaches=detaches)
         return EventStream(generation, self._steps(events, generation, stream), {ID_HEADER: head.response_id})
 
     def _steps(self, events: ResponseEvents, generation: Generation, stream: quire.CompletionStream) -> Steps:
@@ -254,13 +254,6 @@ async def _chunks(stream: quire.CompletionStream) -> AsyncGenerator[quire.Chunk,
 def _outcome(stream: quire.CompletionStream) -> quire.Outcome:
     assert stream.outcome is not None  # it was read to the end
     return stream.outcome
-
-
-async def _let_go(stream: quire.CompletionStream, *, detaches: bool) -> None:
-    if detaches:
-        stream.detach()
-    else:
-        await stream.aclose()
 
 
 def _json(answer: dict[str, Any]) -> Response:
