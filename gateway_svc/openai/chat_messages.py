@@ -7,14 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 import quire
+from common.bounds import MOST_TOOL_CALLS
 from gateway_svc.openai.tools import SentCall
 from gateway_svc.request_fields import ApiModel, Ignored, Items, Unsupported, by_type
 from quire.params import Tools
 from quire.parsing.answer_format import AnswerFormat
 from quire.parsing.answer_parser import template_call_id
-
-MAX_TOOL_CALLS = 128  # of a message
-_SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
 
 
 class TextPart(ApiModel):
@@ -50,7 +48,7 @@ class ChatMessage(ApiModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Items[Part] | None = None
     name: str | None = Field(None, description="For the chat template.")
-    tool_calls: Annotated[Items[SentCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
+    tool_calls: Annotated[Items[SentCall], Field(max_length=MOST_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="Reasoning of the assistant, for the chat template.")
     reasoning: str | None = Field(None, description="Other name of reasoning_content.")
@@ -75,13 +73,18 @@ class ChatMessage(ApiModel):
     def turn(self) -> quire.ChatMessage:
         """The message for the SDK."""
         return quire.ChatMessage(
-            "system" if self.role in _SYSTEM_ROLES else self.role,
+            template_role(self.role),
             self.text,
             tool_calls=[each.call() for each in self.tool_calls or ()],
             tool_call_id=self.tool_call_id or "",
             name=self.name or "",
             reasoning=self.reasoning_content or self.reasoning or "",
         )
+
+
+def template_role(role: str) -> str:
+    """The role as chat templates know it."""
+    return "system" if role == "developer" else role
 
 
 def templated(turn: quire.ChatMessage, format: AnswerFormat) -> quire.ChatMessage:

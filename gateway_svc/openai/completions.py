@@ -83,8 +83,7 @@ class Completions:
         if body.max_tokens == 0 and not body.echo:
             raise invalid("max_tokens", "give at least 1, or 0 together with echo")
         name = await self._model.check(body.model)
-        first = next(iter(body.prompts), "")
-        request_id = new_request_id(self._client, "cmpl-", first, idempotency_key, body)
+        request_id = new_request_id(self._client, "cmpl-", body.prompts[0], idempotency_key, body)
         call = _Call(body, name, request_id, self._vocabulary)
         num_outputs = len(body.prompts) * body.num_outputs
         counts = event_counts(idempotency_key, last_event_id, num_outputs, streamed=bool(body.stream))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
+from common.bounds import MOST_SAMPLES
 from gateway_svc.api_error import invalid
 from gateway_svc.openai.response_format import FORMAT_NAMES, ResponseFormat
 from gateway_svc.openai.vllm_fields import VllmFields
@@ -25,7 +26,7 @@ class GenerationFields(RequestFields, VllmFields):
     """Fields of both kinds of completions."""
 
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=128, description="Number of outputs for each prompt.")
+    n: int | None = Field(None, ge=1, le=MOST_SAMPLES, description="Number of outputs for each prompt.")
     stop: str | Items[str] | None = None
     response_format: ResponseFormat | None = None
     prompt_logprobs: int | None = Field(

@@ -1,12 +1,12 @@
 """Bounds of fields that the scheduler enforces, added to the schemas of bodies, whose types the gateway checks.
 
-They are read from the tables that the scheduler reads, by the names of its fields on the wire.
+Those of lists, texts and sampling parameters are read from the tables that the scheduler reads, too.
 """
 
 import math
 from typing import Any
 
-from common.bounds import BOUNDS
+from common.bounds import BOUNDS, MOST_SAMPLES
 from common.sampling_params import NUMERIC_PARAMS
 
 _UINT32 = {"minimum": 0, "maximum": 2**32 - 1}
@@ -26,20 +26,26 @@ _ON_WIRE = {
     "call_id": "quire.v1.ToolCall.id",
     "tokens": "quire.v1.DetokenizeRequest.token_ids",
 }
+_MOST_TOKENS = {"maximum": 2**32 - 1}
 _RANGES: dict[str, dict[str, Any]] = {
-    each.name: {"exclusiveMinimum" if each.is_low_excluded else "minimum": each.low}
-    | ({"maximum": each.high} if each.high != math.inf else {})
-    for each in NUMERIC_PARAMS
-} | {"first_sample_index": _UINT32, "min_tokens": _UINT32, "seed": _INT64}
-# Where 0 and -1 stand for all tokens.
-for _name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-    _RANGES[_name] = {"maximum": 2**32 - 1}
-_RANGES["top_k"] = {"minimum": -1, "maximum": 2**32 - 1}
-_RANGES["priority"] = {"minimum": -1000, "maximum": 1000}
-_RANGES["beam_width"] = {"minimum": 2, "maximum": 64}
-_RANGES["length_penalty"] = {"minimum": -4, "maximum": 4}
-_RANGES["best_of"] = {"minimum": 1, "maximum": 128}
-_RANGES["timeout_s"] = {"exclusiveMinimum": 0, "exclusiveMaximum": 1e9}
+    **{
+        each.name: {"exclusiveMinimum" if each.is_low_excluded else "minimum": each.low}
+        | ({"maximum": each.high} if each.high != math.inf else {})
+        for each in NUMERIC_PARAMS
+    },
+    "top_k": {"minimum": -1, "maximum": 2**32 - 1},  # 0 and -1 stand for all tokens
+    "first_sample_index": _UINT32,
+    "min_tokens": _UINT32,
+    "seed": _INT64,
+    "max_tokens": _MOST_TOKENS,
+    "max_completion_tokens": _MOST_TOKENS,
+    "max_output_tokens": _MOST_TOKENS,
+    "priority": {"minimum": -1000, "maximum": 1000},
+    "beam_width": {"minimum": 2, "maximum": 64},
+    "length_penalty": {"minimum": -4, "maximum": 4},
+    "best_of": {"minimum": 1, "maximum": MOST_SAMPLES},
+    "timeout_s": {"exclusiveMinimum": 0, "exclusiveMaximum": 1e9},
+}
 
 
 def add_bounds(schemas: dict[str, Any]) -> None:

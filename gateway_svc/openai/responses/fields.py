@@ -22,6 +22,13 @@ from quire.parsing.answer_format import AnswerFormat
 
 _LOGPROBS = "message.output_text.logprobs"
 _NO_INPUT = "Missing required parameter: 'input', or previous_response_id"
+_NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "logprobs": "top_logprobs",
+    "max_tokens": "max_output_tokens",
+    "template_kwargs": "chat_template_kwargs",
+}
 _FORMAT_NAMES = {"structured_output": "text.format", "lark": "text.format", "json_schema": "text.format.schema"}
 _MOST_METADATA = 16
 _Key = Annotated[str, Field(max_length=64)]
@@ -145,14 +152,12 @@ class ResponseRequest(GenerationFields):
     @property
     def names(self) -> Mapping[str, str]:
         """Names of fields by the SDK's keywords, where they differ."""
-        names = {
+        return {
             **super().names,
-            **dict.fromkeys(("prompt", "messages"), "input"),
-            "logprobs": "top_logprobs",
-            "max_tokens": "max_output_tokens",
+            **_NAMES,
+            **({} if self._format is None else _FORMAT_NAMES),
+            **self.tool_use.names,
         }
-        names["template_kwargs"] = "chat_template_kwargs"
-        return {**names, **({} if self._format is None else _FORMAT_NAMES), **self.tool_use.names}
 
     @property
     def is_stored(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import quire
+from gateway_svc.openai.chat_messages import template_role
 from gateway_svc.openai.responses.items import (
     InputCall,
     InputCallOutput,
@@ -17,7 +18,6 @@ from gateway_svc.openai.responses.items import (
 )
 
 _SUMMARY = "Summary of the conversation so far:\n"
-_SYSTEM_ROLES = ("system", "developer")  # chat templates know the first
 
 
 def turns_of(items: Iterable[InputItem]) -> list[quire.ChatMessage]:
@@ -53,7 +53,7 @@ def _joined(last: quire.ChatMessage, item: InputItem) -> quire.ChatMessage | Non
 def _turn(item: InputItem) -> quire.ChatMessage:
     match item:
         case InputMessage():
-            return quire.ChatMessage("system" if item.role in _SYSTEM_ROLES else item.role, item.text)
+            return quire.ChatMessage(template_role(item.role), item.text)
         case InputReasoning():
             return quire.ChatMessage("assistant", reasoning=item.text)
         case InputCall():
