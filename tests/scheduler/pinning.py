@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from common.arrays import unpack_int32
 from quire.v1 import inference_pb2 as pb
+from tests.scheduler.refusals import refusal_of
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site
 
@@ -42,17 +40,8 @@ async def pinned(site: Site, tenant: str = "") -> dict[str, list[str]]:
 
 async def refusal(site: Site, request: pb.PinPrefixRequest, **call: Any) -> tuple[grpc.StatusCode, str]:
     """Code and message with which it is refused."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.inference.PinPrefix(request, **call)
-    return caught.value.code(), caught.value.details() or ""
-
-
-def retry_delay_s(error: grpc.RpcError) -> float | None:
-    """Delay after which the client may retry."""
-    info = error_details_pb2.RetryInfo()
-    status = rpc_status.from_call(error)
-    found = status is not None and any(detail.Unpack(info) for detail in status.details)
-    return float(info.retry_delay.ToTimedelta().total_seconds()) if found else None
+    error = await refusal_of(site.inference.PinPrefix(request, **call))
+    return error.code(), error.details() or ""
 
 
 def beginning(prefix: Sequence[int], max_tokens: int = 4, last: int = 70_000, **fields: Any) -> pb.GenerateRequest:

@@ -25,6 +25,7 @@ from tests.hostile.attacks import GENERATE
 from tests.hostile.raw_connection import RawConnection, message
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.refusals import code_of, refusal_of
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
@@ -56,12 +57,6 @@ class GatedPrompts(PromptTokenizer):
         return await super().token_ids(prompt, model, tenant)
 
 
-async def refused(site: Site, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.run(request)
-    return caught.value
-
-
 def told_to_come_back_soon(refusal: grpc.aio.AioRpcError, *words: str) -> None:
     error = error_of(refusal)
     assert isinstance(error, UnavailableError)
@@ -75,7 +70,7 @@ async def journaled(store: Store) -> list[journal_pb2.Admission]:
 
 
 async def test_before_the_first_worker_a_request_is_told_to_come_back(site: Site) -> None:
-    told_to_come_back_soon(await refused(site, counting(10)))
+    told_to_come_back_soon(await refusal_of(site.run(counting(10))))
     assert (await site.inference.GetStats(pb.GetStatsRequest())).num_refused == 1
 
 
@@ -83,7 +78,7 @@ async def test_while_no_worker_is_connected_a_request_that_would_fit_the_last_on
     worker = await site.add_worker(num_blocks=8)
     await worker.stop()
     await until(lambda: not site.workers.members)
-    error = await refused(site, counting(10, 8 * 16 + 1))
+    error = await refusal_of(site.run(counting(10, 8 * 16 + 1)))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     waiting = asyncio.create_task(site.run(counting(10)))
     await until(lambda: bool(site.engine.live))
@@ -100,7 +95,7 @@ async def test_a_prompt_too_long_for_its_samples_is_refused_with_the_longest_tha
         return request
 
     for num_prompt_tokens in (200, 80):
-        error = await refused(site, four_samples(num_prompt_tokens))
+        error = await refusal_of(site.run(four_samples(num_prompt_tokens)))
         assert "shorten it to at most 79, lower n" in str(error.details())
     assert await site.run(four_samples(79))
 
@@ -122,17 +117,17 @@ async def test_another_body_under_a_known_id_is_refused_at_every_stage(site: Sit
     store.may_read.clear()
     first = asyncio.create_task(site.run(counting(10, 4, "taken")))
     await until(lambda: store.num_reading == 1)
-    second = asyncio.create_task(refused(site, counting(20, 4, "taken")))
+    second = asyncio.create_task(refusal_of(site.run(counting(20, 4, "taken"))))
     store.may_read.set()
     assert (await second).code() is grpc.StatusCode.ALREADY_EXISTS
     await until(lambda: "taken" in site.engine.live)
     _, again = await site.admission.submit(counting(10, 4, "taken"), None)
     assert again.attached
-    assert (await refused(site, counting(20, 4, "taken"))).code() is grpc.StatusCode.ALREADY_EXISTS
+    assert await code_of(site.run(counting(20, 4, "taken"))) is grpc.StatusCode.ALREADY_EXISTS
     worker.may_answer.set()
     assert tokens_in(await first) == [11, 12, 13, 14]
     await site.idle()
-    assert (await refused(site, counting(20, 4, "taken"))).code() is grpc.StatusCode.ALREADY_EXISTS
+    assert await code_of(site.run(counting(20, 4, "taken"))) is grpc.StatusCode.ALREADY_EXISTS
 
 
 @pytest.mark.parametrize("is_owner_first", [True, False])
@@ -191,7 +186,7 @@ async def test_prompt_tokens_that_wait_are_bounded() -> None:
         await until(lambda: bool(worker.steps))
         running.append(asyncio.create_task(site.run(long)))
         await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
-        error = await refused(site, long)
+        error = await refusal_of(site.run(long))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         worker.may_answer.set()
         await asyncio.gather(*running)
@@ -207,7 +202,7 @@ async def test_prompt_tokens_on_their_way_through_the_journal_count_as_waiting(s
         entering = asyncio.create_task(site.run(long))
         await until(lambda: len(site.admission.entering) == 1)
         assert site.engine.scheduler.waiting.size() == (0, 0)
-        late = asyncio.create_task(refused(site, long))
+        late = asyncio.create_task(refusal_of(site.run(long)))
         await until(lambda: late.done() or len(site.admission.entering) == 2)
         store.may_append.set()
         error = await late
@@ -224,7 +219,7 @@ async def test_an_admission_that_the_store_does_not_take_is_refused_and_leaves_i
     """The admission becomes durable too late; its client has come back with the same id meanwhile."""
     await site.add_worker()
     store.may_append.clear()
-    told_to_come_back_soon(await refused(site, counting(10, 4, "again")), "does not answer")
+    told_to_come_back_soon(await refusal_of(site.run(counting(10, 4, "again"))), "does not answer")
     again = asyncio.create_task(site.run(counting(10, 4, "again")))
     await until(lambda: site.engine.journal.stats.pending == 2)
     store.may_append.set()
@@ -250,10 +245,10 @@ async def test_a_store_that_is_away_refuses_new_requests_and_delays_running_ones
     store.unavailable = True
     worker.may_answer.set()
     await until(lambda: site.engine.journal.stats.degraded)
-    told_to_come_back_soon(await refused(site, counting(20, 4)), "does not answer")
+    told_to_come_back_soon(await refusal_of(site.run(counting(20, 4))), "does not answer")
     num_reading = store.num_reading
     store.may_read.clear()
-    told_to_come_back_soon(await refused(site, counting(20, 4, "named")), "does not answer")
+    told_to_come_back_soon(await refusal_of(site.run(counting(20, 4, "named"))), "does not answer")
     assert store.num_reading == num_reading, "nothing more is asked of a store that does not answer"
     store.may_read.set()
     assert not running.done()
@@ -267,7 +262,7 @@ async def test_a_newer_scheduler_on_the_store_is_told_as_unavailable(store: Gate
     async with running_site(store) as site:
         await site.add_worker()
         store.fenced = True
-        told_to_come_back_soon(await refused(site, counting(10)), "taken over")
+        told_to_come_back_soon(await refusal_of(site.run(counting(10))), "taken over")
         with pytest.raises(FencedError):
             await site.writing[0]
 
@@ -277,9 +272,7 @@ async def test_a_leader_that_was_followed_does_not_call_a_request_unknown(store:
     async with running_site(store) as site:
         await site.add_worker()
         ask = pb.GetRequestRequest(request_id="elsewhere")
-        with pytest.raises(grpc.aio.AioRpcError) as unknown:
-            await site.inference.GetRequest(ask)
-        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        assert await code_of(site.inference.GetRequest(ask)) is grpc.StatusCode.NOT_FOUND
         store.fenced = True
         with pytest.raises(grpc.aio.AioRpcError) as asked:
             await site.inference.GetRequest(ask)
@@ -322,7 +315,7 @@ async def test_closing_the_door_waits_for_those_on_their_way_in(site: Site, stor
     await until(lambda: store.num_waiting == 1)
     closing = asyncio.create_task(site.admission.close())
     await until(lambda: site.admission.closed)
-    told_to_come_back_soon(await refused(site, counting(20)), "shutting down")
+    told_to_come_back_soon(await refusal_of(site.run(counting(20))), "shutting down")
     assert not closing.done()
     store.may_append.set()
     await closing
@@ -429,16 +422,12 @@ async def _cancelled(site: Site, request_id: str) -> pb.RequestState.ValueType:
 
 async def test_an_unknown_request_is_not_found(site: Site) -> None:
     for call in (_state(site, "nobody"), _cancelled(site, "nobody")):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert await code_of(call) is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_record_that_cannot_be_read_now_is_unavailable_not_unknown(site: Site, store: GatedStore) -> None:
     store.unavailable = True
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await _state(site, "somebody")
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert await code_of(_state(site, "somebody")) is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_who_would_wait_too_long_is_told_when_to_come_back_and_comes_in_then() -> None:
@@ -448,7 +437,7 @@ async def test_who_would_wait_too_long_is_told_when_to_come_back_and_comes_in_th
         await until(lambda: "long" in site.engine.live)
         waiting = asyncio.create_task(site.run(counting(20, 2)))
         await until(lambda: site.engine.waits.expected_s(1) > 0.2)
-        error = error_of(await refused(site, counting(30)))
+        error = error_of(await refusal_of(site.run(counting(30))))
         assert isinstance(error, OverloadedError)
         assert 0.2 < error.retry_after_s <= 60
         assert "behind 1 that wait" in error.message
@@ -565,7 +554,7 @@ async def test_who_was_refused_takes_no_place_in_the_queue(store: GatedStore) ->
     async with running_site(store, max_queue_requests=1, max_queue_tokens=100) as site:
         await site.add_worker()
         for _ in range(3):
-            error = await refused(site, counting(10, 50_000))
+            error = await refusal_of(site.run(counting(10, 50_000)))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         long = counting(10)
         long.token_ids.ids[:] = [7] * 150  # which may come in only if nothing waits
@@ -582,7 +571,7 @@ async def test_a_scheduler_that_shuts_down_sends_everybody_elsewhere_although_it
         tasks.append(asyncio.create_task(site.run(counting(10, 4, "waiting"))))
         await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
         await site.admission.close()
-        told_to_come_back_soon(await refused(site, counting(20)), "shutting down")
+        told_to_come_back_soon(await refusal_of(site.run(counting(20))), "shutting down")
         worker.may_answer.set()
         await asyncio.gather(*tasks)
 
@@ -592,7 +581,7 @@ async def test_a_request_whose_prompt_is_tokenised_while_the_door_closes_is_refu
 ) -> None:
     await site.add_worker()
     site.admission.tokenizer = prompts = GatedPrompts()
-    coming = asyncio.create_task(refused(site, counting(10)))
+    coming = asyncio.create_task(refusal_of(site.run(counting(10))))
     await until(lambda: prompts.num_begun == 1)
     closing = asyncio.create_task(site.admission.close())
     await until(lambda: site.admission.closed)
@@ -611,7 +600,7 @@ async def test_a_request_whose_prompt_is_tokenised_while_the_store_goes_away_lea
     running = asyncio.create_task(site.run(counting(10)))
     await until(lambda: bool(worker.steps))
     site.admission.tokenizer = prompts = GatedPrompts()
-    coming = asyncio.create_task(refused(site, counting(20)))
+    coming = asyncio.create_task(refusal_of(site.run(counting(20))))
     await until(lambda: prompts.num_begun == 1)
     store.unavailable = True
     worker.may_answer.set()
@@ -671,6 +660,6 @@ async def test_log_probabilities_of_a_prompt_that_fit_into_no_message_are_refuse
     request = counting(10, 1)
     request.token_ids.ids.extend([1] * 110_000)
     request.output.prompt_logprobs = 20
-    error = await refused(site, request)
+    error = await refusal_of(site.run(request))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "output.prompt_logprobs: is 20 for a prompt of 110,001 tokens" in (error.details() or "")

@@ -1,6 +1,6 @@
 """The rest of the public face over the wire: tokenising, the model, statistics, and what is not there."""
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
+from tests.scheduler.refusals import code_of
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, ours
@@ -34,12 +35,6 @@ async def speaking(site: Site) -> Site:
     return site
 
 
-async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code()
-
-
 async def test_before_a_worker_came_nothing_is_known_of_the_model(site: Site) -> None:
     stub = site.inference
     assert await code_of(stub.GetModel(pb.GetModelRequest())) is grpc.StatusCode.UNAVAILABLE
@@ -58,9 +53,7 @@ async def test_a_model_without_a_tokenizer_takes_token_ids_only(site: Site) -> N
         site.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
     ):
         assert await code_of(call) is grpc.StatusCode.FAILED_PRECONDITION
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.run(pb.GenerateRequest(text="hello"))
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert await code_of(site.run(pb.GenerateRequest(text="hello"))) is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_text_becomes_the_tokens_of_a_prompt_and_comes_back(speaking: Site) -> None:

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
 
 from quire.v1 import inference_pb2 as pb
 from tests.scheduler.journal_setup import until
+from tests.scheduler.refusals import code_of
 from tests.scheduler.sample_outputs import RequestSeen, sampled
 from tests.scheduler.serving_site import Site, counting, running_site
 
@@ -37,12 +37,6 @@ def seen_behind(whole: RequestSeen, positions: list[int], messages: list[pb.Gene
     for message in messages:
         seen.add_message(message)
     return seen
-
-
-async def refusal(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 async def test_an_attachment_at_every_position_gives_the_rest(site: Site) -> None:
@@ -94,9 +88,9 @@ async def test_who_attaches_and_leaves_is_a_reader_as_any_other(site: Site) -> N
 async def test_what_is_not_there_is_refused(site: Site) -> None:
     await site.add_worker()
     await site.run(counting(10, NUM_TOKENS, "r"))
-    assert (await refusal(attached(site, "nobody", []))).code() is grpc.StatusCode.NOT_FOUND
-    assert (await refusal(attached(site, "r", [NUM_TOKENS + 1]))).code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert (await refusal(attached(site, "r", [0, 1]))).code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await code_of(attached(site, "nobody", [])) is grpc.StatusCode.NOT_FOUND
+    assert await code_of(attached(site, "r", [NUM_TOKENS + 1])) is grpc.StatusCode.INVALID_ARGUMENT
+    assert await code_of(attached(site, "r", [0, 1])) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_an_attachment_ends_with_the_error_of_its_request(site: Site) -> None:
@@ -105,7 +99,7 @@ async def test_an_attachment_ends_with_the_error_of_its_request(site: Site) -> N
     reading = asyncio.create_task(site.run(counting(10, 4, "r")))
     await until(lambda: "r" in site.engine.live)
     await site.inference.Cancel(pb.CancelRequest(request_id="r"))
-    assert (await refusal(reading)).code() is grpc.StatusCode.CANCELLED
-    assert (await refusal(attached(site, "r", []))).code() is grpc.StatusCode.CANCELLED
+    assert await code_of(reading) is grpc.StatusCode.CANCELLED
+    assert await code_of(attached(site, "r", [])) is grpc.StatusCode.CANCELLED
     worker.may_answer.set()
     await site.idle()

@@ -15,6 +15,7 @@ from quire.v1 import cluster_pb2, worker_pb2
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.prompt_checks import ModelLimits, check_tokenize
 from tests.chaos_input.fuzzed_requests import fuzz
+from tests.scheduler.refusals import code_of, refusal_of
 from tests.scheduler.scripted_worker import VOCAB_SIZE, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, ours
@@ -78,18 +79,12 @@ async def site(worker: ScriptedWorker) -> AsyncIterator[Site]:
         yield made
 
 
-async def refused(site: Site, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.run(request)
-    return caught.value
-
-
 @pytest.mark.parametrize("giant", GIANTS)
 async def test_what_can_never_be_served_is_refused_by_its_field_and_no_worker_hears_of_it(
     site: Site, worker: ScriptedWorker, giant: str
 ) -> None:
     field, request = GIANTS[giant]
-    error = error_of(await refused(site, request))
+    error = error_of(await refusal_of(site.run(request)))
     assert isinstance(error, InvalidRequestError)
     assert [each.field for each in error.violations] == [field]
     assert len(error.message) < 500  # nothing of it comes back
@@ -113,9 +108,8 @@ async def test_what_is_no_prompt_is_neither_tokenised_nor_pinned(site: Site, gia
 
 
 async def test_no_more_ids_are_made_text_than_a_context_may_hold(site: Site) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1] * 100_000))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    too_many = pb.DetokenizeRequest(token_ids=[1] * 100_000)
+    assert await code_of(site.inference.Detokenize(too_many)) is grpc.StatusCode.INVALID_ARGUMENT
     assert (await site.inference.Detokenize(pb.DetokenizeRequest(token_ids=[300] * 2000))).text
 
 

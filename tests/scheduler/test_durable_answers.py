@@ -12,6 +12,7 @@ from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
 from tests.scheduler.pinning import pin, unpin
+from tests.scheduler.refusals import code_of
 from tests.scheduler.serving_site import Site, counting, running_site
 
 LONG = 200  # tokens: more than are made until the test has what it waits for
@@ -21,14 +22,8 @@ async def cancelled(site: Site) -> pb.RequestState.ValueType:
     return (await site.inference.Cancel(pb.CancelRequest(request_id="r"))).state
 
 
-async def refusal_of(call: Awaitable[object]) -> grpc.StatusCode:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code()
-
-
 async def assert_unavailable(call: Awaitable[object]) -> None:
-    assert await refusal_of(call) is grpc.StatusCode.UNAVAILABLE
+    assert await code_of(call) is grpc.StatusCode.UNAVAILABLE
 
 
 async def ended_in_journal(store: GatedStore) -> list[pb.RequestState.ValueType]:
@@ -114,7 +109,7 @@ async def test_who_was_not_told_whether_a_pin_is_gone_is_told_so_when_asking_aga
         store.may_append.set()
         await until(lambda: not site.journal.stats.degraded and not site.journal.stats.pending)
         await unpin(site)
-        assert await refusal_of(unpin(site)) is grpc.StatusCode.NOT_FOUND
+        assert await code_of(unpin(site)) is grpc.StatusCode.NOT_FOUND
 
 
 async def test_two_who_unpin_at_once_are_both_told_when_it_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,4 +131,4 @@ async def test_two_who_unpin_at_once_are_both_told_when_it_is_durable(monkeypatc
         assert not any(each.done() for each in both)
         store.may_append.set()
         await asyncio.gather(*both)
-        assert await refusal_of(unpin(site)) is grpc.StatusCode.NOT_FOUND
+        assert await code_of(unpin(site)) is grpc.StatusCode.NOT_FOUND

@@ -18,6 +18,7 @@ from scheduler_svc.workers.worker_loop import WorkerLoop
 from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
+from tests.scheduler.refusals import code_of, refusal_of
 from tests.scheduler.sample_outputs import sampled
 from tests.scheduler.scripted_worker import EOS, Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
@@ -172,9 +173,7 @@ async def test_a_deadline_ends_a_request_with_what_it_has(site: Site) -> None:
 
     worker.script = script
     request = counting(10, 500, "late", timeout_ms=round(1000 * patient(1.5)))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.run(request)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert await code_of(site.run(request)) is grpc.StatusCode.DEADLINE_EXCEEDED
     record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="late"))
     assert record.state == pb.REQUEST_STATE_EXPIRED
     assert record.samples[0].finish.reason == pb.FINISH_REASON_DEADLINE
@@ -200,7 +199,7 @@ async def test_an_ended_request_says_which_memory_it_had(site: Site, is_search: 
     request = counting(100, 20, "ended")
     if is_search:
         request.beam.beam_width = request.sampling.n = 2
-    running = asyncio.create_task(refused(site, request) if is_cut_short else site.run(request))
+    running = asyncio.create_task(refusal_of(site.run(request)) if is_cut_short else site.run(request))
     if is_cut_short:
         await until(lambda: len(worker.steps) > 3)
         await site.inference.Cancel(pb.CancelRequest(request_id="ended"))
@@ -345,7 +344,7 @@ async def test_workers_are_woken_when_there_may_be_work_for_them_and_not_by_ever
             return number
 
         site.engine.add_waker(wake)
-        readings = [asyncio.create_task(refused(site, counting(10, 4, each))) for each in ("first", "second")]
+        readings = [asyncio.create_task(refusal_of(site.run(counting(10, 4, each)))) for each in ("first", "second")]
         await until(lambda: len(site.engine.live) == 2)
         assert num_wakes() >= 2, "there is something to compute"
         first, second = site.engine.live["first"], site.engine.live["second"]
@@ -369,7 +368,7 @@ async def test_who_was_held_back_is_woken_when_the_journal_has_caught_up() -> No
     async with running_site(store) as site:
         worker = await site.add_worker()
         worker.may_answer.clear()
-        reading = asyncio.create_task(refused(site, counting(10, 4, "first")))
+        reading = asyncio.create_task(refusal_of(site.run(counting(10, 4, "first"))))
         await until(lambda: "first" in site.engine.live)
         store.may_append.clear()
         heavy = journal_pb2.BeamStep(sequence=1000, token_ids=bytes(MAX_PENDING_BYTES))
@@ -456,7 +455,7 @@ async def test_waits_are_estimated_from_the_longest_sample_of_each_request_that_
         request.stopping.stop_token_ids.append(12)
         await site.run(request)
     worker.may_answer.clear()
-    early = asyncio.create_task(refused(site, counting(10, 4, "early")))
+    early = asyncio.create_task(refusal_of(site.run(counting(10, 4, "early"))))
     await until(lambda: "early" in site.engine.live)
     await site.inference.Cancel(pb.CancelRequest(request_id="early"))
     await early
@@ -464,22 +463,29 @@ async def test_waits_are_estimated_from_the_longest_sample_of_each_request_that_
     assert waits.ends == [(12, 14), (6, 14)]
 
 
+async def refused_in_the_end(
+    poison: "asyncio.Task[grpc.aio.AioRpcError]", site: Site, worker: ScriptedWorker
+) -> grpc.aio.AioRpcError:
+    """The error of a request that ends the worker's link again and again; the worker comes back each time."""
+    while not poison.done():
+        await site.cluster.Register(worker.registration())
+        await asyncio.sleep(0.005)
+    return await poison
+
+
 async def test_a_request_that_breaks_the_loop_again_and_again_is_failed_and_the_service_goes_on() -> None:
     async with running_site(pipeline_depth=1) as site:
         worker = await site.add_worker()
         worker.may_answer.clear()
-        first = asyncio.create_task(refused(site, counting(10, 3, "first")))
+        first = asyncio.create_task(refusal_of(site.run(counting(10, 3, "first"))))
         await until(lambda: len(worker.steps) == 1)
-        poison = asyncio.create_task(refused(site, counting(20, 3, "poison")))
+        poison = asyncio.create_task(refusal_of(site.run(counting(20, 3, "poison"))))
         await until(lambda: "poison" in site.engine.live)
         site.engine.sampling_of[site.engine.live["poison"].number] = None  # type: ignore[assignment]
         await site.inference.Cancel(pb.CancelRequest(request_id="first"))
         await first
         worker.may_answer.set()
-        while not poison.done():
-            await site.cluster.Register(worker.registration())
-            await asyncio.sleep(0.005)
-        error = await poison
+        error = await refused_in_the_end(poison, site, worker)
         assert error.code() is grpc.StatusCode.INTERNAL and "AttributeError in the scheduler" in (error.details() or "")
         await site.register(worker)
         assert tokens_in(await site.run(counting(30, 3))) == [31, 32, 33]
@@ -492,24 +498,15 @@ async def test_a_search_whose_results_cannot_be_taken_is_failed_and_the_service_
         worker.may_answer.clear()
         request = counting(20, 30, "poison")
         request.beam.beam_width = 2
-        poison = asyncio.create_task(refused(site, request))
+        poison = asyncio.create_task(refusal_of(site.run(request)))
         await until(lambda: "poison" in site.engine.live)
         site.engine.live["poison"].beams = None
         worker.may_answer.set()
-        while not poison.done():
-            await site.cluster.Register(worker.registration())
-            await asyncio.sleep(0.005)
-        error = await poison
+        error = await refused_in_the_end(poison, site, worker)
         assert error.code() is grpc.StatusCode.INTERNAL and "AssertionError in the scheduler" in (error.details() or "")
         await site.register(worker)
         assert tokens_in(await site.run(counting(30, 3))) == [31, 32, 33]
         await site.idle()
-
-
-async def refused(site: Site, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.run(request)
-    return caught.value
 
 
 async def test_nothing_is_left_of_requests_however_they_end(site: Site) -> None:
@@ -522,9 +519,9 @@ async def test_nothing_is_left_of_requests_however_they_end(site: Site) -> None:
             case 0:
                 await site.run(counting(number, 5))
             case 1:
-                await refused(site, counting(number, 500, f"r{number}", timeout_ms=20))
+                await refusal_of(site.run(counting(number, 500, f"r{number}", timeout_ms=20)))
             case 2:
-                await refused(site, pb.GenerateRequest())
+                await refusal_of(site.run(pb.GenerateRequest()))
                 told = counting(number, 3)
                 told.output.logprobs = 0
                 await site.run(told)
@@ -561,11 +558,8 @@ async def test_a_value_error_of_our_own_is_not_taken_for_the_workers_doing() -> 
     async with running_site() as site:
         worker = await site.add_worker()
         site.engine.waits.queue_wait = SpoiltWait()
-        poison = asyncio.create_task(refused(site, counting(20, 3, "poison")))
-        while not poison.done():
-            await site.cluster.Register(worker.registration())
-            await asyncio.sleep(0.005)
-        error = await poison
+        poison = asyncio.create_task(refusal_of(site.run(counting(20, 3, "poison"))))
+        error = await refused_in_the_end(poison, site, worker)
         assert "in 3 attempts, the last while running alone: ValueError in the scheduler" in (error.details() or "")
         site.engine.waits.queue_wait = QueueWait()
         await site.register(worker)

@@ -1,7 +1,7 @@
 """Records of requests: the annotation in them, through every change of leaders, and their deletion."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -14,6 +14,7 @@ from scheduler_svc.journal.store import Record, RecordLimits
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
+from tests.scheduler.refusals import code_of
 from tests.scheduler.sample_outputs import record_of
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
@@ -31,12 +32,6 @@ async def lives_of(store: MemoryStore | None = None) -> AsyncIterator[Lives]:
         yield lives
     finally:
         await lives.close()
-
-
-async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code()
 
 
 async def delete(site: Site, request_id: str = "r") -> None:

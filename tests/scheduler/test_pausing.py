@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
@@ -15,6 +14,7 @@ from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
+from tests.scheduler.refusals import code_of, refusal_of
 from tests.scheduler.sample_outputs import record_of
 from tests.scheduler.scripted_beams import of_kind
 from tests.scheduler.scripted_worker import ScriptedWorker
@@ -56,12 +56,6 @@ async def started(
     reading = asyncio.create_task(site.run(request))
     await until(lambda: not worker.may_answer.is_set())
     return reading
-
-
-async def refusal(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 def num_used_blocks(site: Site) -> int:
@@ -107,7 +101,7 @@ async def test_pause_and_resume_answer_once_they_are_durable() -> None:
         changes = [each.paused for _, entry in await entries_of(store) for each in entry.pauses]
         assert changes == [True, False, True]
         await site.inference.Cancel(pb.CancelRequest(request_id="long"))
-        assert (await refusal(reading)).code() is grpc.StatusCode.CANCELLED
+        assert await code_of(reading) is grpc.StatusCode.CANCELLED
         worker.may_answer.set()
 
 
@@ -117,7 +111,7 @@ async def test_a_pause_that_the_store_does_not_take_in_time_is_said_to_be_unsure
         worker = await site.add_worker()
         reading = await started(site, worker, counting(10, LONG, "long"))
         store.may_append.clear()
-        error = await refusal(pause(site, "long"))
+        error = await refusal_of(pause(site, "long"))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         store.may_append.set()
         await pause(site, "long")
@@ -130,11 +124,11 @@ async def test_what_is_unknown_or_has_ended_is_not_paused(site: Site) -> None:
     await site.add_worker()
     await site.run(counting(10, 3, "ended"))
     for call in (pause, resume):
-        assert (await refusal(call(site, "nobody"))).code() is grpc.StatusCode.NOT_FOUND
-        assert (await refusal(call(site, "ended"))).code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert await code_of(call(site, "nobody")) is grpc.StatusCode.NOT_FOUND
+        assert await code_of(call(site, "ended")) is grpc.StatusCode.FAILED_PRECONDITION
     bad = pb.PauseRequest(request_id="ended")
     bad.keep = 17  # type: ignore[assignment]  # what a later version may send
-    assert (await refusal(site.inference.Pause(bad))).code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await code_of(site.inference.Pause(bad)) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_request_that_waits_may_be_paused_and_does_not_count_in_the_queue() -> None:
@@ -143,7 +137,7 @@ async def test_a_request_that_waits_may_be_paused_and_does_not_count_in_the_queu
         running = await started(site, worker, counting(10, LONG, "running"))
         waiting = asyncio.create_task(site.run(counting(20, 3, "waiting")))
         await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
-        assert (await refusal(site.run(counting(30, 3)))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await code_of(site.run(counting(30, 3))) is grpc.StatusCode.RESOURCE_EXHAUSTED
         await pause(site, "waiting")
         third = asyncio.create_task(site.run(counting(30, 3, "third")))
         await until(lambda: site.engine.scheduler.waiting.num_groups == 1)
@@ -168,8 +162,8 @@ async def test_a_paused_request_is_cancelled_expires_and_is_abandoned_as_any_oth
         worker.may_answer.set()
         await site.inference.Cancel(pb.CancelRequest(request_id="cancelled"))
         abandoned.cancel()
-        assert (await refusal(cancelled)).code() is grpc.StatusCode.CANCELLED
-        assert (await refusal(late)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await code_of(cancelled) is grpc.StatusCode.CANCELLED
+        assert await code_of(late) is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: not site.engine.live)
         assert await state_of(site, "abandoned") == pb.REQUEST_STATE_CANCELLED
         await site.idle()
@@ -191,7 +185,7 @@ async def test_nobody_who_shuts_down_waits_for_paused_requests(site: Site) -> No
     await until(empty.done)
     await site.inference.Cancel(pb.CancelRequest(request_id="first"))
     for reading in (first, second):
-        assert (await refusal(reading)).code() is grpc.StatusCode.CANCELLED
+        assert await code_of(reading) is grpc.StatusCode.CANCELLED
     worker.may_answer.set()
 
 
@@ -264,7 +258,7 @@ async def test_a_request_is_paused_and_resumed_while_its_model_is_not_known(live
     assert not clients[0].is_done
     await site.inference.Cancel(pb.CancelRequest(request_id="r0"))
     await until(lambda: clients[0].is_done)
-    assert (await refusal(pause(site, "r0"))).code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert await code_of(pause(site, "r0")) is grpc.StatusCode.FAILED_PRECONDITION
     await site.idle()
 
 
@@ -347,5 +341,5 @@ async def test_who_shuts_down_waits_for_the_end_of_a_paused_request_to_be_durabl
         assert not empty.done()
         store.may_append.set()
         await until(empty.done)
-        assert (await refusal(reading)).code() is grpc.StatusCode.CANCELLED
+        assert await code_of(reading) is grpc.StatusCode.CANCELLED
         worker.may_answer.set()

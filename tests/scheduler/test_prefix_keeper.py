@@ -25,9 +25,9 @@ from tests.scheduler.pinning import (
     pin_request,
     pinned,
     refusal,
-    retry_delay_s,
     unpin,
 )
+from tests.scheduler.refusals import retry_delay_s
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 

@@ -23,9 +23,9 @@ from tests.scheduler.pinning import (
     pin_request,
     pinned,
     refusal,
-    retry_delay_s,
     unpin,
 )
+from tests.scheduler.refusals import code_of, retry_delay_s
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, ours
@@ -80,9 +80,7 @@ async def test_the_same_again_is_the_pin_that_is_there_and_another_is_refused(si
     assert num_pinned_blocks(site) == {"w1": 2}  # held by both
     await unpin(site)
     assert num_pinned_blocks(site) == {"w1": 2}
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await unpin(site)
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert await code_of(unpin(site)) is grpc.StatusCode.NOT_FOUND
 
 
 async def test_two_who_ask_at_once_share_one_computation(site: Site) -> None:
@@ -284,9 +282,7 @@ async def test_who_gives_up_leaves_nothing_behind(site: Site, how: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await call
     else:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await code_of(call) is grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: not site.engine.sampling_of)
     assert await pinned(site) == {}
     worker.may_answer.set()

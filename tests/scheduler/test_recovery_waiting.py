@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import grpc
 import pytest
@@ -19,6 +18,7 @@ from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
 from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
 from tests.scheduler.raw_session import RawSession
+from tests.scheduler.refusals import code_of, refusal_of
 from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, tokens_in
@@ -69,12 +69,6 @@ def _is_let_in(site: Site, worker: ScriptedWorker) -> bool:
     return False
 
 
-async def refusal(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
-
-
 async def test_a_request_without_its_model_waits_and_shows_no_output_until_it_has_text(lives: Lives) -> None:
     client, site = await begun(lives, lasting("early"))
     shown = await record_of(site, "early")
@@ -95,12 +89,12 @@ async def test_the_same_submission_attaches_and_another_body_is_refused_before_a
 ) -> None:
     _, site = await begun(lives, lasting("same"))
     attaching = asyncio.create_task(site.run(lasting("same")))
-    error = await refusal(site.run(lasting("same", max_tokens=41)))
+    error = await refusal_of(site.run(lasting("same", max_tokens=41)))
     assert error.code() is grpc.StatusCode.ALREADY_EXISTS
     await lives.add_workers()
     messages = await attaching
     assert messages[0].accepted.attached and tokens_in(messages) == list(range(11, 51))
-    error = await refusal(site.run(lasting("same", max_tokens=41)))
+    error = await refusal_of(site.run(lasting("same", max_tokens=41)))
     assert error.code() is grpc.StatusCode.ALREADY_EXISTS
     await site.idle()
 
@@ -234,8 +228,8 @@ async def test_a_submission_that_was_told_to_come_back_leaves_its_id_to_the_one_
         await lives.add_workers()
         store.may_append.clear()
         first, second = lasting("twice", 8), lasting("twice", 9)
-        assert (await refusal(site.run(first))).code() is grpc.StatusCode.UNAVAILABLE
-        assert (await refusal(site.run(second))).code() is grpc.StatusCode.UNAVAILABLE
+        assert await code_of(site.run(first)) is grpc.StatusCode.UNAVAILABLE
+        assert await code_of(site.run(second)) is grpc.StatusCode.UNAVAILABLE
         pending = [entry.encode() for entry in [site.journal._in_flight, *site.journal._pending] if entry]
         await lives.die()
         store.may_append.set()

@@ -17,7 +17,7 @@ from scheduler_svc.journal.store import EntryId, Record, RecordLimits, StoreUnav
 from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import redis_store, until
-from tests.scheduler.pinning import retry_delay_s
+from tests.scheduler.refusals import retry_delay_s
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.services import Service
 from tests.valkey import ValkeyProcess
