@@ -334,6 +334,12 @@ class Cluster:
         for fetch in list(self.fetches):
             self.end_fetch(fetch)
 
+    def finish_and_compare(self) -> None:
+        """Step until all is done: each output is what the model says, and nothing is left of it."""
+        self.run_until_idle()
+        self.assert_outputs_are_unconstrained()
+        self.assert_idle_and_unleaked()
+
     def assert_outputs_are_unconstrained(self) -> None:
         """Each output is what the model says alone; a sequence cut short has the beginning of it."""
         for s in self.sequences:
@@ -377,3 +383,27 @@ class Cluster:
         for worker in stats.workers:
             assert worker.num_used_blocks == worker.num_running == worker.num_in_flight_steps == 0
             assert worker.num_used_host_blocks == 0
+
+
+def make_cluster(
+    *,
+    num_blocks: int = 100,
+    depth: int = 1,
+    budget: int = 64,
+    max_num_seqs: int = 16,
+    num_seats: int = 16,
+    enable_prefix_cache: bool = False,
+    preempt_every: int | None = None,
+) -> Cluster:
+    """One worker, on which groups of some sequences share blocks of 4 tokens."""
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        watermark=0.0,
+        pipeline_depth=depth,
+        enable_prefix_cache=enable_prefix_cache,
+        preempt_every=preempt_every,
+    )
+    cluster = Cluster(config)
+    cluster.add_worker(num_blocks=num_blocks, num_seats=num_seats)
+    return cluster

@@ -28,9 +28,7 @@ def test_outputs_are_those_of_single_tokens(depth: int, block_size: int) -> None
     cluster = cluster_of(depth, block_size)
     for length in range(1, 6):
         cluster.add(list(range(1, length + 1)), 5 + length, stops=length % 2 == 0)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     assert cluster.num_forced if block_size == 16 else True  # a block of one token has no room, but for the spare one
     plain = cluster_of(depth, block_size, most_forced=0)
     plain.add(list(range(1, 6)), 10)
@@ -87,9 +85,7 @@ def forced_in_flight(change: Callable[[Cluster, Sequence], None], num_host_block
         pytest.fail("nothing was forced")
     if sequence.group.is_paused:
         cluster.scheduler.resume(sequence.group)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     return cluster
 
 

@@ -7,33 +7,11 @@ import pytest
 from scheduler_svc.core.beam_groups import idle_unused_beams, replace_beams
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from tests.scheduler.core_cluster import Cluster
+from tests.scheduler.core_cluster import Cluster, make_cluster
 from tests.scheduler.core_executor import unconstrained_beams
 from tests.scheduler.worker_states import execute, launch_rows, make_group, make_new_group, make_worker, start
 
 PROMPT = [11, 12, 13, 14, 15, 16]  # a block and a half
-
-
-def make_cluster(
-    *,
-    num_blocks: int = 100,
-    depth: int = 1,
-    budget: int = 64,
-    num_seats: int = 16,
-    enable_prefix_cache: bool = False,
-    preempt_every: int | None = None,
-) -> Cluster:
-    config = SchedulerConfig(
-        max_num_batched_tokens=budget,
-        max_num_seqs=16,
-        watermark=0.0,
-        pipeline_depth=depth,
-        enable_prefix_cache=enable_prefix_cache,
-        preempt_every=preempt_every,
-    )
-    cluster = Cluster(config)
-    cluster.add_worker(num_blocks=num_blocks, num_seats=num_seats)
-    return cluster
 
 
 def add_beams(cluster: Cluster, beam_width: int, max_tokens: int = 8, prompt: list[int] = PROMPT) -> SequenceGroup:
@@ -49,12 +27,6 @@ def search_by_hand(cluster: Cluster, group: SequenceGroup, survivors: list[tuple
     placed = cluster.scheduler.replace_beams(group, survivors)
     cluster.scheduler.check()
     return placed
-
-
-def finish_and_compare(cluster: Cluster) -> None:
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
 
 
 def test_the_prompt_is_one_row_of_candidates_and_no_sample() -> None:
@@ -127,7 +99,7 @@ def test_a_beam_group_holds_a_seat_for_each_beam_from_its_admission_on() -> None
     assert cluster.step().sequences == group.sequences[:1]
     late = cluster.add([3], 2)
     assert late not in cluster.step().sequences
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_decision_is_refused_where_none_is_awaited_and_where_it_cannot_be_placed() -> None:
@@ -165,14 +137,14 @@ def test_beams_take_every_second_step_while_others_pipeline() -> None:
             cluster.complete()
     assert rows[0] == [a, other]
     assert rows[1:] == [[other], [a, b, other]] * 4
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 @pytest.mark.parametrize("budget", [1, 3])
 def test_beams_that_do_not_fit_into_one_step_are_decided_when_all_have_been_computed(budget: int) -> None:
     cluster = make_cluster(budget=budget, depth=2)
     group = add_beams(cluster, 4)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert len(cluster.ranks[group]) == 4
 
 
@@ -192,7 +164,7 @@ def test_beams_preempted_in_flight_lose_their_candidates_and_get_them_again(enab
         cluster.complete()
     assert not group.awaits_decision
     assert group.num_distinct_tokens == num_tokens
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_restored_beams_share_the_branches_that_they_have_in_common() -> None:
@@ -222,7 +194,7 @@ def test_a_rollback_computes_candidates_again_and_keeps_the_beams() -> None:
         cluster.fail_steps()
         cluster.scheduler.check()
     assert group.sequences[0].num_output_tokens == 4
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_beams_of_an_earlier_life_go_on() -> None:
@@ -430,4 +402,4 @@ def test_beams_without_room_that_are_stopped_at_any_moment_equal_an_unconstraine
             cluster.scheduler.pause(group, keep_on_host=False)
             cluster.scheduler.resume(group)
         cluster.scheduler.check()
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()

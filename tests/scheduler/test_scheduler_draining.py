@@ -45,9 +45,7 @@ def test_all_groups_move_at_once_whatever_they_are_at(depth: int) -> None:
     while cluster.in_flight["a"]:
         cluster.complete("a")
     assert cluster.scheduler.workers.num_sequences_on("a") == 0 and cluster.start("a") is None
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     assert cluster.workers["b"].num_computed_tokens > 0
 
 
@@ -62,9 +60,7 @@ def test_with_no_other_worker_what_runs_ends_there_and_nothing_new_begins() -> N
             cluster.complete("a")
     assert all(group.is_finished for group in groups) and new.num_output_tokens == 0
     cluster.scheduler.workers.undo_drain("a")
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_what_fits_nowhere_else_stays_and_the_rest_moves() -> None:
@@ -105,9 +101,7 @@ def test_swapped_groups_move_too_when_another_worker_comes() -> None:
     assert cluster.stats("a").num_used_host_blocks == 0 == cluster.scheduler.workers.num_sequences_on("a")
     go_on(cluster, "b", 1)
     assert {sequence.worker_id for sequence in sequences} == {"b"}
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_a_worker_that_drains_is_no_measure_of_what_fits() -> None:

@@ -74,9 +74,7 @@ def test_a_running_group_moves_to_another_worker_and_computes_nothing_again() ->
     assert len(fetch.blocks) == 12  # 45 computed tokens
     assert cluster.scheduler.waiting_reason(group) is WaitingReason.FETCH
     assert cluster.end_fetch(fetch) == 12 and group.state is GroupState.WAITING
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     assert cluster.workers["b"].num_computed_tokens == 52 - 1 - 45  # the last token is never computed
     assert cluster.stats("b").num_fetched_blocks == group.num_fetched_blocks == 12
     assert cluster.stats("b").num_fetches == 1 and cluster.scheduler.stats().work.num_fetched_blocks == 12
@@ -89,9 +87,7 @@ def test_the_members_of_a_group_move_together_and_a_shared_block_travels_once(is
     fetch = move(cluster, group)
     assert len(set(fetch.blocks)) == len(fetch.blocks) and 11 <= len(fetch.blocks) <= 16
     cluster.end_fetch(fetch)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     assert cluster.workers["b"].num_computed_tokens == 3 * (40 + 14 - 1 - 45)
 
 
@@ -158,9 +154,7 @@ def test_the_loss_of_either_worker_costs_the_fetch_alone(lost: str) -> None:
     cluster.add_worker(lost, num_blocks=100, block_format="f")  # another process
     cluster.scheduler.check()
     assert cluster.end_fetch(fetch) == 0 and group.state is GroupState.WAITING
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_a_fetch_that_ends_when_its_workers_are_gone_names_no_block_by_their_block_size() -> None:
@@ -207,9 +201,7 @@ def test_a_group_may_end_or_pause_while_its_blocks_are_on_their_way(act: str) ->
         cluster.scheduler.resume(group)
     cluster.scheduler.check()
     assert cluster.end_fetch(fetch) == 0
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
@@ -224,9 +216,7 @@ def test_blocks_that_the_destination_has_lost_are_computed(is_sent: bool) -> Non
         assert plan is not None and len(plan.placed) == 3 * 12
     cluster.drop_fetch(fetch)
     cluster.scheduler.check()
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     is_fetched_again = is_sent  # it had been started
     assert cluster.workers["b"].num_computed_tokens == (6 if is_fetched_again else 51)
     assert cluster.stats("b").num_fetches == 1 + is_fetched_again

@@ -31,9 +31,7 @@ def test_blocks_filled_by_decoding_are_shared_while_their_sequence_runs(is_asked
     other = cluster.add([*tokens, 99], 2)
     cluster.step()  # asks itself if nobody has
     assert other.num_cached_tokens == 8
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_what_a_failed_step_was_to_fill_is_offered_when_it_is_computed_again() -> None:
@@ -44,9 +42,7 @@ def test_what_a_failed_step_was_to_fill_is_offered_when_it_is_computed_again() -
     other = cluster.add([*tokens, 99], 2)
     cluster.step()
     assert other.num_cached_tokens == 8  # the steps that computed these were executed
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_a_sequence_that_has_ended_meanwhile_is_passed_over() -> None:

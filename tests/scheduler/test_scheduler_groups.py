@@ -7,40 +7,10 @@ import random
 
 import pytest
 
-from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from tests.scheduler.core_cluster import Cluster, single
+from tests.scheduler.core_cluster import Cluster, make_cluster, single
 
 PROMPT = [11, 12, 13, 14, 15, 16]  # a block and a half
-
-
-def make_cluster(
-    *,
-    num_blocks: int = 100,
-    depth: int = 1,
-    budget: int = 64,
-    max_num_seqs: int = 16,
-    num_seats: int = 16,
-    enable_prefix_cache: bool = False,
-    preempt_every: int | None = None,
-) -> Cluster:
-    config = SchedulerConfig(
-        max_num_batched_tokens=budget,
-        max_num_seqs=max_num_seqs,
-        watermark=0.0,
-        pipeline_depth=depth,
-        enable_prefix_cache=enable_prefix_cache,
-        preempt_every=preempt_every,
-    )
-    cluster = Cluster(config)
-    cluster.add_worker(num_blocks=num_blocks, num_seats=num_seats)
-    return cluster
-
-
-def finish_and_compare(cluster: Cluster) -> None:
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
 
 
 def test_the_prompt_is_computed_once_and_one_row_feeds_all_samples() -> None:
@@ -55,7 +25,7 @@ def test_the_prompt_is_computed_once_and_one_row_feeds_all_samples() -> None:
     assert [s.num_pending_tokens for s in (a, b, c)] == [1, 1, 1]
     assert cluster.complete() == [a, b, c]
     assert len({tuple(s.output_token_ids) for s in (a, b, c)}) == 3  # their noise differs
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_forked_sequences_share_blocks_until_each_writes() -> None:
@@ -75,7 +45,7 @@ def test_forked_sequences_share_blocks_until_each_writes() -> None:
     cluster.complete()
     assert cluster.stats().num_used_blocks == 4
     assert cluster.step().copies == []
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert cluster.workers["w"].num_copies == 2
 
 
@@ -84,7 +54,7 @@ def test_nothing_is_copied_where_the_prompt_ends_with_a_block() -> None:
     a, b = cluster.add_group(PROMPT[:4], 2, 8).sequences
     cluster.step()
     assert b.fork_tail is None and a.block_table == b.block_table
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert cluster.workers["w"].num_copies == 0
 
 
@@ -101,7 +71,7 @@ def test_the_last_holder_writes_in_place() -> None:
     assert plan.append_pairs[2:] == [c.seat, tail]
     cluster.scheduler.check()
     cluster.complete()
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_shared_block_that_others_can_find_is_copied_even_by_its_last_holder() -> None:
@@ -123,7 +93,7 @@ def test_a_shared_block_that_others_can_find_is_copied_even_by_its_last_holder()
     assert cluster.stats().num_cached_blocks == num_cached_blocks  # until it has been copied, nobody gets the block
     cluster.complete()
     assert cluster.stats().num_cached_blocks == num_cached_blocks + 1
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_member_that_ends_gives_back_what_nobody_shares() -> None:
@@ -137,7 +107,7 @@ def test_a_member_that_ends_gives_back_what_nobody_shares() -> None:
     assert not a.group.is_finished
     assert (cluster.stats().num_used_blocks, cluster.stats().num_running) == (2, 1)
     assert cluster.step().freed_seats == [seat]
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert a.group.is_finished
 
 
@@ -152,7 +122,7 @@ def test_a_group_starts_with_a_seat_for_each_member_or_not_at_all() -> None:
     assert first.is_finished
     assert cluster.step().sequences == group.sequences[:1]
     assert len({s.seat for s in group.sequences}) == 4
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_seat_that_the_worker_was_never_told_of_is_not_told_to_be_free() -> None:
@@ -163,7 +133,7 @@ def test_a_seat_that_the_worker_was_never_told_of_is_not_told_to_be_free() -> No
     other = cluster.add([1, 2], 3)
     assert cluster.step().freed_seats == []
     cluster.scheduler.finish_group(group)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert other.num_output_tokens == 3
 
 
@@ -175,7 +145,7 @@ def test_a_group_that_no_worker_has_seats_for_steps_aside() -> None:
     assert cluster.scheduler.waiting.size() == (1, 6)  # the prompt counts once
     assert cluster.scheduler.workers.max_tokens_that_fit(num_sequences=3) == 0
     cluster.scheduler.finish_group(group)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_the_largest_group_counts_its_prompt_once() -> None:
@@ -194,7 +164,7 @@ def finish_and_compare_all_but(cluster: Cluster, group: SequenceGroup) -> None:
         cluster.complete()
     assert all(s.status is SequenceStatus.WAITING for s in group.sequences)
     cluster.scheduler.finish_group(group)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_the_group_that_arrived_last_is_preempted_as_a_whole() -> None:
@@ -209,7 +179,7 @@ def test_the_group_that_arrived_last_is_preempted_as_a_whole() -> None:
         assert (s.seat, s.block_table, s.fork_tail, s.num_computed_tokens, s.num_preemptions) == (None, [], None, 0, 1)
     assert cluster.stats().num_preemptions == 1
     assert first.status is SequenceStatus.RUNNING
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 @pytest.mark.parametrize("enable_prefix_cache", [True, False])
@@ -231,7 +201,7 @@ def test_a_restored_group_computes_its_common_prefix_once_and_shares_it_again(
     assert cluster.stats().num_used_blocks == 3 + 3 * 2
     cluster.complete()
     assert cluster.stats().num_recomputed_tokens == 18 + 6 + 6
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_members_that_are_back_wait_for_the_others() -> None:
@@ -249,7 +219,7 @@ def test_members_that_are_back_wait_for_the_others() -> None:
     assert plan.sampled_sequences == [a, b]
     plan = cluster.step()
     assert (plan.sequences, plan.num_tokens) == ([a, b], [1, 1])
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_member_that_samples_before_the_others_are_back_does_not_decode_on() -> None:
@@ -265,7 +235,7 @@ def test_a_member_that_samples_before_the_others_are_back_does_not_decode_on() -
         for s in (a, b):
             assert len(s.token_ids) <= lengths[group.sequences.index(s)] + 1
         assert sum(plan.num_tokens) > 0
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_finished_members_are_not_restored() -> None:
@@ -278,7 +248,7 @@ def test_finished_members_are_not_restored() -> None:
     assert a.group.worst_case_blocks(4) == 1 + 2 * 8
     plan = cluster.step()
     assert plan.sequences == [b, c]
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_group_preempted_in_flight_keeps_its_tokens_and_waits_for_all_of_them() -> None:
@@ -295,7 +265,7 @@ def test_a_group_preempted_in_flight_keeps_its_tokens_and_waits_for_all_of_them(
     cluster.scheduler.check()
     assert cluster.complete() == [first, a, b]
     assert cluster.scheduler.waiting.size() == (1, 4 + 1 + 1)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_parked_group_of_which_a_member_ends_waits_for_the_tokens_of_the_others_alone() -> None:
@@ -309,7 +279,7 @@ def test_a_parked_group_of_which_a_member_ends_waits_for_the_tokens_of_the_other
     cluster.scheduler.check()
     assert a not in cluster.complete()
     assert cluster.scheduler.waiting.size() == (1, 5)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_member_cancelled_while_others_wait_for_its_blocks_lets_them_begin_anew() -> None:
@@ -320,7 +290,7 @@ def test_a_member_cancelled_while_others_wait_for_its_blocks_lets_them_begin_ane
     cluster.scheduler.check()
     assert b.status is c.status is SequenceStatus.PREEMPTED
     assert cluster.step().sequences == [b]
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert b.num_output_tokens == c.num_output_tokens == 8
 
 
@@ -337,7 +307,7 @@ def test_a_rollback_of_fork_and_copy_computes_the_group_again() -> None:
     assert (other.status, other.num_computed_tokens) == (SequenceStatus.RUNNING, 3)
     plan = cluster.step()
     assert plan.snapshot and plan.whole == [other, *group.sequences]
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 @pytest.mark.parametrize("is_owner_gone", [False, True])
@@ -354,7 +324,7 @@ def test_a_rollback_of_the_copies_alone_computes_the_group_again(is_owner_gone: 
     cluster.scheduler.check()
     assert all(s.status is SequenceStatus.PREEMPTED for s in group.live)
     assert group.live[0].num_output_tokens == 1
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_rollback_long_after_the_fork_goes_back_to_the_last_step_alone() -> None:
@@ -367,7 +337,7 @@ def test_a_rollback_long_after_the_fork_goes_back_to_the_last_step_alone() -> No
     cluster.fail_steps()
     assert [s.num_computed_tokens for s in group.sequences] == [9, 9, 9]
     assert all(s.status is SequenceStatus.RUNNING for s in group.sequences)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_lost_worker_takes_a_group_anywhere_in_its_life() -> None:
@@ -380,7 +350,7 @@ def test_a_lost_worker_takes_a_group_anywhere_in_its_life() -> None:
                 cluster.start()
         cluster.remove_all_memory("w", num_blocks=20)
         assert all(s.num_computed_tokens == s.num_pending_tokens == 0 and s.seat is None for s in group.sequences)
-        finish_and_compare(cluster)
+        cluster.finish_and_compare()
 
 
 def test_output_of_an_earlier_life_comes_back_unevenly_long_and_without_the_finished() -> None:
@@ -397,7 +367,7 @@ def test_output_of_an_earlier_life_comes_back_unevenly_long_and_without_the_fini
     again.scheduler.add(SequenceGroup(sequences, arrival=0))
     plan = again.step()
     assert plan.sequences == [sequences[0], sequences[1], sequences[3]]
-    finish_and_compare(again)
+    again.finish_and_compare()
     assert [s.token_ids for s in sequences] == [s.token_ids for s in life.sequences]
 
 

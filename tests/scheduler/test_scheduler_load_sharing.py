@@ -57,9 +57,7 @@ def test_a_worker_that_comes_gets_a_share_of_what_runs(num_groups: int) -> None:
     assert there < 2 * here + MIN_DIFFERENCE  # no more is moved then
     num_moved = len(moved(cluster))
     assert num_moved == here and cluster.scheduler.stats().work.num_preemptions == 0
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_a_small_difference_moves_nothing() -> None:
@@ -103,9 +101,7 @@ def test_groups_move_whole(is_beam: bool) -> None:
     cluster.add_worker("b", num_blocks=400, block_format="f")
     run(cluster, 30)
     assert running(cluster)[1] >= 2
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_nothing_moves_while_anything_waits() -> None:

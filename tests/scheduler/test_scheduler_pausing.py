@@ -11,7 +11,7 @@ from scheduler_svc.core.pins import PinRefusedError
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.worker_state import WorkerState
 from tests.scheduler.core_cluster import Cluster
-from tests.scheduler.test_scheduler_swap import PROMPT, finish_and_compare, make_cluster, step_until_preempted
+from tests.scheduler.test_scheduler_swap import PROMPT, make_cluster, step_until_preempted
 from tests.scheduler.worker_states import execute, launch_rows, make_group, make_worker, start
 
 
@@ -25,7 +25,7 @@ def pause(cluster: Cluster, group: SequenceGroup, *, keep_on_host: bool = True) 
 def resume_and_compare(cluster: Cluster, group: SequenceGroup) -> None:
     cluster.scheduler.resume(group)
     cluster.scheduler.check()
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert all(sequence.is_finished for sequence in group.sequences)
     assert cluster.scheduler.stats().num_paused_groups == 0
 
@@ -134,7 +134,7 @@ def test_the_last_tokens_in_flight_end_a_paused_group() -> None:
     complete_all(cluster)
     assert a.is_finished and not a.group.is_paused
     assert cluster.scheduler.stats().num_paused_groups == 0
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_resumed_group_goes_before_those_that_came_after_it() -> None:
@@ -152,7 +152,7 @@ def test_a_resumed_group_goes_before_those_that_came_after_it() -> None:
     while not a.is_finished:
         cluster.step()
     assert c.num_output_tokens == 0
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_the_host_blocks_of_a_paused_group_are_given_up_to_one_that_is_preempted() -> None:
@@ -322,7 +322,7 @@ def test_a_group_that_is_added_paused_waits_for_its_resumption_in_no_queue() -> 
     scheduler.resume(a)
     plan = cluster.start()
     assert plan is not None and plan.sequences[0] is a.sequences[0] and b in plan.sequences
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def started(worker: WorkerState, num_tokens: int, arrival: int = 0) -> SequenceGroup:

@@ -255,9 +255,7 @@ def test_groups_with_long_prefixes_get_done_whoever_waits_for_whom(
             worker_id = f"w{turn % num_workers}"
             if cluster.start(worker_id) is None and cluster.in_flight[worker_id]:
                 cluster.complete(worker_id)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_only_a_better_class_and_earlier_preempted_groups_go_before_a_swapped_group() -> None:

@@ -49,9 +49,7 @@ def test_what_has_come_is_placed_by_several_steps_while_others_decode(num_placed
         cluster.complete("b")
         cluster.scheduler.check()
     assert sum(placed) == 12 and max(placed) == min(num_placed, 12) and len(placed) == -(-12 // num_placed)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     assert group.num_recomputed_tokens == 0 and group.num_fetched_blocks == 12
 
 
@@ -67,9 +65,7 @@ def test_what_is_left_is_placed_at_once_where_nothing_runs_any_more() -> None:
         cluster.complete("b")
     plan = cluster.start("b")
     assert plan is not None and group.state is GroupState.RUNNING and len(plan.placed) == 3 * (12 - placed_before)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 @pytest.mark.parametrize("event", ["finish", "pause", "drop", "lose", "refuse", "fail", "drain", "no room"])
@@ -104,9 +100,7 @@ def test_between_the_steps_that_place_a_fetch_anything_may_happen(event: str) ->
                 assert (group.state is GroupState.FETCHING) == (number < 1)
             blocks.free(pinned)
     cluster.assert_groups_are_listed()
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 @pytest.mark.parametrize("event", ["finish", "no room", "refuse"])
@@ -128,9 +122,7 @@ def test_the_worker_keeps_nothing_of_a_fetch_that_no_plan_places_any_more(event:
     assert not cluster.scheduler.fetches.is_needed(fetch) and not cluster.workers["b"].fetches.num_kept
     if event == "no room":
         blocks.free(pinned)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_a_snapshot_places_nothing_since_the_worker_may_have_lost_it() -> None:
@@ -174,9 +166,7 @@ def test_what_was_placed_gives_way_to_rows_before_any_group_does() -> None:
     (other,) = [sequence for sequence in cluster.sequences if sequence.group is not group]
     assert other.num_preemptions == 0 and other.num_output_tokens >= 8
     worker.blocks.free(pinned)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_a_group_whose_destination_is_gone_is_in_order_again_at_once() -> None:

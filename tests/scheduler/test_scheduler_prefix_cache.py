@@ -29,9 +29,7 @@ def test_a_burst_with_a_common_prefix_computes_it_once() -> None:
     assert cluster.stats().num_used_blocks == 2 + 5
     assert (cluster.stats().num_prefix_query_tokens, cluster.stats().num_prefix_hit_tokens) == (45, 32)
     assert [s.num_cached_tokens for s in sequences] == [0, 8, 8, 8, 8]
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_a_prefix_is_shared_while_the_step_that_computes_it_is_in_flight() -> None:

@@ -30,9 +30,7 @@ def computed(cluster: Cluster, worker_id: str) -> int:
 def test_a_prompt_is_computed_by_one_worker_and_its_output_by_the_other(depth: int, length: int) -> None:
     cluster = make_cluster(depth, p="prefill", d="decode")
     sequence = cluster.add(PROMPT[:length], 9)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     assert computed(cluster, "p") == length  # no row behind it is computed in vain
     assert computed(cluster, "d") == 8  # all tokens of the output but the last
     assert sequence.group.num_preemptions == 0 and cluster.stats("d").num_fetches == 1
@@ -43,9 +41,7 @@ def test_a_prompt_is_computed_by_one_worker_and_its_output_by_the_other(depth: i
 def test_groups_are_handed_over_whole(options: dict[str, Any]) -> None:
     cluster = make_cluster(p="prefill", d="decode")
     cluster.add_group(PROMPT, max_tokens=9, **options)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     assert (computed(cluster, "p"), computed(cluster, "d")) == (42, 3 * 8)
 
 
@@ -70,9 +66,7 @@ def test_the_others_take_the_role_of_a_worker_that_is_lost(lost: str) -> None:
             cluster.end_fetch(fetch)
     cluster.lose_worker(lost)
     cluster.add([7, 8, 9], 5)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_a_draining_worker_counts_as_gone() -> None:
@@ -164,9 +158,7 @@ def test_a_group_that_goes_elsewhere_keeps_no_prompt_waiting_while_its_token_is_
     prompt = cluster.add(PROMPT[:5], 9)
     plan = cluster.start("p")
     assert leaving.group.state is GroupState.PARKED and plan is not None and plan.sequences == [prompt]
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 def test_prompts_add_no_row_to_the_steps_of_a_worker_that_decodes() -> None:

@@ -100,6 +100,4 @@ def test_what_members_share_is_found_anew_when_one_of_them_ends_while_they_wait(
     cluster.remove_all_memory("w", num_blocks=40)
     assert cluster.scheduler.waiting_reason(group) is WaitingReason.NEXT_STEP  # looks at what they share
     cluster.scheduler.finish(group.sequences[0])
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()

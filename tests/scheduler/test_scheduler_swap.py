@@ -47,12 +47,6 @@ def step_until_preempted(cluster: Cluster, group: SequenceGroup) -> None:
         cluster.scheduler.check()
 
 
-def finish_and_compare(cluster: Cluster) -> None:
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
-
-
 def counters_of_groups(cluster: Cluster) -> list[int]:
     """Sums over all groups, beside `counters_of_worker`."""
     groups = dict.fromkeys(s.group for s in cluster.sequences)
@@ -91,7 +85,7 @@ def test_a_swapped_sequence_goes_on_where_it_was() -> None:
     assert (plan.sequences, plan.positions, plan.num_tokens, plan.whole) == ([b], [8], [1], [b])
     assert plan.swap_in == [0, b.block_table[0], 1, b.block_table[1]]
     assert cluster.stats().num_recomputed_tokens == 0
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_group_is_swapped_whole_and_a_shared_block_once() -> None:
@@ -110,7 +104,7 @@ def test_a_group_is_swapped_whole_and_a_shared_block_once() -> None:
     a, b, c = group.sequences
     assert a.block_table[0] == b.block_table[0] == c.block_table[0]
     assert (cluster.stats().num_swapped_out_blocks, cluster.stats().num_swapped_in_blocks) == (4, 4)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_block_that_is_yet_to_be_copied_stays_shared_over_a_swap() -> None:
@@ -123,7 +117,7 @@ def test_a_block_that_is_yet_to_be_copied_stays_shared_over_a_swap() -> None:
     assert len(plan.copies) == 2 * 2
     assert set(plan.copies[::2]) == {a.block_table[1]}
     assert len({s.block_table[1] for s in (a, b, c)}) == 3
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_members_that_finish_while_they_are_swapped_are_not_brought_back() -> None:
@@ -136,7 +130,7 @@ def test_members_that_finish_while_they_are_swapped_are_not_brought_back() -> No
     num_kept = len({*a.host_blocks, *c.host_blocks})
     cluster.scheduler.finish(b)
     cluster.scheduler.check()
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert (len(a.output_token_ids), len(c.output_token_ids), first.num_output_tokens) == (8, 8, 20)
     assert cluster.stats().num_swapped_in_blocks == num_kept < cluster.stats().num_swapped_out_blocks
 
@@ -148,7 +142,7 @@ def test_a_swapped_group_can_be_cancelled_and_leaves_no_host_block() -> None:
     step_until_preempted(cluster, group)
     cluster.scheduler.finish_group(group)
     assert cluster.scheduler.stats().num_waiting == 0
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_full_host_pool_falls_back_to_recomputation() -> None:
@@ -158,7 +152,7 @@ def test_a_full_host_pool_falls_back_to_recomputation() -> None:
     step_until_preempted(cluster, group)
     assert all(s.num_computed_tokens == 0 and not s.host_blocks for s in group.sequences)
     assert cluster.scheduler.waiting.num_groups == 1
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert cluster.stats().num_swapped_out_blocks == 0 < cluster.stats().num_recomputed_tokens
 
 
@@ -173,7 +167,7 @@ def test_nothing_new_starts_where_a_swapped_group_waits_but_what_is_of_higher_pr
         cluster.step()
         assert late.status is SequenceStatus.WAITING
     assert urgent.is_finished
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_a_swapped_group_comes_back_to_its_own_worker_and_others_take_what_is_new() -> None:
@@ -188,7 +182,7 @@ def test_a_swapped_group_comes_back_to_its_own_worker_and_others_take_what_is_ne
     assert cluster.start("other") is not None
     assert new.worker_id == "other"
     assert [s.worker_id for s in group.sequences] == ["w"] * 3
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert first.num_output_tokens == 20
     assert cluster.stats("w").num_swapped_in_blocks > 0
 
@@ -201,7 +195,7 @@ def test_a_lost_worker_turns_its_swapped_groups_into_recomputation() -> None:
     cluster.remove_all_memory("w", num_blocks=30)
     assert all(s.num_computed_tokens == 0 and not s.host_blocks for s in group.sequences)
     cluster.scheduler.check()
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert cluster.stats().num_recomputed_tokens > 0
 
 
@@ -215,7 +209,7 @@ def test_a_swap_that_was_not_executed_turns_into_recomputation() -> None:
     cluster.scheduler.check()
     assert group.swap_step is None and group.worker_id is None
     assert all(s.num_computed_tokens == 0 for s in group.sequences)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_swap_pairs_wait_for_a_plan_that_has_rows() -> None:
@@ -233,7 +227,7 @@ def test_swap_pairs_wait_for_a_plan_that_has_rows() -> None:
     assert plan is not None
     assert (plan.sequences, plan.swap_out) == ([a], [block, 0])
     assert a.block_table[1] == block
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_beams_swapped_in_flight_compute_their_candidates_again() -> None:
@@ -243,7 +237,7 @@ def test_beams_swapped_in_flight_compute_their_candidates_again() -> None:
     step_until_preempted(cluster, group)
     assert group.num_pending_tokens > 0
     assert all(s.num_computed_tokens == len(s.token_ids) - 1 for s in group.live)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert cluster.stats().num_swaps > 1
 
 
@@ -257,7 +251,7 @@ def test_auto_takes_the_cheaper_way(prefill_tokens_per_s: float, is_swapped: boo
     group = cluster.add_group(PROMPT, 3, 8)
     step_until_preempted(cluster, group)
     assert (group.swap_step is not None) == is_swapped
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
 
 
 def test_auto_compares_both_copies_with_the_tokens_that_would_be_computed() -> None:
@@ -281,7 +275,7 @@ def test_trial_swaps_end_where_the_worker_never_says_how_long_they_took() -> Non
     cluster = make_cluster(preemption="auto", preempt_every=2)
     cluster.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=1000.0))
     cluster.add_group(PROMPT, 3, 12)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     stats = cluster.stats()
     assert stats.num_swaps == MAX_TRIAL_SWAPS < stats.num_preemptions
     assert stats.num_recomputed_tokens > 0
@@ -297,7 +291,7 @@ def test_what_a_trial_has_shown_decides_from_then_on(swap_blocks_per_s: float, i
     cluster.scheduler.workers.record_costs(
         "w", PreemptionCosts(prefill_tokens_per_s=1000.0, swap_blocks_per_s=swap_blocks_per_s)
     )
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     stats = cluster.stats()
     assert (stats.num_swaps == stats.num_preemptions > MAX_TRIAL_SWAPS) == is_swapped
     assert (stats.num_swaps == 1) != is_swapped
@@ -306,12 +300,12 @@ def test_what_a_trial_has_shown_decides_from_then_on(swap_blocks_per_s: float, i
 def test_no_swap_is_tried_before_the_speed_of_prefill_is_known_or_without_room() -> None:
     cluster = make_cluster(preemption="auto", preempt_every=2)
     cluster.add_group(PROMPT, 3, 12)
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert cluster.stats().num_swaps == 0 < cluster.stats().num_preemptions
     small = make_cluster(preemption="auto", preempt_every=2, num_host_blocks=1)
     small.scheduler.workers.record_costs("w", PreemptionCosts(prefill_tokens_per_s=1000.0))
     small.add_group(PROMPT, 3, 12)
-    finish_and_compare(small)
+    small.finish_and_compare()
     assert small.stats().num_swaps == 0 < small.stats().num_preemptions
 
 

@@ -159,9 +159,7 @@ def test_a_tail_of_a_step_that_was_not_executed_is_not_found() -> None:
     cluster.fail_steps("w")
     assert not worker.blocks.is_cached(sequence.tail.block_hash)
     cluster.scheduler.resume(sequence.group)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
 
 
 @pytest.mark.parametrize(("num_sequences", "is_beam"), [(1, False), (3, False), (3, True)])
@@ -173,9 +171,7 @@ def test_groups_of_every_kind_that_are_preempted_all_the_time_compute_hardly_any
     cluster = Cluster(config)
     cluster.add_worker("w", num_blocks=40)
     group = cluster.add_group(PROMPT[:length], num_sequences, 9, is_beam=is_beam)
-    cluster.run_until_idle()
-    cluster.assert_outputs_are_unconstrained()
-    cluster.assert_idle_and_unleaked()
+    cluster.finish_and_compare()
     assert group.num_preemptions > 2
     assert cluster.workers["w"].num_computed_tokens <= length + num_sequences * 8
 
