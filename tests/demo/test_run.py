@@ -47,10 +47,12 @@ async def test_it_waits_as_long_as_the_server_starts(monkeypatch: pytest.MonkeyP
 async def test_an_interruption_while_the_server_starts_leaves_no_task() -> None:
     """Regression: the question whether it is ready went on without its client, and Ctrl-C showed a traceback."""
     server = await asyncio.create_subprocess_exec("sleep", "1000")
-    waiting = asyncio.create_task(wait_ready(server, free_address()))
-    await asyncio.sleep(0.1)  # however far it is by then
-    waiting.cancel()
-    await asyncio.wait({waiting})
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    server.kill()
-    await server.wait()
+    try:
+        waiting = asyncio.create_task(wait_ready(server, free_address()))
+        await asyncio.sleep(0.1)  # however far it is by then
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+    finally:
+        server.kill()
+        await server.wait()
