@@ -37,9 +37,7 @@ NO_PROXY = ("grpc.enable_http_proxy", 0)
 
 
 async def one_is_killed(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     victim = load.clients[0]
     await load.until(lambda: len(load.streaming(victim)) >= MIN_STREAMING, "the victim reads several streams")
     struck_s = victim.send(signal.SIGKILL)
@@ -93,9 +91,7 @@ async def _all_cancelled(deployment: Deployment, load: ClientLoad, client: Clien
 
 
 async def many_submit_the_same(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     reference = await stage.reference()
     index = next(index for index, ask in enumerate(stage.asks) if ask.streams and not ask.stop)
     ask, expected = stage.asks[index], reference.completions[index]
@@ -123,9 +119,7 @@ async def many_submit_the_same(stage: Stage) -> Figures:
 
 
 async def some_do_not_read(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     pid = deployment.scheduler.service.process.pid
     beside_readers: list[list[float]] = []
     beside_stalled: list[list[float]] = []
@@ -192,9 +186,7 @@ async def _num_wrong_positions(call: "grpc.aio.UnaryStreamCall[pb.GenerateReques
 
 
 async def deadlines_pass(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     overruns = []
     async with deployment.client() as client:
         runs = [

@@ -38,9 +38,7 @@ REFUSALS = {
 
 
 async def bytes_that_are_no_messages(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     rng = random.Random(stage.seed)
     pid = deployment.scheduler.service.process.pid
     async with _channel(deployment) as channel:
@@ -54,9 +52,7 @@ async def bytes_that_are_no_messages(stage: Stage) -> Figures:
 
 
 async def requests_that_make_no_sense(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     rng = random.Random(stage.seed)
     async with _channel(deployment) as channel:
         stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
@@ -65,9 +61,7 @@ async def requests_that_make_no_sense(stage: Stage) -> Figures:
 
 
 async def giants(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     async with _channel(deployment) as channel:
         stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(channel)
         requests = {

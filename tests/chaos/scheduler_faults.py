@@ -18,9 +18,7 @@ OLD_LEADER_END_S = 20.0
 
 
 async def the_only_one_is_killed(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     struck_s = deployment.scheduler.kill()
     await deployment.begin_scheduler()
     read = deployment.scheduler.service.wait_for("journal read")
@@ -147,9 +145,7 @@ async def _ended_unclean(life: Life) -> list[str]:
 
 async def the_only_scheduler_is_restarted(stage: Stage) -> Figures:
     """Restart without a standby: after SIGTERM running requests end; new ones wait in their clients."""
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     struck_s = deployment.scheduler.send(signal.SIGTERM)
     code = await asyncio.to_thread(deployment.scheduler.service.wait)
     await deployment.begin_scheduler()

@@ -65,6 +65,13 @@ class Stage:
         await deployment.until_driven(*STANDARD_WORKERS)
         return deployment
 
+    async def flowing(self) -> tuple[Deployment, ClientLoad]:
+        """The standard deployment, and a load whose output flows."""
+        deployment = await self.standard()
+        load = self.load(deployment.address)
+        await load.until_flowing()
+        return deployment, load
+
     def own(
         self,
         *,

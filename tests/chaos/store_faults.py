@@ -24,9 +24,7 @@ ON_ITS_WAY_S = 0.1
 
 
 async def it_is_killed(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     struck_s = time.monotonic()
     deployment.store.kill()
     await asyncio.to_thread(deployment.store.start)
@@ -38,9 +36,7 @@ async def it_is_killed(stage: Stage) -> Figures:
 
 
 async def it_is_frozen(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     struck_s = time.monotonic()
     deployment.store.freeze()
     try:
@@ -62,9 +58,7 @@ async def it_is_frozen(stage: Stage) -> Figures:
 
 
 async def its_memory_is_full(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     struck_s = time.monotonic()
     deployment.store.command("CONFIG", "SET", "maxmemory", "1")
     trouble = await _in_trouble(deployment, load, FULL_S, struck_s)
@@ -105,9 +99,7 @@ async def its_disk_is_full(stage: Stage) -> Figures:
 
 
 async def it_is_emptied(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     struck_s = time.monotonic()
     deployment.store.command("FLUSHALL")
     recovered_s = await load.first_token_after(struck_s + ON_ITS_WAY_S)
@@ -118,9 +110,7 @@ async def it_is_emptied(stage: Stage) -> Figures:
 
 
 async def it_is_emptied_and_the_scheduler_killed(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     flushed_s = time.monotonic()
     deployment.store.command("FLUSHALL")
     await asyncio.sleep(RESTATED_S)

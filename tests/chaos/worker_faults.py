@@ -15,9 +15,7 @@ FROZEN_S = 30.0
 
 
 async def one_of_two_is_killed(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     victim, num_struck = await deployment.until_busy(*STANDARD_WORKERS)
     struck_s = deployment.workers[victim].kill()
     detected_s = await logged(deployment.scheduler, "worker lost", struck_s)
@@ -55,9 +53,7 @@ async def the_only_one_is_killed(stage: Stage) -> Figures:
 
 
 async def one_is_frozen(stage: Stage) -> Figures:
-    deployment = await stage.standard()
-    load = stage.load(deployment.address)
-    await load.until_flowing()
+    deployment, load = await stage.flowing()
     victim, num_struck = await deployment.until_busy(*STANDARD_WORKERS)
     frozen = deployment.workers[victim]
     struck_s = frozen.send(signal.SIGSTOP)
