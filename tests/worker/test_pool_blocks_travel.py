@@ -12,9 +12,8 @@ from common.step import Step
 from tests.worker.device.simulated_streams import SimulatedStreams
 from tests.worker.runners import MAKE_RUNNERS, NUM_FETCHED_BLOCKS, SteppedRunner
 from tests.worker.steps import seat_state
-from tests.worker.tiny_models import write_tiny_model
 from worker_svc.memory.kv_pool import BlockShape, KVPool, as_bytes
-from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.model.decoder import Decoder
 from worker_svc.start.block_travel import block_format, num_fetched_blocks
 from worker_svc.steps.pool_reader import PoolReader
 from worker_svc.steps.step_limits import InvalidStepError, MissingBlocksError
@@ -99,12 +98,6 @@ def test_formats_are_equal_only_where_model_weights_dtype_sizes_and_layout_are()
     assert len(set(formats)) == len(formats)
     assert formats[0] == block_format("a" * 64, "bfloat16", replace(SHAPE), "plain")
     assert max(map(len, formats)) < 256
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    folder = write_tiny_model("llama_gqa", tmp_path_factory.mktemp("tiny"))
-    return load_decoder(folder, torch.float32, CPU)
 
 
 def greedy(runner: SteppedRunner, step: Step, num_tokens: int) -> list[int]:

@@ -1,6 +1,5 @@
 """Advice for a pool that holds less than one sequence names options that the runner has."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,17 +7,10 @@ import structlog
 import torch
 
 from quire.worker_settings import WorkerSettings
-from tests.worker.tiny_models import write_tiny_model
-from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.model.decoder import Decoder
 from worker_svc.start.pool_sizes import PoolRoom, fewer_bytes, plan_in_room
 
 FEW_BLOCKS = 2
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    folder: Path = write_tiny_model("llama_gqa", tmp_path_factory.mktemp("model"))
-    return load_decoder(folder, torch.float32, torch.device("cpu"))
 
 
 def advice(decoder: Decoder, **options: Any) -> str:

@@ -2,10 +2,8 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
@@ -14,22 +12,14 @@ from common.step import SequenceState, Step
 from kernels.native.torch_kernels import TorchKernels
 from tests.worker.runners import full_logits, limits_for, poisoned_pool
 from tests.worker.steps import seat_state
-from tests.worker.tiny_models import write_tiny_model
 from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.cpu.runner import CpuRunner
-from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.model.decoder import Decoder
 from worker_svc.sampling.grammar_matcher import GrammarVocabulary
 from worker_svc.sampling.seat_grammars import SeatGrammars
 
 END, A, B, C = range(4)
 PROMPT = [5, 6, 7]
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    torch.set_num_threads(1)
-    folder: Path = write_tiny_model("llama_gqa", tmp_path_factory.mktemp("model"))
-    return load_decoder(folder, torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -14,20 +12,13 @@ from kernels.native.torch_kernels import TorchKernels
 from tests.worker.runners import BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS, MakeRunner, limits_for
 from tests.worker.step_client import StepClient
 from tests.worker.steps import seat_state
-from tests.worker.tiny_models import random_prompts, write_tiny_model
+from tests.worker.tiny_models import random_prompts
 from worker_svc.cpu.host_decoder import HostDecoder
 from worker_svc.cpu.runner import CpuRunner
 from worker_svc.memory.kv_pool import KVPool
-from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.model.decoder import Decoder
 
 PROMPT, OTHER = random_prompts([9, 11])
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    torch.set_num_threads(1)
-    folder: Path = write_tiny_model("llama_gqa", tmp_path_factory.mktemp("model"))
-    return load_decoder(folder, torch.float32, torch.device("cpu"))
 
 
 def bits(blocks: Tensor) -> Tensor:

@@ -4,11 +4,9 @@ That it gives what the CPU's runner gives is shown by the tests of runners, whic
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from common.sampling_params import SequenceSampling
@@ -20,21 +18,14 @@ from tests.worker.device.recorded_graphs import RecordedGraphs
 from tests.worker.device.sample_steps import comparable, decode_steps
 from tests.worker.runners import NUM_SEATS, limits_for, make_cpu_runner, make_device_runner, poisoned_pool, run_ahead
 from tests.worker.steps import seat_state
-from tests.worker.tiny_models import random_prompts, write_tiny_model
+from tests.worker.tiny_models import random_prompts
 from worker_svc.gpu.graphs import graph_sizes
 from worker_svc.gpu.runner import DeviceRunner
 from worker_svc.gpu.torch_operations import OPERATIONS
-from worker_svc.model.decoder import Decoder, load_decoder
+from worker_svc.model.decoder import Decoder
 from worker_svc.steps.step_limits import InvalidStepError
 
 FREE = SharingCost(per_step=0, per_group=0, per_row=0)  # so that anything shared is worth it
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    torch.set_num_threads(1)
-    folder: Path = write_tiny_model("llama_gqa", tmp_path_factory.mktemp("model"))
-    return load_decoder(folder, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
