@@ -1,8 +1,12 @@
-"""A deployment with a gateway, shared by the tests of this folder, and clients of it."""
+"""A deployment with a gateway, shared by the tests of this folder, and clients of it.
+
+A file whose tests ask another deployment has a fixture `deployment` of its own; the clients are then of that.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import anthropic
 import httpx2
 import openai
 import pytest
@@ -36,24 +40,30 @@ def reciter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
         yield addresses
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def url(deployment: tuple[str, str]) -> str:
     return deployment[1]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def api(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def claude(url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def http(url: str) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=url, timeout=patient(60)) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sdk(deployment: tuple[str, str]) -> Iterator[quire.Client]:
     with quire.Client(deployment[0]) as client:
         yield client

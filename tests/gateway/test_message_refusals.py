@@ -1,6 +1,5 @@
 """Refusals of tools, thinking and their blocks in messages, by the paths of the fields."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -10,13 +9,12 @@ import pytest
 from tests.gateway.reciter import MODEL, asking
 from tests.gateway.test_message_errors import error_of
 from tests.gateway.test_message_tools import FLAT, RAW, result, text, thinking, use
-from tests.patience import patient
 
 
 @pytest.fixture(scope="module")
-def http(reciter: tuple[str, str]) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=reciter[1], timeout=patient(60)) as client:
-        yield client
+def deployment(reciter: tuple[str, str]) -> tuple[str, str]:
+    """Addresses of the scheduler and of the gateway."""
+    return reciter
 
 
 def after_call(*content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -90,11 +88,8 @@ def test_what_is_not_supported_is_refused_by_name(http: httpx2.Client, extra: di
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
     ],
 )
-def test_tokens_are_not_counted_of_what_is_refused(reciter: tuple[str, str], refused: Any, named: str) -> None:
-    with (
-        anthropic.Anthropic(base_url=reciter[1], api_key="none", max_retries=0) as claude,
-        pytest.raises(anthropic.BadRequestError) as caught,
-    ):
+def test_tokens_are_not_counted_of_what_is_refused(claude: anthropic.Anthropic, refused: Any, named: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
         claude.messages.count_tokens(model=MODEL, messages=asking("?"), **refused)
     assert named in caught.value.message
 

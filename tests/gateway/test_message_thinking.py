@@ -1,6 +1,5 @@
 """Thinking of messages, by Anthropic's own client: how it is asked for, comes back, and is sent again."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -12,15 +11,9 @@ from tests.gateway.test_message_tools import CALL, ENABLED, GREEDY, blocks_of, p
 
 
 @pytest.fixture(scope="module")
-def claude(reciter: tuple[str, str]) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=reciter[1], api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def sdk(reciter: tuple[str, str]) -> Iterator[quire.Client]:
-    with quire.Client(reciter[0]) as client:
-        yield client
+def deployment(reciter: tuple[str, str]) -> tuple[str, str]:
+    """Addresses of the scheduler and of the gateway."""
+    return reciter
 
 
 def test_thinking_comes_back_shown_or_omitted_or_not_at_all(claude: anthropic.Anthropic) -> None:

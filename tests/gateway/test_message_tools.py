@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -13,7 +12,6 @@ import quire
 from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
 from tests.gateway.reciting_model import cue
 from tests.gateway.test_messages import events_of
-from tests.patience import patient
 
 SCHEMA: dict[str, Any] = TOOLS[0]["function"]["parameters"]
 FLAT: list[Any] = [{"name": "weather", "input_schema": SCHEMA}]
@@ -25,21 +23,9 @@ PARIS = json.loads(ARGUMENTS)
 
 
 @pytest.fixture(scope="module")
-def claude(reciter: tuple[str, str]) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=reciter[1], api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(reciter: tuple[str, str]) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=reciter[1], timeout=patient(60)) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def sdk(reciter: tuple[str, str]) -> Iterator[quire.Client]:
-    with quire.Client(reciter[0]) as client:
-        yield client
+def deployment(reciter: tuple[str, str]) -> tuple[str, str]:
+    """Addresses of the scheduler and of the gateway."""
+    return reciter
 
 
 def streamed(claude: anthropic.Anthropic, **fields: Any) -> anthropic.types.Message:

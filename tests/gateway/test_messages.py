@@ -1,12 +1,10 @@
 """`/v1/messages` by Anthropic's own client, compared with the SDK on the same deployment."""
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
 import httpx2
-import pytest
 from pydantic import BaseModel
 
 import quire
@@ -15,12 +13,6 @@ from tests.gateway.conftest import MODEL
 QUESTION: list[Any] = [{"role": "user", "content": "Who are you?"}]
 GREEDY: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "extra_body": {"temperature": 0}}
 RAW: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 40, "stop_sequences": ["e"]}
-
-
-@pytest.fixture(scope="module")
-def claude(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 def text_of(message: anthropic.types.Message) -> str:

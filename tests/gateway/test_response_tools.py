@@ -1,7 +1,6 @@
 """Tools and reasoning of `/v1/responses`: items, their events, and conversations that go on with results of calls."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -12,7 +11,6 @@ import quire
 from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
 from tests.gateway.reciting_model import cue
 from tests.gateway.test_response_streams import events_of, resumed
-from tests.patience import patient
 
 FLAT: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
 FISHY: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "fish"}}
@@ -22,21 +20,9 @@ PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 
 
 @pytest.fixture(scope="module")
-def api(reciter: tuple[str, str]) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{reciter[1]}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(reciter: tuple[str, str]) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=reciter[1], timeout=patient(60)) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def sdk(reciter: tuple[str, str]) -> Iterator[quire.Client]:
-    with quire.Client(reciter[0]) as client:
-        yield client
+def deployment(reciter: tuple[str, str]) -> tuple[str, str]:
+    """Addresses of the scheduler and of the gateway."""
+    return reciter
 
 
 def test_a_call_is_an_item_beside_reasoning_and_text(api: openai.OpenAI) -> None:

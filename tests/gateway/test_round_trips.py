@@ -1,6 +1,6 @@
 """Answers that come back as a part of the next request, in every form in which OpenAI's client has them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -17,9 +17,9 @@ class Number(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def api(reciter: tuple[str, str]) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{reciter[1]}/v1", api_key="none", max_retries=0) as client:
-        yield client
+def deployment(reciter: tuple[str, str]) -> tuple[str, str]:
+    """Addresses of the scheduler and of the gateway."""
+    return reciter
 
 
 def created(api: openai.OpenAI) -> Any:

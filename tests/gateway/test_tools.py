@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import quire
 from quire.cli.app import app
 from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
 from tests.gateway.reciting_model import cue
-from tests.patience import patient
 from tests.quire.spoken_answers import SPOKEN
 
 
@@ -24,24 +22,6 @@ from tests.quire.spoken_answers import SPOKEN
 def deployment(reciter: tuple[str, str]) -> tuple[str, str]:
     """Addresses of the scheduler and of the gateway."""
     return reciter
-
-
-@pytest.fixture(scope="module")
-def api(deployment: tuple[str, str]) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{deployment[1]}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def sdk(deployment: tuple[str, str]) -> Iterator[quire.Client]:
-    with quire.Client(deployment[0]) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(deployment: tuple[str, str]) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=deployment[1], timeout=patient(60)) as client:
-        yield client
 
 
 def test_the_server_tells_the_format_of_its_model(sdk: quire.Client) -> None:
