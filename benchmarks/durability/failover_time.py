@@ -21,7 +21,7 @@ from pathlib import Path
 import uvloop
 
 import quire
-from benchmarks.durability.recovery_time import TOKENIZER, free_address, write_journal
+from benchmarks.durability.recovery_time import TOKENIZER, write_journal
 from benchmarks.page_section import (
     SCHEDULER,
     Document,
@@ -36,7 +36,7 @@ from benchmarks.page_section import (
     number,
 )
 from benchmarks.report import RESULTS, table, write_result
-from benchmarks.services.processes import Process, describe_valkey, embedded_valkey, started
+from benchmarks.services.processes import Process, describe_valkey, embedded_valkey, free_port, started
 from benchmarks.services.simulated_worker import make_engine, make_runner, parse_arguments
 from scheduler_svc.journal.journal_entry import decode
 from scheduler_svc.journal.open_store import open_tail
@@ -175,7 +175,7 @@ async def fail_over(address: str, leader: Process, how: str, url: str, arguments
 
 def measure(how: str, arguments: argparse.Namespace) -> Round:
     """Run one round: fill a journal, start a leader on it and a standby, then kill or end the leader."""
-    addresses = [free_address(), free_address()]
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     worker_flags = ["--scheduler", ",".join(addresses), "--tokenizer", str(TOKENIZER), "--step-ms", "8"]
     simulated = parse_arguments(worker_flags)
     fingerprint = make_engine(simulated, make_runner(simulated)).description.model.fingerprint

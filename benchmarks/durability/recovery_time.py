@@ -9,7 +9,6 @@ made again. The process's own start, that is Python and its imports, is part of 
 
 import argparse
 import asyncio
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import uvloop
 import quire
 from benchmarks.page_section import SCHEDULER, Document, Headline, PageSection, Section, at_most, grid, number
 from benchmarks.report import RESULTS, ROOT, write_result
-from benchmarks.services.processes import describe_valkey, embedded_valkey, started
+from benchmarks.services.processes import describe_valkey, embedded_valkey, free_port, started
 from benchmarks.services.simulated_worker import make_engine, make_runner, parse_arguments
 from common.arrays import pack_int32, pack_int64
 from quire.v1 import inference_pb2 as pb
@@ -30,13 +29,6 @@ from scheduler_svc.journal.redis_store import RedisStore
 TOKENIZER = ROOT / "demo" / "model"
 BATCH = 256  # sequences of an entry of deltas
 BUDGET_S = 3.0
-
-
-def free_address() -> str:
-    """An address on which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def admission(number: int, num_prompt_tokens: int, fingerprint: str) -> journal_pb2.Admission:
@@ -92,7 +84,7 @@ async def first_new_token(address: str, position: int) -> float:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
-    address = free_address()
+    address = f"127.0.0.1:{free_port()}"
     worker_flags = ["--scheduler", address, "--tokenizer", str(TOKENIZER), "--step-ms", "8"]
     simulated = parse_arguments(worker_flags)
     fingerprint = make_engine(simulated, make_runner(simulated)).description.model.fingerprint

@@ -32,8 +32,8 @@ import uvloop
 from benchmarks.page_section import Document, Headline, PageSection, Section, at_least, grid
 from benchmarks.report import RESULTS, ROOT, table, write_result
 from benchmarks.services.http_load import HttpLoad, until_healthy
-from benchmarks.services.one_core import cpu_s, free_port, on_core
-from benchmarks.services.processes import Process, started
+from benchmarks.services.one_core import on_core
+from benchmarks.services.processes import Process, cpu_s, free_port, started
 from benchmarks.services.stub_scheduler import MODEL
 from quire import AsyncClient
 from quire.deployment import Deployment

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -50,8 +51,7 @@ class Process:
 
     def cpu_s(self) -> float:
         """CPU time of all its threads so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime
+        return cpu_s(self.pid)
 
     def wait_for(self, event: str, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
         """Wait for the next log line of this event. Raises ProcessError after the timeout, or if the process ends."""
@@ -85,6 +85,20 @@ class Process:
             if line.startswith("{"):
                 self._lines.put(json.loads(line))
         self._lines.put(None)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far, of all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime
+
+
+def free_port() -> int:
+    """A port on which nothing listens now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 @contextmanager
