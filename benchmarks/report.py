@@ -26,9 +26,11 @@ _PACKAGES = (
 
 
 def write_result(output: Path, benchmark: str, figures: dict[str, Any]) -> None:
-    """Writes the figures and all that is needed to judge or repeat them."""
+    """Writes the figures and all that is needed to judge or repeat them, in the place of a file that is there."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"benchmark": benchmark, **circumstances(), **figures}, indent=2) + "\n")
+    partial = output.with_suffix(".partial")
+    partial.write_text(json.dumps({"benchmark": benchmark, **circumstances(), **figures}, indent=2) + "\n")
+    os.replace(partial, output)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -9,7 +9,6 @@ are measured where it runs. Takes some minutes on two free cores.
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +34,7 @@ def main() -> None:
 
 
 def measure(only: Sequence[str], output: Path, *, is_quick: bool, num_processes: int) -> None:
-    """Answer the questions, and replace the file once all rows are there. Rows of other questions stay."""
+    """Answer the questions, and write the file once all rows are there. Rows of other questions stay."""
     before: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
     jobs = [job for question in only for job in jobs_of(question, is_quick=is_quick)]
     rows = run_jobs(jobs, num_processes)
@@ -55,9 +54,7 @@ def measure(only: Sequence[str], output: Path, *, is_quick: bool, num_processes:
         "made_by": {name: made_by[name] for name in QUESTIONS if name in figures},
         "figures": {name: figures[name] for name in QUESTIONS if name in figures},
     }
-    partial_file = output.with_suffix(".partial")
-    write_result(partial_file, "fleet", result)
-    os.replace(partial_file, output)
+    write_result(output, "fleet", result)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -8,7 +8,6 @@ Time is virtual, so nothing disturbs the figures and two runs give the same. Tak
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ def main() -> None:
 
 
 def measure(only: list[str], output: Path, *, is_quick: bool, num_processes: int) -> None:
-    """Run the jobs, and replace the file once all rows are there. Rows of other figures stay."""
+    """Run the jobs, and write the file once all rows are there. Rows of other figures stay."""
     scale = QUICK if is_quick else FULL
     before: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
     if before.get("is_quick") != is_quick:
@@ -59,9 +58,7 @@ def measure(only: list[str], output: Path, *, is_quick: bool, num_processes: int
         "made_by": before.get("made_by", {}) | dict.fromkeys(only, how),
         "figures": {name: rows[name] for name in FIGURES if name in rows},
     }
-    partial = output.with_suffix(".partial")
-    write_result(partial, "paper", result)
-    os.replace(partial, output)
+    write_result(output, "paper", result)
 
 
 def parse_arguments() -> argparse.Namespace:
