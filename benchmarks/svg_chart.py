@@ -4,8 +4,9 @@ It knows nothing of what it draws; the file needs no script, no font and no othe
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 760, 460
@@ -95,3 +96,12 @@ def _segment(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
+
+
+def write_plots(folder: Path, documents: Mapping[str, str]) -> None:
+    """Write SVG documents by name into a folder of their own, whose old ones are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    for name, document in documents.items():
+        (folder / f"{name}.svg").write_text(document)

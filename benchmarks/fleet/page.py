@@ -12,6 +12,7 @@ from benchmarks.fleet.sizing import ENOUGH, Sizing, sizings
 from benchmarks.page_section import commit_of, grid
 from benchmarks.paper.jobs import Row
 from benchmarks.report import RESULTS
+from benchmarks.svg_chart import write_plots
 from scheduler_svc.leadership.shard_watch import look_every_s
 
 PLOTS = "scaling"  # folder beside the page
@@ -21,12 +22,7 @@ FREE = 0.8  # part of a limit that a deployment should plan with
 
 def write_page(result: dict[str, Any], docs: Path) -> None:
     """Write the page, and the plots into a folder of their own, whose old plots are removed."""
-    folder = docs / PLOTS
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.svg"):
-        old.unlink()
-    for name, document in plots(result["figures"]).items():
-        (folder / f"{name}.svg").write_text(document)
+    write_plots(docs / PLOTS, plots(result["figures"]))
     (docs / "scaling.md").write_text("\n\n".join(_page(result)) + "\n")
 
 

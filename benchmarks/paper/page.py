@@ -9,6 +9,7 @@ from benchmarks.paper.published import DISAGREEMENTS
 from benchmarks.paper.tables import tables
 from benchmarks.paper.verdicts import Figures, Verdict, verdicts
 from benchmarks.report import markdown_table
+from benchmarks.svg_chart import write_plots
 
 PLOTS = "paper"  # folder beside the page
 
@@ -77,13 +78,8 @@ CAPTIONS = {
 
 def write_page(result: dict[str, Any], docs: Path) -> None:
     """Write the page, and the plots into a folder of their own, whose old plots are removed."""
-    folder = docs / PLOTS
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.svg"):
-        old.unlink()
     made = plots(result["figures"])
-    for name, document in made.items():
-        (folder / f"{name}.svg").write_text(document)
+    write_plots(docs / PLOTS, made)
     (docs / "paper.md").write_text("\n".join(_page(result, list(made))) + "\n")
 
 
