@@ -89,7 +89,6 @@ FIG16_TEXT = {80: 1.67, 341: 3.58}
 
 # Requests a second at 0.5 s/token, OPT-13B, conversations of ShareGPT; of Pow2 no figure was read.
 FIG17: dict[System, float] = {"oracle": 0.572, "max": 0.552, "quire": 0.853}
-FIG17_TEXT = 2.0
 
 # s/token by block size.
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

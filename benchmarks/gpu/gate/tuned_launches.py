@@ -10,7 +10,7 @@ from benchmarks.gpu.gate.decode_launches import decode_launch
 from benchmarks.gpu.gate.launch_config import LaunchConfig
 from benchmarks.gpu.gate.prefill_launches import prefill_launch
 from kernels.attention import prefill_attention
-from kernels.attention.device_family import FAMILIES, HOPPER, DeviceFamily
+from kernels.attention.device_family import FAMILIES, DeviceFamily
 from kernels.attention.prefill_config import PrefillConfig
 from kernels.attention.prefill_plan import WORK_FIELDS
 from kernels.attention.prefill_reference import PrefillPlan, PrefillRows, empty_partials
@@ -30,9 +30,7 @@ class Tiling(NamedTuple):
     num_stages: int
 
 
-def launch_with(
-    kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling, family: DeviceFamily = HOPPER
-) -> LaunchConfig:
+def launch_with(kernel: AttentionKernel, shape: AttentionShape, tiling: Tiling, family: DeviceFamily) -> LaunchConfig:
     """The launch of a kernel for a shape, with this tiling, on a family of devices."""
     base = _base_launch(kernel, shape)
     constants = {**base.constants, "TILE": tiling.tile}
@@ -40,7 +38,7 @@ def launch_with(
         constants["ROWS"] = tiling.rows
     elif kernel == "prefill":
         constants = dict(
-            prefill_attention.launch_constants(_prefill_plan(shape, tiling, family), soft_cap=False, with_lse=False)
+            prefill_attention.launch_constants(_prefill_plan(shape, tiling), soft_cap=False, with_lse=False)
         )
     numbers = "/".join(map(str, tiling))
     name = f"{kernel} {numbers} for {shape.group} x {shape.head_dim}, keys of {shape.kv_dtype.itemsize} bytes"
@@ -74,7 +72,7 @@ def _base_launch(kernel: AttentionKernel, shape: AttentionShape) -> LaunchConfig
             return prefix_launch(shape)
 
 
-def _prefill_plan(shape: AttentionShape, tiling: Tiling, family: DeviceFamily) -> PrefillPlan:
+def _prefill_plan(shape: AttentionShape, tiling: Tiling) -> PrefillPlan:
     config = PrefillConfig(**tiling._asdict())
     return PrefillPlan(
         rows=PrefillRows(torch.zeros(2), torch.zeros(1), torch.zeros(1, 1)),
