@@ -36,10 +36,6 @@ class TimerInTurns:
         """True if it was cancelled."""
         return self._turn.cancelled()
 
-    def when(self) -> float:
-        """Time on the loop's clock before which it does not call."""
-        return self._turn.when() + self._num_left * self._turn_s
-
     def _end_turn(self) -> None:
         if self._num_left:
             self._num_left -= 1

@@ -52,8 +52,7 @@ async def test_work_before_other_work_has_its_result_and_none_after_it() -> None
 async def test_a_timer_in_turns_calls_once_after_its_time() -> None:
     loop, calls_s = asyncio.get_running_loop(), list[float]()
     began_s = loop.time()
-    timer = TimerInTurns(0.2, lambda: calls_s.append(loop.time()))
-    assert timer.when() >= began_s + 0.2
+    TimerInTurns(0.2, lambda: calls_s.append(loop.time()))
     async with asyncio.timeout(patient(20)):
         while not calls_s:  # noqa: ASYNC110 - of a timer
             await asyncio.sleep(0.01)
