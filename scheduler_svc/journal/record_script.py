@@ -10,12 +10,14 @@ from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.redis_link import Packed, pack
 from scheduler_svc.journal.store import RECORD_OVERHEAD, Record, RecordLimits
 
-RECORDS_AT_ONCE = 16  # the store does no other command while a script runs
+# The store does no other command while a script runs.
+RECORDS_AT_ONCE = 16
+MOST_DROPPED = 256  # records by one script; where it has dropped so many, there may be more to drop
 
 # KEYS: record_bytes, record_bytes_of, record_ends, records_dropped. ARGV: the prefixes of records_of and of records;
 # now and the time to live, in microseconds; the bytes that all and that one tenant may have; then of each record its
 # request_id, tenant, end in Unix microseconds, payload, and 1 if it replaces another, else 0. Returns how many records
-# were dropped for want of room.
+# were dropped for want of room: with MOST_DROPPED, repeat it, which drops the rest where a limit was lowered by far.
 # A record that is there stays, unless one that replaces it comes: a write may come late, from a leader that was frozen
 # or over a stalled path, and must not undo a deletion that was acknowledged since.
 # Records take no more than what leaves a quarter of the server's memory free, where that is limited, whatever else it
@@ -70,6 +72,10 @@ local function drop_first(tenant)
   num_dropped = num_dropped + 1
 end
 
+local function may_drop()
+  return num_dropped < MOST_DROPPED
+end
+
 local function number_of(tenant)
   return redis.call('ZCARD', ledger .. tenant)
 end
@@ -95,19 +101,19 @@ for i = 7, #ARGV, 5 do
     local name = member(id, #payload)
     if redis.call('ZADD', ledger .. tenant, ended, name) == 1 then count(tenant, weight_of(name)) end
     note_first(tenant)
-    while tonumber(redis.call('ZSCORE', bytes_of, tenant) or 0) > tenant_most and number_of(tenant) > 1 do
-      drop_first(tenant)
-    end
-    while tonumber(redis.call('GET', bytes) or 0) > most do
-      local largest = redis.call('ZREVRANGE', bytes_of, 0, 0)[1]
-      if not largest then redis.call('DEL', bytes) break end
-      if number_of(largest) == 1 and redis.call('ZCARD', bytes_of) == 1 then break end
-      drop_first(largest)
-    end
+  end
+  while may_drop() and tonumber(redis.call('ZSCORE', bytes_of, tenant) or 0) > tenant_most and number_of(tenant) > 1 do
+    drop_first(tenant)
+  end
+  while may_drop() and tonumber(redis.call('GET', bytes) or 0) > most do
+    local largest = redis.call('ZREVRANGE', bytes_of, 0, 0)[1]
+    if not largest then redis.call('DEL', bytes) break end
+    if number_of(largest) == 1 and redis.call('ZCARD', bytes_of) == 1 then break end
+    drop_first(largest)
   end
 end
 return num_dropped
-""".replace(b"OVERHEAD", b"%d" % RECORD_OVERHEAD)
+""".replace(b"OVERHEAD", b"%d" % RECORD_OVERHEAD).replace(b"MOST_DROPPED", b"%d" % MOST_DROPPED)
 
 
 def putting(keys: Keys, records: Sequence[Record], limits: RecordLimits, now_unix_ns: int) -> Packed:

@@ -18,7 +18,7 @@ from scheduler_svc.journal.entry_pages import EntryPages, asking_first_id, entry
 from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.links import open_link
 from scheduler_svc.journal.record_reads import RecordReads
-from scheduler_svc.journal.record_script import RECORDS_AT_ONCE, putting
+from scheduler_svc.journal.record_script import MOST_DROPPED, RECORDS_AT_ONCE, putting
 from scheduler_svc.journal.redis_link import Packed, pack
 from scheduler_svc.journal.replica_wait import ReplicaWait
 from scheduler_svc.journal.store import (
@@ -190,9 +190,13 @@ class RedisStore:
         ]
         # A record that is there is not written again, but may be one that the replicas lack.
         always = [self._write_of_nothing] if self._record_replicas.wanted else []
+        num_dropped = 0
         async with self._records_lock:
-            replies = await self._replicate([*commands, *always])
-        return sum(replies[: len(commands)])
+            while commands:
+                replies = (await self._replicate([*commands, *always]))[: len(commands)]
+                num_dropped += sum(replies)
+                commands = [each for each, dropped in zip(commands, replies, strict=True) if dropped == MOST_DROPPED]
+        return num_dropped
 
     async def _replicate(self, commands: Sequence[Packed]) -> list[Any]:
         """Replies to these commands, the last of which writes, once the replicas have what the node has then."""

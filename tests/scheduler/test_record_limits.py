@@ -13,9 +13,12 @@ from scheduler_svc.journal.keys import Keys
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.open_store import open_store
 from scheduler_svc.journal.record_ledger import RecordLedger
+from scheduler_svc.journal.record_script import MOST_DROPPED
+from scheduler_svc.journal.redis_store import RedisStore
 from scheduler_svc.journal.store import RECORD_OVERHEAD, EntryId, Record, RecordLimits, Store
 from scheduler_svc.requests.recovery.journal_reading import recorded_request_ids
 from scheduler_svc.requests.recovery.journal_replay import JournalReplay
+from tests.patience import patient
 from tests.scheduler.journal_setup import redis_store, until
 from tests.scheduler.serving_site import counting, running_site
 from tests.scheduler.test_journal_records import AwayStore, running_records
@@ -155,6 +158,24 @@ async def test_a_request_that_ended_by_a_clock_ahead_ended_now() -> None:
             records.put(request_id, PAYLOAD, tenant="one", ended_unix_ns=ended_unix_ns)
             await until(lambda: records.num_pending == 0)
     assert await store.known_records(["a0", "a1"]) == {"a1"}
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+@pytest.mark.parametrize("of_one_tenant", [1000, 2])
+async def test_a_lower_limit_is_reached_in_many_short_scripts(
+    valkey: ValkeyProcess, of_one_tenant: int, replicas: int
+) -> None:
+    """Regression: one script dropped a hundred thousand records, and the store took no entry for seconds."""
+    store = RedisStore(valkey.url, timeout_s=patient(20), replicas=replicas)
+    many = [record(f"{i:04}", ended_s=i) for i in range(4 * MOST_DROPPED)]
+    await store.put_records(many, limits(all_records=10_000, of_one_tenant=10_000))
+    num_calls = valkey.num_calls("eval")
+    late = [record(f"n{i}", ended_s=10_000 + i) for i in range(2)]
+    num_dropped = await store.put_records(late, limits(all_records=2, of_one_tenant=of_one_tenant))
+    assert num_dropped == len(many)
+    assert valkey.num_calls("eval") - num_calls > len(many) // MOST_DROPPED
+    assert await kept(store, [*many, *late]) == ["n0", "n1"]
+    await store.close()
 
 
 async def test_the_accounts_in_the_store_end_with_the_records(valkey: ValkeyProcess) -> None:
