@@ -57,6 +57,7 @@ class HotJournal:
         """Take a tail of its own, and the store with the records of ended requests."""
         self.replay = JournalReplay()
         self.last = JOURNAL_START
+        self.has_caught_up = asyncio.Event()  # set while all was read that was there at the last look
         self.has_ended = asyncio.Event()  # set whenever `ended_epoch` is
         self.ended_epoch = 0  # of a leader that handed over, while no other has begun
         self.ended_leader_id = ""  # of the same leader
@@ -87,6 +88,7 @@ class HotJournal:
                     self._begin_again()
                     continue
                 self._apply_page(page)
+                self._track_lag(has_caught_up=len(page) < page_size)
                 if newest is None or (self.replay.is_cut_short and not self.replay.is_settled):
                     await self._track_forgotten()  # the next leader may not know it, nor the one that is restating
                 else:
@@ -97,6 +99,7 @@ class HotJournal:
                 if not is_late:
                     log.warning("journal not followed for now", reason=error.message, last=str(self.last))
                 page_size, is_late = max(page_size // 2, 1), True  # it may be the page that takes too long
+                self._track_lag(has_caught_up=False)
                 await asyncio.sleep(_RETRY_S)
             except JournalDamagedError as error:
                 log.error("journal not followed any more", reason=str(error))
@@ -219,6 +222,13 @@ class HotJournal:
         self._ended_s.clear()
         self._epochs.clear()
         self.forgotten_since_s = None
+        self.has_caught_up.clear()
+
+    def _track_lag(self, *, has_caught_up: bool) -> None:
+        if has_caught_up:
+            self.has_caught_up.set()
+        else:
+            self.has_caught_up.clear()
 
     def _apply_page(self, page: Sequence[StoredEntry]) -> None:
         for stored in page:

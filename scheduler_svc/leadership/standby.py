@@ -165,12 +165,19 @@ class Standby:
         self._on_leader(leader.address if leader is not None else None)
 
     async def _announce(self) -> None:
-        """Announce this standby, until cancelled."""
+        """Announce this standby while it is of use, until cancelled.
+
+        A leader hands over to whom it sees here, and every stream would wait for one that still reads the journal.
+        Where nobody leads, other schedulers shall see that one comes.
+        """
         present_ms = _PRESENT_LEASES * self._lease_ms
         while True:
-            with suppress(StoreUnavailableError):  # it is repeated, and the look at the lease logs the failure
-                await self._leases.announce(self._lease.address, present_ms)
-            await asyncio.sleep(present_ms / 1000 / _ANNOUNCEMENTS)
+            if self._journal.has_caught_up.is_set() or (self._leader is None and not self._is_new):
+                with suppress(StoreUnavailableError):  # it is repeated, and the look at the lease logs the failure
+                    await self._leases.announce(self._lease.address, present_ms)
+                await asyncio.sleep(present_ms / 1000 / _ANNOUNCEMENTS)
+            else:
+                await is_set_within(self._journal.has_caught_up, self._lease_ms / 1000 / _LOOKS)
 
     async def _withdraw(self) -> None:
         with suppress(StoreUnavailableError):  # the announcement ends soon

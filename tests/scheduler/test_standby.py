@@ -30,6 +30,7 @@ from tests.scheduler.renewed_leases import RenewedLeases, ReturningLeases
 from tests.valkey import ValkeyProcess
 
 LEASE_MS = 400
+LONG_MS = 60_000
 TTL_S = 60
 US = Lease("us", "us:1")
 LEADER = Lease("leader", "leader:1", 1)
@@ -209,6 +210,12 @@ async def standing_by(
         await hot.close()
 
 
+async def until_announced(leases: RedisLeases) -> None:
+    async with asyncio.timeout(patient(20)):
+        while await leases.standbys(10 * LONG_MS) != [US.address]:  # noqa: ASYNC110 - the store is what is looked at
+            await asyncio.sleep(0.01)
+
+
 async def test_the_first_leads_after_a_lease_in_which_nobody_came(valkey: ValkeyProcess, leases: RedisLeases) -> None:
     async with redis_store(valkey.url) as store, standing_by(valkey, leases, store) as (waiting, leaders):
         begun_s = time.monotonic()
@@ -231,10 +238,62 @@ async def test_a_standby_waits_while_the_lease_is_renewed_and_leads_when_it_ends
             num_looks = valkey.num_calls("PTTL")
             await until(lambda: valkey.num_calls("PTTL") > num_looks + 2)
             assert not waiting.done()
-            assert await leases.standbys(60_000) == [US.address]
+            await until_announced(leases)
             assert await leases.hold(LEADER, 1) is None
             await asyncio.wait_for(waiting, patient(20))
             assert leaders == [LEADER.address, None]
+
+
+class HeldTail(RedisTail):
+    """Tail of a journal that takes long to read: it gets no further than `may_read` allows."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.may_read = asyncio.Event()
+
+    async def read_after(self, last: EntryId, limit: int) -> Sequence[StoredEntry]:
+        await self.may_read.wait()
+        return await super().read_after(last, limit)
+
+
+@asynccontextmanager
+async def standing_by_held(
+    valkey: ValkeyProcess, leases: RedisLeases, store: RedisStore
+) -> AsyncIterator[tuple[HeldTail, Standby]]:
+    """A standby that cannot read the journal yet."""
+    tail = HeldTail(valkey.url)
+    hot = HotJournal(tail, store, record_ttl_s=TTL_S)
+    standby = Standby(leases, US, hot, lease_ms=LONG_MS, on_leader=lambda leader: None)
+    task = asyncio.create_task(standby.wait())
+    try:
+        yield tail, standby
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await hot.close()
+
+
+async def test_a_leader_hears_of_a_standby_once_that_has_read_the_journal(
+    valkey: ValkeyProcess, leases: RedisLeases
+) -> None:
+    """Regression: it handed over at once, and every stream stood still until the journal was read."""
+    await leases.hold(LEADER, LONG_MS)
+    async with redis_store(valkey.url) as store, running_journal(store) as journal:
+        await journal.admit(admission(1))
+        async with standing_by_held(valkey, leases, store) as (tail, standby):
+            await until(lambda: standby.seen_leaders.has_any)
+            await asyncio.sleep(0.05)  # it would have been announced by then
+            assert await leases.standbys(10 * LONG_MS) == []
+            tail.may_read.set()
+            await until_announced(leases)
+
+
+async def test_a_standby_that_has_not_read_the_journal_announces_itself_where_nobody_leads(
+    valkey: ValkeyProcess, leases: RedisLeases
+) -> None:
+    """So that no other scheduler comes for the same shard."""
+    async with redis_store(valkey.url) as store, standing_by_held(valkey, leases, store):
+        await until_announced(leases)
 
 
 async def test_the_journal_is_asked_anew_when_another_leads_though_an_answer_was_lost(
