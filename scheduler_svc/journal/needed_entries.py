@@ -23,7 +23,8 @@ class _Needed:
     entry_id: EntryId
     restate: Restate
     num_entries: int  # that had been written up to its own
-    num_bytes: int
+    num_bytes: int  # likewise
+    restated_bytes: int = 0  # that it took when it was restated last
 
 
 class NeededEntries:
@@ -79,26 +80,31 @@ class NeededEntries:
         self._num_entries += 1
         self._num_bytes += num_bytes
         for key in keys:
-            restate = self._coming.pop(key, None)
+            restate, restated_bytes = self._coming.pop(key, None), 0
             if restate is None:
                 known = self._durable.pop(key, None)
                 if known is None:  # forgotten meanwhile
                     continue
-                restate = known.restate
-            self._durable[key] = _Needed(entry_id, restate, self._num_entries, self._num_bytes)
+                restate, restated_bytes = known.restate, known.restated_bytes
+            self._durable[key] = _Needed(entry_id, restate, self._num_entries, self._num_bytes, restated_bytes)
 
     def restate_due(self, entry: pb.JournalEntry) -> list[Hashable]:
-        """Restate the keys that keep the journal from being trimmed, a few at a time. Returns these keys."""
+        """Restate the keys that keep the journal from being trimmed, a few at a time. Returns these keys.
+
+        A long one, which takes as long to restate, is due only behind about as many bytes of news as it took last time.
+        """
         due: list[Hashable] = []
+        num_before = 0  # bytes of the entry
         for key, each in self._durable.items():
-            is_due = (
-                self._num_entries - each.num_entries >= self._restate_entries
-                or self._num_bytes - each.num_bytes >= self._restate_bytes
-            )
-            if not is_due or len(due) == _RESTATED_AT_ONCE or (due and entry.ByteSize() >= _RESTATED_BYTES):
+            num_bytes = self._num_bytes - each.num_bytes
+            is_due = num_bytes >= self._restate_bytes or self._num_entries - each.num_entries >= self._restate_entries
+            is_worth = num_bytes + _RESTATED_BYTES >= each.restated_bytes
+            if not is_due or not is_worth or len(due) == _RESTATED_AT_ONCE or num_before >= _RESTATED_BYTES:
                 break
             due.append(key)
             each.restate(entry)
+            num_after = entry.ByteSize()
+            each.restated_bytes, num_before = num_after - num_before, num_after
         self.num_restated += len(due)
         return due
 

@@ -122,3 +122,21 @@ def test_what_is_long_is_restated_in_several_entries() -> None:
     assert needed.restate_due(entry) == [0, 1]
     assert entry.ByteSize() == 256 << 10
     assert needed.num_restated == 2
+
+
+def test_what_is_long_is_restated_behind_as_much_news_as_it_takes_itself() -> None:
+    """Regression: a paused request of 42 MB was restated every 4,096 entries, for which all others stood still 3 s."""
+    needed = NeededEntries(restate_entries=2, restate_bytes=1 << 30)
+    needed.keep_entry("long", EntryId(1, 1), restating_pin((1 << 20) - 8))
+    needed.keep_entry("next", EntryId(1, 2), restating_pin(8))
+    for seq in (3, 4):
+        needed.record_written([], EntryId(1, seq), 10)
+    assert needed.restate_due(pb.JournalEntry()) == ["long"]  # how long it is, is not known before
+    needed.record_written(["long"], EntryId(1, 5), 10)
+    for seq in range(6, 100):
+        due = needed.restate_due(pb.JournalEntry())
+        assert due in ([], ["next"])
+        needed.record_written(due, EntryId(1, seq), 10)
+    assert needed.oldest == EntryId(1, 5)
+    needed.record_written([], EntryId(1, 100), 1 << 20)
+    assert needed.restate_due(pb.JournalEntry())[0] == "long"
