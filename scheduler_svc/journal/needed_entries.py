@@ -16,6 +16,7 @@ Restate = Callable[[pb.JournalEntry], None]
 
 _RESTATED_AT_ONCE = 4
 _RESTATED_BYTES = 256 << 10  # in one entry, unless a single key takes more
+_LONG_BYTES = 16 << 20  # in one entry after a loss, unless a single key takes more
 
 
 @dataclass(slots=True)
@@ -110,13 +111,17 @@ class NeededEntries:
 
     def restate_all(self) -> Iterator[tuple[pb.JournalEntry, list[Hashable]]]:
         """Restate every durable key, in entries of bounded size; yields each with its keys."""
-        entry, keys = pb.JournalEntry(), list[Hashable]()
+        entry, keys, num_bytes = pb.JournalEntry(), list[Hashable](), 0
         for key, each in list(self._durable.items()):
-            each.restate(entry)
+            restated = pb.JournalEntry()
+            each.restate(restated)
+            entry.MergeFrom(restated)
             keys.append(key)
-            if len(keys) % _RESTATED_AT_ONCE == 0 and entry.ByteSize() >= _RESTATED_BYTES:
+            each.restated_bytes = restated.ByteSize()  # that of the entry, again and again, would take long
+            num_bytes += each.restated_bytes
+            if num_bytes >= (_RESTATED_BYTES if len(keys) % _RESTATED_AT_ONCE == 0 else _LONG_BYTES):
                 yield entry, keys
-                entry, keys = pb.JournalEntry(), []
+                entry, keys, num_bytes = pb.JournalEntry(), [], 0
         if keys:
             yield entry, keys
 

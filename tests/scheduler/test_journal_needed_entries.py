@@ -106,7 +106,7 @@ def restating_pin(token_bytes: int) -> Restate:
 
 
 def test_what_is_long_is_restated_in_several_entries() -> None:
-    """Up to 256 KiB in one, except that after a loss at least four come together."""
+    """Up to 256 KiB in one, except that after a loss at least four come together, unless they take 16 MiB."""
     needed = NeededEntries(restate_entries=1, restate_bytes=1 << 30)
     for key in range(9):
         needed.keep_entry(key, EntryId(1, key), restating_pin((64 << 10) - 8))
@@ -122,6 +122,8 @@ def test_what_is_long_is_restated_in_several_entries() -> None:
     assert needed.restate_due(entry) == [0, 1]
     assert entry.ByteSize() == 256 << 10
     assert needed.num_restated == 2
+    needed.restate_by(1, restating_pin(16 << 20))
+    assert [keys for _, keys in needed.restate_all()] == [[0, 1], [2, 3, 4, 5], [6, 7, 8]]
 
 
 def test_what_is_long_is_restated_behind_as_much_news_as_it_takes_itself() -> None:
