@@ -925,6 +925,7 @@ class OutputParams(_message.Message):
     logprobs: _builtins.int
     """logprobs asks for the log-probability of each output token and of this many most likely ones, at most 20;
     0 returns the sampled token's alone. They are of the model's own distribution, before any sampling parameter.
+    Those of all sequences of a request are kept together, so max_tokens is bounded: at 20 with n = 128 to 11,397.
     """
     prompt_logprobs: _builtins.int
     """prompt_logprobs asks the same for each prompt token but the first. It turns the prefix cache off for the request.

@@ -456,6 +456,40 @@ def test_where_pins_hold_memory_the_refusal_says_so(n: int) -> None:
         settle_length(params, 100, LIMITS, 120, num_pinned_blocks=7)
 
 
+@pytest.mark.parametrize(
+    ("wide", "num_top", "most"),
+    [
+        ({"sampling": pb.SamplingParams(n=128)}, 20, 11_397),
+        ({"sampling": pb.SamplingParams(n=128)}, 0, 87_381),
+        ({"beam": pb.BeamParams(beam_width=64)}, 20, 11_397),
+        ({"sampling": pb.SamplingParams(n=16)}, 20, 91_180),
+    ],
+)
+def test_the_log_probabilities_of_an_output_fit_into_one_entry_of_the_journal(
+    wide: dict[str, Any], num_top: int, most: int
+) -> None:
+    """Regression: a restatement above 512 MiB was refused by the store for ever, and its whole journal stood still."""
+    limits = replace(LIMITS, max_model_len=1_000_000, vocab_size=200_000)
+    asked = {**wide, "output": pb.OutputParams(logprobs=num_top)}
+    fit = 1_000_000
+    assert settle_length(settled(request_of(**asked), limits), 100, limits, fit) == most
+    assert settle_length(settled(request_of(**wide), limits), 100, limits, fit) == fit - 100
+    for field in ("max_tokens", "min_tokens"):
+        bounded = settled(request_of(**asked, stopping=pb.StoppingParams(**{field: most})), limits)
+        assert settle_length(bounded, 100, limits, fit) == most
+        beyond = settled(request_of(**asked, stopping=pb.StoppingParams(**{field: most + 1})), limits)
+        with pytest.raises(InvalidRequestError, match=f"output.logprobs: is {num_top} .* of at most {most:,}"):
+            settle_length(beyond, 100, limits, fit)
+
+
+def test_samples_that_are_ranked_by_their_log_probabilities_are_bounded_as_if_these_were_asked_for() -> None:
+    limits = replace(LIMITS, max_model_len=1_000_000)
+    stopping = pb.StoppingParams(max_tokens=87_382)
+    params = settled(request_of(sampling=pb.SamplingParams(n=1, best_of=128), stopping=stopping), limits)
+    with pytest.raises(InvalidRequestError, match=r"sampling.best_of: is 128, which are ranked .* of at most 87,381"):
+        settle_length(params, 100, limits, 1_000_000)
+
+
 def test_the_digest_is_of_the_body_and_not_of_id_and_timeout() -> None:
     body = request_of(sampling=pb.SamplingParams(logit_bias={64 * i: i / 8 for i in range(64)}), tenant="t")
     again = request_of(sampling=pb.SamplingParams(logit_bias={64 * i: i / 8 for i in reversed(range(64))}), tenant="t")

@@ -83,9 +83,14 @@ def check_detokenize(request: pb.DetokenizeRequest, limits: ModelLimits) -> None
     violations.raise_if_any()
 
 
+def logprob_bytes(num_top: int) -> int:
+    """Bytes on the wire, at most, of the log-probabilities of one token and of so many likely ones beside it."""
+    return _LOGPROB_BYTES + _TOP_BYTES * num_top
+
+
 def check_prompt_logprobs(num_tokens: int, num_top: int) -> None:
     """Raise InvalidRequestError if the prompt's log-probabilities, `num_top` tokens each, fit into no message."""
-    most = _MOST_LOGPROB_BYTES // (_LOGPROB_BYTES + _TOP_BYTES * num_top)
+    most = _MOST_LOGPROB_BYTES // logprob_bytes(num_top)
     if num_tokens > most:
         raise refusal_of(
             "output.prompt_logprobs",

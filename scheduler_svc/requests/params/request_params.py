@@ -16,7 +16,7 @@ from common.violations import refusal_of
 from quire.errors import CONTEXT_LENGTH_EXCEEDED, OverloadedError
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.beam_search import BeamSearchParams
-from scheduler_svc.requests.params.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits, context_of
+from scheduler_svc.requests.params.prompt_checks import SERVE_WITH_MORE_MEMORY, ModelLimits, context_of, logprob_bytes
 from scheduler_svc.requests.params.request_checks import MOST_PRIORITY, check_request, suppressed_token_ids
 from scheduler_svc.requests.params.structured_output import grammar_of
 
@@ -26,6 +26,9 @@ EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
     pb.EARLY_STOPPING_TRUE: True,
     pb.EARLY_STOPPING_NEVER: "never",
 }
+# Log-probabilities of a request's whole output stand in one entry of the journal when it is restated. Redis takes no
+# value above 512 MiB: the entry would be tried for ever, and every request of the journal wait behind it.
+_MOST_LOGPROB_BYTES = 256 * 1024 * 1024
 _PINNED_RETRY_S = 5.0  # when a client unpins is not known
 _NO_TOKENS: frozenset[int] = frozenset()  # one for all requests
 
@@ -238,7 +241,25 @@ def settle_length(
             behind = f"is {wanted:,} behind a prompt of {num_prompt_tokens:,} tokens"
             fewer = f"give at most {room:,}"
             raise refusal_of(f"stopping.{field}", f"{behind}; {have}: {fewer}{remedy}", CONTEXT_LENGTH_EXCEEDED)
-    return params.max_tokens or room
+    most = _most_tokens_with_logprobs(params, limits.max_model_len)
+    if (wanted := max(params.max_tokens or 1, params.min_tokens)) > most:
+        fewer = f"more than can be kept: lower it, or give max_tokens of at most {most:,}"
+        if params.sampling.num_logprobs is None:
+            ranked = f"is {num_sequences}, which are ranked by the log-probabilities of {wanted:,} tokens each"
+            raise refusal_of(which, f"{ranked}, {fewer}")
+        asked = f"is {params.sampling.num_logprobs} for {num_sequences} sequences of {wanted:,} tokens each"
+        raise refusal_of("output.logprobs", f"{asked}, {fewer}")
+    return params.max_tokens or min(room, most)
+
+
+def _most_tokens_with_logprobs(params: ValidatedParams, most: int) -> int:
+    """Longest output, of at most `most` tokens, whose log-probabilities fit into one entry of the journal."""
+    num_top = params.sequence_sampling(0).num_logprobs
+    if num_top is None:
+        return most
+    # Of a beam search the candidates of each step are kept, up to two for each beam.
+    num_rows = params.num_sequences if params.beam is None else 2 * params.num_sequences
+    return min(most, _MOST_LOGPROB_BYTES // (num_rows * logprob_bytes(num_top)))
 
 
 def request_digest(request: pb.GenerateRequest) -> bytes:
