@@ -32,7 +32,6 @@ from scheduler_svc.requests.live.live_request import LiveRequest, RequestTimes
 from scheduler_svc.requests.live.new_request import new_live_request
 from scheduler_svc.requests.live.output_stream import OutputStream
 from scheduler_svc.requests.live.readers import Readers
-from scheduler_svc.requests.live.request_record import stream_of_record
 from scheduler_svc.requests.params.grammar_check import GrammarCheck
 from scheduler_svc.requests.params.prompt_checks import check_prompt_logprobs
 from scheduler_svc.requests.params.prompt_tokenizer import PromptTokenizer, prompt_of
@@ -214,7 +213,7 @@ class Admission:
         self._check_store()
         if request.request_id and (record := await self._record_in_time(request.request_id)) is not None:
             _check_record(request.request_id, record, digest)
-            return stream_of_record(record)
+            return self._control.recorded.output_of(record)
         self._check_open()
         if self._shard_rule is not None:
             self._shard_rule.check_new(params.request_id, shards_version)

@@ -16,7 +16,7 @@ from scheduler_svc.journal.store import FencedError
 from scheduler_svc.requests.live.engine import Engine
 from scheduler_svc.requests.live.live_request import LiveRequest
 from scheduler_svc.requests.live.output_stream import OutputStream
-from scheduler_svc.requests.live.request_record import deleted_record, parsed_record, stream_of_record
+from scheduler_svc.requests.live.request_record import RecordedOutputs, deleted_record, parsed_record
 from scheduler_svc.requests.queue_limits import AdmissionLimits, check_pause
 from scheduler_svc.requests.recovery.recovery import Recovery
 from scheduler_svc.requests.shard_rule import ShardRule
@@ -34,7 +34,10 @@ class Submission(NamedTuple):
 
 
 class RequestControl:
-    """One per process. `submissions`, by request_id, are on their way in: `Admission` adds and removes them."""
+    """One per process. `submissions`, by request_id, are on their way in: `Admission` adds and removes them.
+
+    `recorded`: outputs of records, for readers.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class RequestControl:
     ) -> None:
         """`timeout_s`: longest wait for the journal to acknowledge a change. `shard_rule`: None: there is one shard."""
         self.submissions: dict[str, Submission] = {}
+        self.recorded = RecordedOutputs()
         self._engine = engine
         self._recovery = recovery
         self._limits = limits
@@ -69,7 +73,7 @@ class RequestControl:
         live = await self._live(request_id)
         if live is not None:
             return live.stream
-        return stream_of_record(await self._found_record(request_id))
+        return self.recorded.output_of(await self._found_record(request_id))
 
     async def attach(self, request_id: str, from_positions: Sequence[int] = ()) -> tuple[OutputStream, pb.Accepted]:
         """Output as of `find`, and the first message for its reader.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from weakref import ref
 
 import grpc
 import pytest
@@ -103,3 +104,17 @@ async def test_an_attachment_ends_with_the_error_of_its_request(site: Site) -> N
     assert await code_of(attached(site, "r", [])) is grpc.StatusCode.CANCELLED
     worker.may_answer.set()
     await site.idle()
+
+
+async def test_readers_of_one_record_share_its_output_which_goes_with_the_last_of_them(site: Site) -> None:
+    """Regression: each attachment had its own, nine times as large as the record."""
+    await site.add_worker()
+    await site.run(counting(10, NUM_TOKENS, "r"))
+    await until(lambda: not site.records.num_pending)
+    output, _ = await site.control.attach("r")
+    again, _ = await site.admission.submit(counting(10, NUM_TOKENS, "r"), None)
+    assert again is output and await site.control.find("r") is output
+    kept = ref(output)
+    del output, again
+    await until(lambda: kept() is None)
+    assert (await site.control.find("r")).finished is not None

@@ -66,7 +66,7 @@ class SampleStream:
         return self.text_log.released_ends[position - 1] if position else 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class OutputStream:
     """Output of one request. Only the engine writes it.
 
