@@ -53,7 +53,10 @@ class Credentials:
         root = _given(tls_root, TLS_ROOT)
         cert, private = _given(tls_client_cert, TLS_CLIENT_CERT), _given(tls_client_key, TLS_CLIENT_KEY)
         if bool(cert) != bool(private) or (cert and not root):
-            raise ValueError(f"{TLS_CLIENT_CERT}, {TLS_CLIENT_KEY} and {TLS_ROOT} belong together: give all three")
+            variables = f"{TLS_CLIENT_CERT}, {TLS_CLIENT_KEY} and {TLS_ROOT}"
+            raise ValueError(
+                f"tls_client_cert, tls_client_key and tls_root (or {variables}) belong together: give all three"
+            )
         self.metadata: Metadata = (("authorization", SCHEME + key),) if key else ()
         self._tls: RenewedFiles[grpc.ChannelCredentials] | None = None
         if root:

@@ -303,6 +303,7 @@ if child:
         ("api_key", "secret\n", ValueError),  # as a file has it; gRPC sends none, and every call waited for ever
         ("api_key", "sécret", ValueError),
         ("api_key", b"secret", TypeError),
+        ("tls_client_cert", "/no/such/file", ValueError),  # without its key
     ],
 )
 def test_an_impossible_option_is_refused_by_name(option: str, value: object, error: type[Exception]) -> None:
