@@ -108,7 +108,7 @@ def from_quire(error: QuireError, names: Mapping[str, str], request_id: str | No
         error = QuireError(_KEY_REFUSED)
     if isinstance(error, InvalidRequestError):
         error = error.renamed(
-            lambda path: _renamed(path.removeprefix("chat."), names),  # tokenizing nests a chat
+            lambda path: _renamed(path, names),
             lambda description: _BOUND.sub(lambda found: names.get(found[0], found[0]), description),
         )
         param = error.violations[0].field if error.violations else None

@@ -280,21 +280,18 @@ class AsyncClient:
 
         A `Chat` says itself how it ends.
         """
-        prompt: str | pb.ChatPrompt
-        if isinstance(text, str):
-            prompt = text
-        elif isinstance(text, Chat):
-            prompt = chat_to_pb(text)
-        else:
-            prompt = chat_to_pb(
-                Chat(
-                    messages=text,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                )
+        if not isinstance(text, str | Chat):
+            text = Chat(
+                messages=text,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
             )
-        connection = await self._deployed().any()
-        answer = await connection.call(connection.inference.Tokenize, tokenize_to_pb(prompt, add_special_tokens))
+        try:
+            request = tokenize_to_pb(text, add_special_tokens)
+            connection = await self._deployed().any()
+            answer = await connection.call(connection.inference.Tokenize, request)
+        except InvalidRequestError as error:
+            raise in_keywords(error, "text") from error
         return Tokens(tuple(answer.token_ids), tuple(answer.tokens))
 
     async def detokenize(self, token_ids: Sequence[int], *, keep_special_tokens: bool = False) -> str:

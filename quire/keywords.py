@@ -13,7 +13,7 @@ _KEYWORDS = {"timeout_ms": "timeout_s", "from_positions": "from_position"}  # fi
 
 
 def keyword_of(path: str, prompt: str | None = None) -> str:
-    """The keyword that sets the field; `prompt` is "prompt" or "prefix", None if the call has neither."""
+    """The keyword that sets the field; `prompt` is "prompt", "prefix" or "text", None if the call has none of them."""
     bare = _GROUPS.sub("", path)
     if prompt is not None and not path.startswith("output."):
         bare = _PROMPTS.sub(lambda found: _prompt_keyword(found[1], prompt), bare)
@@ -29,4 +29,4 @@ def in_keywords(error: InvalidRequestError, prompt: str | None = None) -> Invali
 
 def _prompt_keyword(form: str, prompt: str) -> str:
     """The keyword of a prompt: a conversation has its own, except as a prefix."""
-    return "messages" if form.startswith("chat") and prompt == "prompt" else prompt
+    return "messages" if form.startswith("chat") and prompt != "prefix" else prompt

@@ -67,13 +67,13 @@ def request_to_pb(prompt: "str | Sequence[int] | pb.ChatPrompt", params: Request
     return message
 
 
-def tokenize_to_pb(text: "str | pb.ChatPrompt", add_special_tokens: bool) -> pb.TokenizeRequest:
+def tokenize_to_pb(text: str | Chat, add_special_tokens: bool) -> pb.TokenizeRequest:
     """Encodes a text or conversation to tokenise."""
-    message = pb.TokenizeRequest(add_special_tokens=add_special_tokens)
+    message = encode(pb.TokenizeRequest, add_special_tokens=add_special_tokens)
     if isinstance(text, str):
         set_field(message, "", "text", text)
     else:
-        message.chat.CopyFrom(text)
+        message.chat.CopyFrom(chat_to_pb(text))
     return message
 
 

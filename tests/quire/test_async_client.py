@@ -205,6 +205,36 @@ async def test_calls_of_a_message_are_dicts_or_tool_calls_wherever_they_stand(
                 await client.chat([wrong])
 
 
+class RefusingTokenizer(ScriptedServer):
+    """Server that refuses what is tokenised, by the paths of its fields on the wire."""
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        field = "text" if request.WhichOneof("input") == "text" else "chat.messages[0].role"
+        raise quire.InvalidRequestError.of([quire.FieldViolation(field, "is refused")])
+
+
+async def test_what_is_tokenised_is_refused_by_its_keyword() -> None:
+    """Regression: the server's words named fields of the wire, and the client's a prompt."""
+    server = RefusingTokenizer()
+    await server.start()
+    try:
+        async with quire.AsyncClient(server.address) as client:
+            for text, told in (
+                ("Hi", "^text: is refused"),
+                ([quire.ChatMessage("user", "Hi")], r"^messages\[0\]\.role: is refused"),
+                ("\udcff", "^text: has characters that UTF-8 cannot encode"),
+                ([quire.ChatMessage("user", "\udcff")], r"^messages\[0\]\.content: has characters"),
+            ):
+                with pytest.raises(quire.InvalidRequestError, match=told):
+                    await client.tokenize(text)
+            with pytest.raises(
+                quire.InvalidRequestError, match=r"^add_special_tokens: cannot be 'no': give True or False"
+            ):
+                await client.tokenize("Hi", add_special_tokens="no")  # type: ignore[arg-type]
+    finally:
+        await server.stop()
+
+
 async def test_bytes_are_no_prompt_and_a_number_no_conversation(client: quire.AsyncClient) -> None:
     with pytest.raises(TypeError, match="not bytes"):
         await client.generate(b"hello")
