@@ -232,7 +232,10 @@ class AsyncClient:
         return state_from_pb(answer.state)
 
     async def get(self, request_id: str) -> RequestRecord:
-        """State and output so far of a request, also after its end until its record expires."""
+        """State and output so far of a request, also after its end until its record expires.
+
+        Raises NotFoundError, FailedPreconditionError if that is more than a message holds: read it by `attach`.
+        """
         request = encode(pb.GetRequestRequest, request_id=request_id)
         answer = await self._deployed().of_request(request_id, lambda at: at.call(at.inference.GetRequest, request))
         return record_from_pb(answer)
@@ -240,7 +243,8 @@ class AsyncClient:
     async def delete_record(self, request_id: str) -> None:
         """Deletes the record of an ended request; its id stays taken until the record would have expired.
 
-        Raises NotFoundError, FailedPreconditionError if the request has not ended.
+        Raises NotFoundError, also where the connection broke and it was deleted before the call was repeated,
+        FailedPreconditionError if the request has not ended.
         """
         request = encode(pb.DeleteRecordRequest, request_id=request_id)
         await self._deployed().of_request(request_id, lambda at: at.call(at.inference.DeleteRecord, request))
