@@ -323,7 +323,7 @@ class Session:
         entry.was_sent = True
         entry.silence.record_request(self._loop.time())
         request = entry.request
-        if request.accepted is None and entry.submission is not None and not entry.is_cancelled:
+        if entry.submission is not None and not entry.is_cancelled:
             submit = pb.SessionRequest(handle=handle, submit=entry.submission, shards_version=entry.shards_version)
             self._send(submit)
         else:
@@ -353,7 +353,7 @@ class Session:
             case "chunk":
                 self._take(entry, event.chunk)
             case "accepted":
-                entry.moved_since_s = None
+                entry.moved_since_s = entry.submission = None
                 request.record_acceptance(accepted_from_pb(event.accepted))
             case "finished" if request.is_behind and not request.has_ended:
                 self._drop_handle(entry)  # its end comes again when the rest is fetched
@@ -389,7 +389,7 @@ class Session:
     def _refused(self, entry: Entry, error: QuireError) -> None:
         self._drop_handle(entry)
         request = entry.request
-        if isinstance(error, NotFoundError) and entry.submission is not None and request.accepted is not None:
+        if isinstance(error, NotFoundError) and entry.is_own and request.accepted is not None:
             error = lost_request_error(request.request_id, request.num_tokens)
         if isinstance(error, ShardsChangedError) and request.accepted is None and not entry.is_cancelled:
             self._forget(entry)

@@ -14,9 +14,10 @@ class Entry:
     """The session's state of an open request."""
 
     request: OpenRequest
-    submission: pb.GenerateRequest | None  # None: submitted elsewhere, attached to here
+    submission: pb.GenerateRequest | None  # None: submitted elsewhere, or accepted: its prompt may be long
     deadline_s: float | None  # on the loop's clock
     holds_when_behind: bool  # stays attached while its reader is slow, since the server cancels what has no reader
+    is_own: bool = field(init=False)  # submitted here, not attached to
     handle: int | None = None  # on the current stream
     was_sent: bool = False
     is_cancelled: bool = False
@@ -31,3 +32,6 @@ class Entry:
     unreachable: UnavailableError | None = None  # why its stream broke last
     silence: Silence = field(default_factory=Silence)
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.is_own = self.submission is not None

@@ -320,6 +320,20 @@ async def test_a_loop_left_early_cancels_its_request(server: ScriptedServer, cli
     await server.until(lambda: server.count("cancel", "broken-off") == 1)
 
 
+async def test_a_prompt_is_not_kept_once_the_server_has_it(server: ScriptedServer, client: quire.AsyncClient) -> None:
+    """Regression: a client with many open requests had the prompts of all until they ended."""
+    server.default = Script(num_tokens=2, released=1)
+    stream = client.stream("x" * 1000, request_id="long")
+    await stream.accepted()
+    assert client._deployment is not None
+    (entry,) = client._deployment.first.session._entries.values()
+    assert entry.submission is None and entry.is_own
+    server.break_sessions()
+    await server.until(lambda: server.count("attach", "long") == 1)
+    server.release("long")
+    assert (await stream.completion()).text == " 0 1"
+
+
 async def test_waits_for_output_that_are_given_up_leave_nothing(
     server: ScriptedServer, client: quire.AsyncClient
 ) -> None:
