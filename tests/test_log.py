@@ -11,7 +11,9 @@ import pytest
 
 from quire.log_text import readable_line
 from quire.redaction import has_password, without_passwords
+from tests.patience import patient
 from tests.services import ROOT
+from tests.stopped_output import Kind, let_go_on, stopped_output
 
 NUM_LINES = 1_000
 
@@ -129,6 +131,41 @@ structlog.get_logger().info("lost")
 logging.getLogger("library").error("lost, too")
 """
     run_code(code)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_a_log_whose_reader_stands_still_stops_nobody_and_is_written_on_once_it_reads(kind: Kind) -> None:
+    """Regression: Ctrl-S, or a collector of logs that hung, kept a service from everything at its next line."""
+    ours, theirs = stopped_output(kind)
+    code = """
+import logging, sys, structlog
+from common.log import set_up_logging
+
+set_up_logging("s", "info", form="json")
+for number in range(1_000):
+    structlog.get_logger().info("not read", number=number, long=9_000 * "x")
+logging.getLogger("library").error("nor this")
+print("went on", flush=True)
+sys.stdin.readline()
+structlog.get_logger().info("read", long=9_000 * "x")
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs) as run:
+        assert run.stdin is not None and run.stdout is not None
+        try:
+            assert run.stdout.readline() == b"went on\n"
+            let_go_on(kind, ours, theirs)
+            run.stdin.write(b"\n")
+            run.stdin.flush()
+            shown = b""
+            while b'"read"' not in shown or not shown.endswith(b"\n"):
+                shown += os.read(ours, 65536)
+            assert json.loads(shown.splitlines()[-1])["long"] == 9_000 * "x"
+            assert run.wait(patient(30)) == 0
+        finally:
+            run.kill()
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_a_line_that_is_no_entry_is_shown_as_it_is_and_steers_no_terminal() -> None:
