@@ -9,13 +9,16 @@ import hashlib
 import os
 import platform
 import pwd
+import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernels.native.compiling import (
+    BUILD_PREFIX,
     FLAGS,
     SOURCES,
     NativeUnavailableError,
@@ -27,6 +30,7 @@ from kernels.native.compiling import (
 from kernels.native.processor import processor_features
 from kernels.native.variants import Variant, prebuilt_for
 
+_LONGEST_BUILD_S = 3600.0  # much longer than a compiler may take
 _OFF = ("off", "0", "no", "false")
 _ON = ("on", "1", "yes", "true", "auto")
 
@@ -149,11 +153,20 @@ def _build(compiler: str, flags: Sequence[str], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(path.parent):
             if not _is_kept(path):
+                _remove_left_builds(path.parent)
                 compile_library(compiler, flags, path)
     except OSError as error:
         raise NativeUnavailableError(
             f"cannot keep compiled kernels in {path.parent}: {error}; set QUIRE_CACHE_DIR"
         ) from error
+
+
+def _remove_left_builds(folder: Path) -> None:
+    """Remove what builds have left that were killed; where a file system has no locks others may run."""
+    for left in folder.glob(f"{BUILD_PREFIX}*"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - _LONGEST_BUILD_S:
+                shutil.rmtree(left)
 
 
 @contextmanager

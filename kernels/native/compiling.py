@@ -18,6 +18,7 @@ FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
     *("-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"),
 )
+BUILD_PREFIX = "build-"  # of folders in which a library is compiled
 _TIMEOUT_S = 300
 _ERROR_LINES = 8
 
@@ -45,7 +46,7 @@ def compile_library(compiler: str, flags: Sequence[str], path: Path, link_flags:
 
     Raises NativeUnavailableError with the compiler's output, or OSError.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=BUILD_PREFIX) as folder:
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

@@ -4,6 +4,7 @@ import os
 import pwd
 import shutil
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -84,6 +85,18 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", observed)
     path = library_path(_environment(tmp_path / "cache", CXX=script, QUIRE_NATIVE="compile"))
     assert synced == [(path.stat().st_ino, [])]
+
+
+def test_what_builds_that_were_killed_have_left_is_removed_by_a_later_one(tmp_path: Path) -> None:
+    """Regression: each Ctrl-C while kernels compiled left its folder for good."""
+    script = _compiler_script(tmp_path, 'for last; do :; done; [ "$1" = --version ] || echo nothing > "$last"')
+    cache = tmp_path / "cache"
+    for name, age_s in (("build-killed", 2 * 3600), ("build-running", 60)):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "a.o").touch()
+        os.utime(cache / name, (time.time() - age_s,) * 2)
+    path = library_path(_environment(cache, CXX=script, QUIRE_NATIVE="compile"))
+    assert sorted(each.name for each in cache.iterdir()) == ["build-running", path.name]
 
 
 def test_another_compiler_or_flag_is_another_build(tmp_path: Path) -> None:
