@@ -280,6 +280,19 @@ def test_the_last_line_is_one_of_the_last_start_also_when_the_file_was_set_aside
     assert "cannot be read" in log.last_line()
 
 
+def test_the_log_of_a_service_that_ends_before_it_logs_is_rotated_by_its_next_start(tmp_path: Path) -> None:
+    """Regression: one that could not be imported any more was started again for ever, each time with a traceback."""
+    log = ServiceLog(tmp_path / "service.log", max_bytes=1_000)
+    with log.begin() as file:
+        file.write(b"of the first start\n")
+    with log.begin() as file:
+        file.truncate(1_000)
+    with log.begin() as file:
+        file.write(b"of the last start\n")
+    assert (tmp_path / "service.log").read_bytes() == b"of the last start\n" and log.last_line() == "of the last start"
+    assert (tmp_path / "service.log.1").read_bytes().startswith(b"of the first start\n")
+
+
 async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     service = child(tmp_path, STUBBORN, Restarts())
     supervising = asyncio.create_task(service.supervise(lambda: True))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quire.cli.supervisor.service_log import ServiceLog
+from quire.cli.supervisor.service_log import MOST_BYTES, ServiceLog
 from quire.cli.supervisor.status_pipe import StatusPipe
 from quire.exit_code import EXIT_CONFIGURATION
 
@@ -48,6 +48,7 @@ class Child:
         ready_event: str,
         on_status: Callable[[dict[str, Any]], None] | None = None,
         environment: Mapping[str, str] | None = None,
+        log_max_bytes: int = MOST_BYTES,
     ) -> None:
         """Describe the service that `supervise` starts.
 
@@ -60,9 +61,10 @@ class Child:
             ready_event: the event that it reports once it can work.
             on_status: receives each of its reports, and {"started": True} at each start.
             environment: its variables; None: the supervisor's.
+            log_max_bytes: size at which a start rotates the log.
         """
         self.name = name
-        self.log = ServiceLog(log)
+        self.log = ServiceLog(log, log_max_bytes)
         self._command = command
         self._inherited_fds = inherited_fds
         self._on_restart = on_restart

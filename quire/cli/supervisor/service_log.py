@@ -5,22 +5,28 @@ from pathlib import Path
 from typing import BinaryIO
 
 TAIL_BYTES = 8192
+MOST_BYTES = 16 << 20  # of a file that a start goes on with, unless it is said otherwise
 
 
 class ServiceLog:
     """A log file that is kept across restarts, and the position where the last start began.
 
-    The service rotates the file when it has grown.
+    The service rotates the file when it has grown; a start does that for one that ended before it could.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int = MOST_BYTES) -> None:
         self.path = path
+        self._max_bytes = max_bytes
         self._start = 0
         self._file = (0, 0)  # device and inode
 
     def begin(self) -> BinaryIO:
         """Open the file for a new start; the caller closes it. Raises OSError."""
         log = open_private_log(self.path)
+        if os.fstat(log.fileno()).st_size >= self._max_bytes:
+            log.close()
+            self.path.replace(f"{self.path}.1")
+            log = open_private_log(self.path)
         self._start = log.seek(0, os.SEEK_END)
         self._file = _identity(log)
         return log

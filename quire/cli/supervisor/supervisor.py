@@ -229,6 +229,7 @@ class Supervisor:
             if all(gateway.has_reported("listening") for gateway in self._gateways):
                 self._gateways_listen.set()
 
+        settled = self._settled
         return Child(
             name,
             command,
@@ -238,6 +239,7 @@ class Supervisor:
             ready_event=ready_event,
             on_status=tell,
             environment=environment,
+            log_max_bytes=max(each.log_max_bytes for each in (settled.scheduler, settled.worker, settled.gateway)),
         )
 
     def _environment(self) -> dict[str, str]:
