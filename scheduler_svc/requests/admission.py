@@ -37,6 +37,7 @@ from scheduler_svc.requests.params.prompt_checks import check_prompt_logprobs
 from scheduler_svc.requests.params.prompt_tokenizer import PromptTokenizer, prompt_of
 from scheduler_svc.requests.params.request_params import (
     ValidatedParams,
+    bound_by_step,
     request_digest,
     settle_length,
     validate,
@@ -259,7 +260,7 @@ class Admission:
             token_ids,
             digest=digest,
             seq_id=self._engine.number_sequences(params.num_sequences),
-            max_tokens=max_tokens,
+            max_tokens=bound_by_step(params, len(token_ids), max_tokens),
             deadline_s=deadline_s,
             tokenizer=model.tokenizer,
             wanted=request.output,

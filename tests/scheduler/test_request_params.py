@@ -1,18 +1,24 @@
 """Parameters that are accepted, refusals and their words, and the settled request."""
 
 import time
+from array import array
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from common.rpc import CLUSTER_MESSAGE_BYTES
 from common.sampling_params import SequenceSampling
+from common.step import SequenceState, Step
+from common.step_codec import step_to_pb
 from quire.errors import FailedPreconditionError, InvalidRequestError, OverloadedError
 from quire.rpc import PUBLIC_MESSAGE_BYTES
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.prompt_checks import ModelLimits, check_detokenize, check_prompt_logprobs
 from scheduler_svc.requests.params.request_params import (
+    MOST_HISTORY_BYTES,
     ValidatedParams,
+    bound_by_step,
     request_digest,
     settle_length,
     validate,
@@ -386,6 +392,38 @@ def test_the_output_is_bounded_by_what_context_or_memory_leave() -> None:
     bounded = settled(request_of(stopping=pb.StoppingParams(max_tokens=20)))
     assert settle_length(bounded, 100, LIMITS, max_tokens_that_fit=120) == 20
     assert settle_length(bounded, 236, LIMITS, max_tokens_that_fit=10_000) == 20
+
+
+LONG = replace(LIMITS, max_model_len=1 << 20)
+
+
+def carried(sampling: pb.SamplingParams, num_prompt_tokens: int, bound: int, **stopping: int) -> int:
+    params = settled(request_of(sampling=sampling, stopping=pb.StoppingParams(**stopping)), LONG)
+    return bound_by_step(params, num_prompt_tokens, bound)
+
+
+def test_samples_whose_contexts_a_step_has_to_carry_are_bounded_by_its_size() -> None:
+    """Regression: a step of more than 128 MiB broke the link to the worker, and so all that ran there began again."""
+    longest = MOST_HISTORY_BYTES // (4 * 64)  # of 64 sequences
+    drawn, penalised = pb.SamplingParams(n=64), pb.SamplingParams(n=64, repetition_penalty=1.1)
+    assert carried(drawn, longest, 700_000) == 700_000
+    assert carried(penalised, 100, 700_000) == longest - 100
+    assert carried(penalised, longest - 5, 5, max_tokens=5) == 5
+    with pytest.raises(InvalidRequestError, match=r"sampling.n: is 64 for .* give at most 63, or .* 262,144 tokens"):
+        carried(penalised, longest - 5, 6, max_tokens=6)
+    with pytest.raises(InvalidRequestError, match=r"sampling.n: is 64"):
+        carried(penalised, longest, 700_000)
+    seat = SequenceState(
+        seat=1,
+        position=longest - 1,
+        block_table=array("i", [7]) * (longest // 2),  # with blocks of two tokens
+        token_ids=[5],
+        history=array("i", [5]) * (longest - 1),
+        num_prompt_tokens=1,
+        sampling=SequenceSampling(seed=1, repetition_penalty=1.1),
+    )
+    one, two = (step_to_pb(Step(epoch=1, step_id=1, whole=[seat] * number)).ByteSize() for number in (1, 2))
+    assert 64 * (two - one) < CLUSTER_MESSAGE_BYTES * 7 // 8
 
 
 @pytest.mark.parametrize(

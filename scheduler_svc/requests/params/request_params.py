@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from common.arrays import INT32_BYTES
 from common.sampling_codec import given_numbers
 from common.sampling_params import SequenceSampling
 from common.violations import refusal_of
@@ -29,6 +30,7 @@ EARLY_STOPPING: dict[int, "bool | Literal['never']"] = {
 # Log-probabilities of a request's whole output stand in one entry of the journal when it is restated. Redis takes no
 # value above 512 MiB: the entry would be tried for ever, and every request of the journal wait behind it.
 _MOST_LOGPROB_BYTES = 256 * 1024 * 1024
+MOST_HISTORY_BYTES = 64 << 20  # of a request's sequences; a message to a worker, with block tables, has 128 MiB
 _PINNED_RETRY_S = 5.0  # when a client unpins is not known
 _NO_TOKENS: frozenset[int] = frozenset()  # one for all requests
 
@@ -260,6 +262,28 @@ def _most_tokens_with_logprobs(params: ValidatedParams, most: int) -> int:
     # Of a beam search the candidates of each step are kept, up to two for each beam.
     num_rows = params.num_sequences if params.beam is None else 2 * params.num_sequences
     return min(most, _MOST_LOGPROB_BYTES // (num_rows * logprob_bytes(num_top)))
+
+
+def bound_by_step(params: ValidatedParams, num_prompt_tokens: int, max_tokens: int) -> int:
+    """Bound of the output by what a step carries: with penalties or a grammar the whole context of each sequence.
+
+    Raises InvalidRequestError if it carries not so many, so long ones.
+    """
+    if not params.sampling.needs_history:
+        return max_tokens
+    which, num_sequences = _width(params)
+    most_tokens = MOST_HISTORY_BYTES // INT32_BYTES
+    room = most_tokens // num_sequences - num_prompt_tokens
+    num_needed = max(params.max_tokens or 1, params.min_tokens)
+    if num_needed > room:
+        num_tokens = num_prompt_tokens + num_needed
+        raise refusal_of(
+            which,
+            f"is {num_sequences} for {num_tokens:,} tokens of prompt and output, with penalties or a structured "
+            f"output, which take the whole context of each to the worker: give at most {most_tokens // num_tokens:,}, "
+            f"or at most {most_tokens // num_sequences:,} tokens",
+        )
+    return min(max_tokens, room)
 
 
 def request_digest(request: pb.GenerateRequest) -> bytes:
