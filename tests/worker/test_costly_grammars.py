@@ -12,6 +12,7 @@ from common.faithful_tokenizer import faithful_tokenizer
 from tests.services import DEMO_MODEL
 from worker_svc.sampling import grammar_matcher
 from worker_svc.sampling.grammar_matcher import GrammarVocabulary, SeatMatcher
+from worker_svc.sampling.mask_makers import FREE_MASK_CPU_S
 
 VOCAB_SIZE, EOS = 2048, 2
 # Each text can be read in many ways, whose number grows with it.
@@ -100,7 +101,7 @@ def test_the_next_owner_of_a_seat_pays_for_what_its_output_shares_with_the_last_
     vocabulary = new_vocabulary()
     last = begun(vocabulary, PLAIN)
     for _ in range(5):
-        last.charge(grammar_matcher.FREE_MASK_CPU_S + 0.125)
+        last.charge(FREE_MASK_CPU_S + 0.125)
         last.follow([token("a")])
     for num_shared in (3, 0):
         output, earlier, last = [token("a")] * num_shared + [token("b")], last, SeatMatcher(last.grammar)
