@@ -3,11 +3,12 @@
 Adds what the pure core does not know: the epoch, and each sequence's sampling parameters.
 """
 
+from array import array
 from collections.abc import Mapping
 
 from common.sampling_params import SequenceSampling
 from common.step import SequenceState, Step
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan, seat_of
 
 
@@ -22,11 +23,13 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SequenceSam
     whole: list[SequenceState] = []
     if plan.whole:
         positions = {sequence.seq_id: plan.positions[row] for row, sequence in enumerate(plan.sequences)}
+        prompts: dict[SequenceGroup, array[int]] = {}
         whole = [
             _seat_state(
                 sequence,
                 positions.get(sequence.seq_id, sequence.num_computed_tokens),
                 sampling_of[sequence.seq_id],
+                prompts,
             )
             for sequence in plan.whole
         ]
@@ -55,13 +58,27 @@ def build_step(plan: StepPlan, epoch: int, sampling_of: Mapping[int, SequenceSam
     )
 
 
-def _seat_state(sequence: Sequence, position: int, sampling: SequenceSampling) -> SequenceState:
+def _seat_state(
+    sequence: Sequence, position: int, sampling: SequenceSampling, prompts: "dict[SequenceGroup, array[int]]"
+) -> SequenceState:
     return SequenceState(
         seat=seat_of(sequence),
         position=position,
         block_table=sequence.block_table,
         token_ids=sequence.token_ids[position:],
-        history=sequence.token_ids[:position] if sampling.needs_history else (),
+        history=_history(sequence, position, prompts) if sampling.needs_history else (),
         num_prompt_tokens=sequence.num_prompt_tokens,
         sampling=sampling,
     )
+
+
+def _history(sequence: Sequence, position: int, prompts: "dict[SequenceGroup, array[int]]") -> "array[int]":
+    """Tokens before a position. Members of a group share their prompt, of which numbers are made once for all.
+
+    prompts: of the groups of this step so far
+    """
+    num_prompt_tokens = sequence.num_prompt_tokens
+    prompt = prompts.get(sequence.group)
+    if prompt is None:
+        prompt = prompts[sequence.group] = array("i", sequence.token_ids[:num_prompt_tokens])
+    return prompt[:position] + array("i", sequence.token_ids[num_prompt_tokens:position])

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,42 @@ def test_a_step_of_beams_alone_asks_for_candidates_and_samples_nothing() -> None
     assert step.samples == []
     assert step.candidates == [0, NUM_CANDIDATES, 1, NUM_CANDIDATES]
     assert [state.seat for state in step.whole] == list(step.rows)
+
+
+class ReadTokens(list[int]):
+    """Tokens that count how many of them are read at once."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        ReadTokens.num_read += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+def test_beams_with_penalties_read_their_prompt_once_for_all_of_them() -> None:
+    """Regression: each of 64 beams made numbers of a long prompt at each step, half a second for the event loop."""
+    scheduler = make_scheduler(max_num_batched_tokens=400)
+    group = add(scheduler, 0, 4, is_beam=True)
+    prompt = ReadTokens(range(1, 101))
+    for sequence in group.sequences:
+        sequence.token_ids, sequence.num_prompt_tokens = ReadTokens(prompt), len(prompt)
+    sampling = {seq_id: SequenceSampling(seed=0, repetition_penalty=1.1) for seq_id in range(100)}
+    plan = scheduler.schedule("w")
+    assert plan is not None
+    build_step(plan, 1, sampling)
+    scheduler.apply("w", plan.step_id, [])
+    (beam,) = group.live
+    scheduler.replace_beams(group, [(beam, token_id) for token_id in (7, 3, 5, 9)])
+    for sequence in group.sequences:
+        sequence.token_ids = ReadTokens(sequence.token_ids)
+    plan = scheduler.schedule("w")
+    assert plan is not None
+    ReadTokens.num_read = 0
+    step = step_from_pb(step_to_pb(build_step(plan, 1, sampling)))
+    assert [list(state.history) for state in step.whole] == [list(prompt)] * 4
+    assert sorted(state.token_ids[0] for state in step.whole) == [3, 5, 7, 9]
+    assert ReadTokens.num_read < 2 * len(prompt)
 
 
 def test_sampled_rows_and_candidate_rows_stand_in_one_step() -> None:
