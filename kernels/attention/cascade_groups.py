@@ -25,6 +25,7 @@ GROUP_FIELDS = 3  # first member, number of members, keys of the prefix
 # 500 common keys on.
 _PASS_BYTES = 12 * 2**20  # that a device reads while one more kernel starts and ends (4 us of 3 TB/s)
 _GROUP_KEYS = 128  # two tiles: start and end of a group's programs
+_FIRST_WIDTH, _WIDENING = 64, 8  # blocks of each row that are compared at first, and how many times more then
 _PARTIALS_PER_ROW = 5  # written and read again, which a row without sharing does not need
 
 
@@ -65,17 +66,24 @@ def num_shareable_blocks(context_lens: IntArray, block_size: int) -> IntArray:
 
 
 def find_shared_prefixes(
-    block_tables: IntArray, num_shareable: IntArray, block_size: int, cost: SharingCost
+    block_tables: IntArray,
+    num_shareable: IntArray,
+    block_size: int,
+    cost: SharingCost,
+    seats: npt.NDArray[np.integer] | None = None,
 ) -> list[SharedPrefix]:
     """The groups that save most key reads in a step; none if sharing costs more than it saves.
 
-    block_tables:  [R, max_blocks], entries beyond a row's blocks are ignored
+    block_tables:  [num_seats, max_blocks], entries beyond a row's blocks are ignored
     num_shareable: [R], number of first blocks of each row that are already computed, so that other rows may read them
+    seats:         [R], of the rows; None: row i has table i
     """
-    candidates = _rows_with_equal_starts(block_tables, num_shareable)
+    seats = np.arange(len(num_shareable)) if seats is None else seats
+    candidates = _rows_with_equal_starts(block_tables, num_shareable, seats)
     if len(candidates) == 0 or int(num_shareable[candidates].sum()) * block_size < cost.per_step:
         return []
-    rows, depths = _sorted_by_table(block_tables, num_shareable, candidates)
+    order, depths = _sorted_by_table(block_tables, num_shareable[candidates], seats[candidates])
+    rows = candidates[order]
     groups = _best_groups(depths, block_size, cost)
     if sum(group.gain for group in groups) < cost.per_step:
         return []
@@ -91,12 +99,14 @@ def find_shared_prefixes(
     )
 
 
-def _rows_with_equal_starts(block_tables: IntArray, num_shareable: IntArray) -> npt.NDArray[np.intp]:
+def _rows_with_equal_starts(
+    block_tables: IntArray, num_shareable: IntArray, seats: npt.NDArray[np.integer]
+) -> npt.NDArray[np.intp]:
     """Rows whose first block is also another row's. Reads one column, so that steps without sharing cost little."""
     if block_tables.shape[1] == 0:
         return np.empty(0, dtype=np.intp)
     rows = np.flatnonzero(num_shareable)
-    starts = block_tables[rows, 0]
+    starts = block_tables[seats[rows], 0]
     order = starts.argsort()
     equal = starts[order[1:]] == starts[order[:-1]]
     if not equal.any():
@@ -109,22 +119,38 @@ def _rows_with_equal_starts(block_tables: IntArray, num_shareable: IntArray) -> 
 
 
 def _sorted_by_table(
-    block_tables: IntArray, num_shareable: IntArray, rows: npt.NDArray[np.intp]
+    block_tables: IntArray, lens: IntArray, seats: npt.NDArray[np.integer]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Rows sorted so that equal beginnings are neighbours, and the number of blocks that each shares with the next."""
-    lens = num_shareable[rows]
-    width = int(np.partition(lens, -2)[-2])  # no two rows share more than the second longest has
-    tables = np.ascontiguousarray(block_tables[rows, :width])
+    """Order in which equal beginnings are neighbours, and the number of blocks that each row shares with the next.
+
+    Reads little more of the tables than is shared: contexts are long, and most share a short prefix.
+    """
+    most = int(np.partition(lens, -2)[-2])  # no two rows share more than the second longest has
+    width = min(most, _FIRST_WIDTH)
+    while True:
+        starts = np.ascontiguousarray(block_tables[seats, :width])
+        order, depths = _sorted_by_start(starts, np.minimum(lens, width))
+        if width == most or depths.max() < width:
+            return order, depths
+        width = min(most, width * _WIDENING)
+
+
+def _sorted_by_start(tables: IntArray, lens: IntArray) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """`_sorted_by_table` for the first blocks alone.
+
+    tables: [R, width], contiguous, overwritten; lens: blocks of each row that it can share, at most the width
+    """
+    width = tables.shape[1]
     # A number that is unique to the row ends the part that it can share.
     late = np.arange(min(int(lens.min()), width), width)
-    own = -1 - np.arange(len(rows), dtype=np.int32)
+    own = -1 - np.arange(len(tables), dtype=np.int32)
     tables[:, late] = np.where(late < lens[:, None], tables[:, late], own[:, None])
     order = tables.view(f"V{tables.itemsize * width}").ravel().argsort()  # as strings of bytes
     tables = tables[order]
     differs = tables[1:] != tables[:-1]
     depths = differs.argmax(1)
     depths[~differs[np.arange(len(depths)), depths]] = width
-    return rows[order], depths
+    return order, depths
 
 
 class _Group(NamedTuple):

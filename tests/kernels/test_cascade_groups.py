@@ -1,5 +1,6 @@
 """Groups of rows that share blocks: what is found is shared indeed, and saves as much as one level of sharing can."""
 
+import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
@@ -123,6 +124,31 @@ def test_many_that_share_little_or_few_that_share_much_whichever_saves_more() ->
     ]  # of a prefix that all have, those with more in common read what they share by themselves
     tables[:, :45] = tables[0, :45]
     assert find_shared_prefixes(tables, shareable, 16, FREE) == [SharedPrefix(tuple(range(8)), 45)]  # 7 * 45
+
+
+@pytest.mark.parametrize("depth", [1, 63, 64, 65, 511, 512, 513, 700])
+def test_rows_that_share_much_or_little_are_found_in_tables_of_any_width(depth: int) -> None:
+    tables = np.arange(3 * 900, dtype=np.int32).reshape(3, 900)
+    tables[2, :depth] = tables[0, :depth]
+    shareable = np.array([700, 900, 800], dtype=np.int32)
+    assert find_shared_prefixes(tables, shareable, 16, FREE) == [SharedPrefix((0, 2), depth)]
+    assert find_shared_prefixes(tables, shareable[[2, 1, 0]], 16, FREE, np.array([2, 1, 0])) == [
+        SharedPrefix((0, 2), depth)
+    ]
+    assert find_shared_prefixes(tables, shareable[:2], 16, FREE, np.array([1, 2])) == []
+
+
+def test_long_contexts_that_share_a_short_prefix_are_not_read_to_their_ends() -> None:
+    """Regression: 256 rows of up to 8,192 blocks, which began with the same four, took the host 60 ms a step."""
+    tables = np.arange(64 * 4096, dtype=np.int32).reshape(64, 4096)
+    tables[:, :4] = tables[0, :4]
+    shareable = np.arange(4000, 4064, dtype=np.int32)
+    tracemalloc.start()
+    found = find_shared_prefixes(tables, shareable, 16, FREE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == [SharedPrefix(tuple(range(64)), 4)]
+    assert peak < tables.nbytes / 8
 
 
 def test_the_last_tokens_block_is_not_shared() -> None:

@@ -239,8 +239,7 @@ class BatchPass:
             return []
         block_size = table.limits.block_size
         shareable = num_shareable_blocks(ends.astype(np.int32), block_size)
-        tables = table.block_tables[seats, : int(shareable.max())]
-        prefixes = find_shared_prefixes(tables, shareable, block_size, self._sharing_cost)
+        prefixes = find_shared_prefixes(table.block_tables, shareable, block_size, self._sharing_cost, seats)
         if prefixes:
             self._put_prefixes(prefixes)
         return prefixes
