@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.layers.layer_ops import Activation
+from kernels.layers.layer_ops import Activation, activate
 from kernels.native.cpu_kernels import CacheShape, CpuKernels, GreedyTokens, HeadNorms, NormRule, layer_caches
 from tests.kernels.native.attention_cases import attention_case
 
@@ -82,18 +82,6 @@ def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, rms: bool) -> T
     return F.layer_norm(x.float(), size, wide, None if bias is None else bias.float(), 1e-5)
 
 
-def _activated(x: Tensor, activation: Activation) -> Tensor:
-    match activation:
-        case "relu":
-            return F.relu(x)
-        case "silu":
-            return F.silu(x)
-        case "gelu":
-            return F.gelu(x)
-        case "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
-
-
 @pytest.mark.parametrize("activation", ["relu", "silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("num_rows", [1, 3, 70])
 def test_activations_gated_and_plain_follow_their_formulas(
@@ -104,8 +92,8 @@ def test_activations_gated_and_plain_follow_their_formulas(
         out = torch.full((num_rows, size + 3), math.nan)[:, :size]
         kernels.gated_activation(x, activation, out)
         gate, up = x.chunk(2, dim=1)
-        torch.testing.assert_close(out, _activated(gate, activation) * up, rtol=1e-5, atol=1e-5)
-        expected = _activated(x, activation)
+        torch.testing.assert_close(out, activate(gate, activation) * up, rtol=1e-5, atol=1e-5)
+        expected = activate(x, activation)
         kernels.activation(x, activation, x)
         torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
 
@@ -116,7 +104,7 @@ def test_activations_of_bfloat16_err_no_more_than_torchs(kernels: CpuKernels, ac
     out = torch.empty(3, 100, dtype=torch.bfloat16)
     kernels.gated_activation(x, activation, out)
     gate, up = x.float().chunk(2, dim=1)
-    torch.testing.assert_close(out.float(), _activated(gate, activation) * up, rtol=2**-7, atol=1e-6)
+    torch.testing.assert_close(out.float(), activate(gate, activation) * up, rtol=2**-7, atol=1e-6)
 
 
 def test_activations_of_extremes_are_finite_where_they_should_be(kernels: CpuKernels) -> None:
