@@ -25,7 +25,6 @@ RIVAL_PATIENCE_S = 20.0  # for the request that it rivals to be accepted
 
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
 _AGAIN_CODES = {code.value[0] for code in _AGAIN}
-_NOT_FOUND: int = grpc.StatusCode.NOT_FOUND.value[0]
 _ALREADY_EXISTS: int = grpc.StatusCode.ALREADY_EXISTS.value[0]
 
 

@@ -18,7 +18,6 @@ from tests.simulation.machine_clocks import MachineClock, time_of_day
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
 Mode = Literal["up", "down", "loading", "frozen", "full", "read only"]
-MAX_BACKLOG = 10_000
 
 
 DEAF: dict[Mode, str] = {
