@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from quire.errors import UnavailableError
@@ -12,7 +12,7 @@ from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.live.output_stream import Subscription
 from tests.scheduler.journal_setup import until
-from tests.scheduler.sample_outputs import RequestSeen
+from tests.scheduler.sample_outputs import RequestSeen, assert_recorded, record_of
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json
@@ -108,6 +108,17 @@ class Lives:
             await worker.stop()
 
 
+@asynccontextmanager
+async def lives_on(store: MemoryStore, num_blocks: int = 64, **options: Any) -> AsyncIterator[Lives]:
+    """Lives of schedulers with one worker; `options`: of each site."""
+    lives = Lives(store, **options)
+    lives.workers.append(speaking_worker(num_blocks=num_blocks))
+    try:
+        yield lives
+    finally:
+        await lives.close()
+
+
 class Client:
     """Submits one request and reads it through all lives, each position of each sample once."""
 
@@ -152,6 +163,18 @@ class Client:
         if place.done and not self.is_done:
             assert place.stream.finished is not None
             self.seen.finish(place.stream.finished)
+
+
+async def assert_as_undisturbed(site: Site, clients: Sequence[Client], undisturbed: Sequence[Client]) -> None:
+    """Each client has seen what that of an undisturbed run saw, the records say so, and nothing is left behind."""
+    for client, reference in zip(clients, undisturbed, strict=True):
+        assert client.seen.end.state == pb.REQUEST_STATE_FINISHED
+        for seen, wanted in zip(client.seen.samples, reference.seen.samples, strict=True):
+            assert (seen.token_ids, seen.text, seen.finish) == (wanted.token_ids, wanted.text, wanted.finish)
+            assert (seen.logprobs, seen.prompt_logprobs) == (wanted.logprobs, wanted.prompt_logprobs)
+        assert_recorded(await record_of(site, client.request.request_id), client.seen)
+    await site.idle()
+    assert not site.recovery.num_waiting
 
 
 async def run_through_deaths(lives: Lives, clients: Sequence[Client], deaths: Sequence[int]) -> None:

@@ -1,29 +1,15 @@
 """A scheduler dies without a word; the next one on the same store goes on, and clients cannot tell."""
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.text.tokenizer import ModelTokenizer
 from tests.scheduler.journal_setup import until
-from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
-from tests.scheduler.sample_outputs import assert_recorded, record_of
+from tests.scheduler.mortal_sites import Client, SlowStore, assert_as_undisturbed, lives_on, run_through_deaths
 from tests.scheduler.scripted_beams import of_kind
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json
-
-
-@asynccontextmanager
-async def lives_on(store: SlowStore, num_blocks: int = 64, **options: Any) -> AsyncIterator[Lives]:
-    lives = Lives(store, **options)
-    lives.workers.append(speaking_worker(num_blocks=num_blocks))
-    try:
-        yield lives
-    finally:
-        await lives.close()
 
 
 def mixed_requests(random_: random.Random, num_requests: int) -> list[pb.GenerateRequest]:
@@ -62,16 +48,9 @@ async def test_mixed_requests_survive_deaths_at_any_moment_and_every_client_sees
     async with lives_on(SlowStore(random_), num_blocks=40 if seed % 2 else 64, preempt_every=preempt_every) as lives:
         clients = [Client(each) for each in requests]
         await run_through_deaths(lives, clients, deaths)
-        for client, reference in zip(clients, expected, strict=True):
-            assert client.seen.end.state == pb.REQUEST_STATE_FINISHED
-            for seen, wanted in zip(client.seen.samples, reference.seen.samples, strict=True):
-                assert (seen.token_ids, seen.text, seen.finish) == (wanted.token_ids, wanted.text, wanted.finish)
-                assert (seen.logprobs, seen.prompt_logprobs) == (wanted.logprobs, wanted.prompt_logprobs)
-            assert_recorded(await record_of(lives.site, client.request.request_id), client.seen)
+        await assert_as_undisturbed(lives.site, clients, expected)
         assert lives.num_lives == 7
         assert lives.num_recovered, "deaths that came too late mean nothing"
-        await lives.site.idle()
-        assert not lives.site.recovery.num_waiting
 
 
 async def test_requests_that_wait_for_a_first_worker_count_as_waiting() -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import pytest
 
@@ -15,7 +13,15 @@ from scheduler_svc.journal.journal_entry import PendingEntry
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import EntryId, StoreFlushedError, StoreUnavailableError
 from tests.scheduler.journal_setup import entries_of, until
-from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
+from tests.scheduler.mortal_sites import (
+    Client,
+    Lives,
+    SlowStore,
+    assert_as_undisturbed,
+    lives_on,
+    run_through_deaths,
+    speaking_worker,
+)
 from tests.scheduler.sample_outputs import assert_recorded, record_of
 from tests.scheduler.scripted_beams import of_kind
 from tests.scheduler.serving_site import counting
@@ -59,16 +65,6 @@ class LossyStore(SlowStore):
         self.on_append()
 
 
-@asynccontextmanager
-async def lives_on(store: MemoryStore, **options: Any) -> AsyncIterator[Lives]:
-    lives = Lives(store, **options)
-    lives.workers.append(speaking_worker(num_blocks=64))
-    try:
-        yield lives
-    finally:
-        await lives.close()
-
-
 def requests_of_all_kinds(random_: random.Random, num_requests: int, length: int = 40) -> list[pb.GenerateRequest]:
     requests = []
     for i in range(num_requests):
@@ -82,23 +78,12 @@ def requests_of_all_kinds(random_: random.Random, num_requests: int, length: int
     return requests
 
 
-async def undisturbed(requests: list[pb.GenerateRequest]) -> list[Client]:
+async def undisturbed(disturbed: list[Client]) -> list[Client]:
+    """Clients with the same requests, in one life."""
     async with lives_on(SlowStore(random.Random(0))) as lives:
-        clients = [Client(each) for each in requests]
+        clients = [Client(each.request) for each in disturbed]
         await run_through_deaths(lives, clients, [])
     return clients
-
-
-async def assert_as_undisturbed(lives: Lives, clients: list[Client]) -> None:
-    expected = await undisturbed([client.request for client in clients])
-    for client, reference in zip(clients, expected, strict=True):
-        assert client.seen.end.state == pb.REQUEST_STATE_FINISHED
-        for seen, wanted in zip(client.seen.samples, reference.seen.samples, strict=True):
-            assert (seen.token_ids, seen.text, seen.finish) == (wanted.token_ids, wanted.text, wanted.finish)
-            assert (seen.logprobs, seen.prompt_logprobs) == (wanted.logprobs, wanted.prompt_logprobs)
-        assert_recorded(await record_of(lives.site, client.request.request_id), client.seen)
-    await lives.site.idle()
-    assert not lives.site.recovery.num_waiting
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -107,7 +92,7 @@ async def test_requests_outlive_deaths_though_the_journal_is_trimmed_behind_thei
     clients = [Client(each) for each in requests_of_all_kinds(random_, 10)]
     async with lives_on(SlowStore(random_), restate_entries=4, trim_every=2, preempt_every=5) as lives:
         await run_through_deaths(lives, clients, [random_.randrange(6, 14) for _ in range(4)])
-        await assert_as_undisturbed(lives, clients)
+        await assert_as_undisturbed(lives.site, clients, await undisturbed(clients))
         assert lives.num_recovered
         assert lives.num_restated
 
@@ -160,7 +145,7 @@ async def test_a_store_that_lost_the_journal_has_all_that_lives_when_the_schedul
             store.lose_at(set())
             await lives.die()
         await run_through_deaths(lives, clients, [])
-        await assert_as_undisturbed(lives, clients)
+        await assert_as_undisturbed(lives.site, clients, await undisturbed(clients))
         assert store.num_losses >= 3 and lives.num_recovered
 
 
@@ -236,5 +221,5 @@ async def test_requests_that_wait_for_their_model_outlive_the_loss_of_the_journa
         await until(lambda: site.journal.stats.oldest_needed is not None and not site.journal.stats.pending)
         await lives.die()
         await run_through_deaths(lives, clients, [])
-        await assert_as_undisturbed(lives, clients)
+        await assert_as_undisturbed(lives.site, clients, await undisturbed(clients))
         assert lives.site.recovery.num_recovered == num_waiting
