@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 import torch
@@ -17,16 +18,17 @@ from kernels.native.cpu_kernels import PLAIN_LAYOUT
 from kernels.native.native_kernels import NativeKernels
 from kernels.native.processor import multiplies_bfloat16, processor_features
 from quire.worker_settings import WorkerSettings
-from worker_svc.checkpoint.dtype_choice import choose_dtype, saved_dtype
+from worker_svc.checkpoint.dtype_choice import DtypeChoice, choose_dtype, saved_dtype
 from worker_svc.checkpoint.generation_defaults import read_sampling_defaults
 from worker_svc.checkpoint.model_folder import fingerprint, is_local, resolve_checkpoint
-from worker_svc.checkpoint.tokenizer_files import EndToken, read_tokenizer_files
+from worker_svc.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from worker_svc.checkpoint.weight_files import read_headers
 from worker_svc.cpu.start import choose_host
 from worker_svc.description import ModelDescription, PhaseClock, WorkerDescription
 from worker_svc.gpu.start import refuse_large_weights
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.memory.huge_pages import collapse_memory
+from worker_svc.model.config import ModelConfig
 from worker_svc.model.decoder import Decoder, load_decoder, named_dtype
 from worker_svc.model.families import read_model_config
 from worker_svc.model.model_part import ModelPart
@@ -50,6 +52,16 @@ from worker_svc.start.start_notices import notices
 from worker_svc.start.weight_form import check_weight_form
 
 log = structlog.get_logger()
+
+
+class _Checkpoint(NamedTuple):
+    """A model's folder, and what was read of it beside the weights."""
+
+    folder: Path
+    fingerprint: str
+    tokenizer: TokenizerFiles | None
+    config: ModelConfig
+    dtype_choice: DtypeChoice
 
 
 def load_model(
@@ -94,26 +106,9 @@ def _load(
     if choice.device.type == "cuda":
         torch.cuda.set_device(choice.device)  # for this thread, which launches all kernels
     with clock.phase("checkpoint"):
-        if not is_local(settings.model):
-            status.phase("downloading")
-        folder = resolve_checkpoint(settings.model)
-        # Checked before torch was loaded: a local folder, for the device if that was known.
-        if not is_local(settings.model) or is_on_cuda(options, has_driver=has_cuda_driver()) is None:
-            options = replace(options, device=choice.device.type)
-            check_folder(folder, options, sampling_defaults=settings.generation_config == "model")
-        model_fingerprint = fingerprint(folder)
-        tokenizer = read_tokenizer_files(folder)
-        end_token = None if tokenizer is None else tokenizer.end_token
-        config = read_model_config(folder)
-        if (warning := left_out_warning(config, end_token)) is not None:
-            log.warning(warning)
-        chosen = choose_dtype(
-            settings.dtype,
-            saved_dtype(config.dtype, read_headers(folder)),
-            on_cpu=choice.device.type == "cpu",
-            bfloat16_by=multiplies_bfloat16(processor_features()),
-        )
-        dtype = named_dtype(chosen.dtype)
+        checkpoint = _read_checkpoint(settings, options, status, choice)
+    folder, config, tokenizer = checkpoint.folder, checkpoint.config, checkpoint.tokenizer
+    dtype = named_dtype(checkpoint.dtype_choice.dtype)
     host = None
     if choice.kind == "cpu":
         with clock.phase("kernels"):
@@ -124,7 +119,7 @@ def _load(
                 dtype,
                 int8_weights=settings.weight_dtype == "int8",
                 int8_kv=choice.kv_dtype == torch.int8,
-                head_dim=read_model_config(folder).head_dim,
+                head_dim=config.head_dim,
             )
     elif settings.weight_dtype == "fp8" and choice.device.type == "cuda" and dtype == torch.float32:
         raise DeviceError(FP8_WEIGHTS_NEED_16_BITS)
@@ -133,8 +128,7 @@ def _load(
             has_native = shares_memory(settings, choice.device, dtype)
         else:
             has_native = isinstance(host.kernels, NativeKernels)
-        reduction_choice = ReductionChoice(read_model_config(folder), dtype, has_native)
-        starting.set_up(model_fingerprint, reduction_choice, model=str(folder))
+        starting.set_up(checkpoint.fingerprint, ReductionChoice(config, dtype, has_native), model=str(folder))
     with clock.phase("weights"):
         make_product = device_products(settings) if host is None else host.packing.make_product
         model_part = ModelPart(0, settings.tensor_parallel)
@@ -156,7 +150,7 @@ def _load(
         with clock.phase("huge_pages"):
             collapse_memory()
     description = WorkerDescription(
-        model=_describe_model(settings, folder, decoder, model_fingerprint, end_token),
+        model=_describe_model(settings, checkpoint, decoder),
         tokenizer=tokenizer,
         limits=started.limits,
         bytes_per_block=started.pool.shape.bytes_per_block * settings.tensor_parallel,
@@ -165,7 +159,7 @@ def _load(
         device=str(decoder.device),
         startup=clock.phases,
         memory=started.memory,
-        dtype_reason=chosen.reason,
+        dtype_reason=checkpoint.dtype_choice.reason,
         num_threads=torch.get_num_threads() if choice.device.type == "cpu" else None,
         role=settings.role,
         num_ranks=settings.tensor_parallel,
@@ -178,21 +172,44 @@ def _load(
         return LoadedModel(started.runner, description, lead.group.close)
     weights = description.model.dtype + ("" if settings.weight_dtype == "auto" else f" {settings.weight_dtype}")
     layout = PLAIN_LAYOUT if host is None else host.kernels.block_layout
-    format = block_format(model_fingerprint, weights, started.pool.shape, layout)
+    format = block_format(checkpoint.fingerprint, weights, started.pool.shape, layout)
     travel = travelling_blocks(started.pool, started.fetched, format)
     return LoadedModel(started.runner, description, travel=travel)
 
 
-def _describe_model(
-    settings: WorkerSettings, folder: Path, decoder: Decoder, model_fingerprint: str, end_token: EndToken | None
-) -> ModelDescription:
+def _read_checkpoint(
+    settings: WorkerSettings, options: CheckedOptions, status: Status, choice: RunnerChoice
+) -> _Checkpoint:
+    """Find the model's folder, or download it; check it, read all but the weights, and choose the dtype."""
+    if not is_local(settings.model):
+        status.phase("downloading")
+    folder = resolve_checkpoint(settings.model)
+    # Checked before torch was loaded: a local folder, for the device if that was known.
+    if not is_local(settings.model) or is_on_cuda(options, has_driver=has_cuda_driver()) is None:
+        options = replace(options, device=choice.device.type)
+        check_folder(folder, options, sampling_defaults=settings.generation_config == "model")
+    tokenizer = read_tokenizer_files(folder)
+    config = read_model_config(folder)
+    if (warning := left_out_warning(config, None if tokenizer is None else tokenizer.end_token)) is not None:
+        log.warning(warning)
+    dtype = choose_dtype(
+        settings.dtype,
+        saved_dtype(config.dtype, read_headers(folder)),
+        on_cpu=choice.device.type == "cpu",
+        bfloat16_by=multiplies_bfloat16(processor_features()),
+    )
+    return _Checkpoint(folder, fingerprint(folder), tokenizer, config, dtype)
+
+
+def _describe_model(settings: WorkerSettings, checkpoint: _Checkpoint, decoder: Decoder) -> ModelDescription:
+    end_token = None if checkpoint.tokenizer is None else checkpoint.tokenizer.end_token
     return ModelDescription(
         name=settings.model_name or settings.model,
-        fingerprint=model_fingerprint,
+        fingerprint=checkpoint.fingerprint,
         architecture=decoder.config.architecture,
         dtype=_dtype_name(decoder.dtype),
         eos_token_ids=end_token_ids(decoder.config, end_token),
-        sampling_defaults=read_sampling_defaults(folder) if settings.generation_config == "model" else {},
+        sampling_defaults=read_sampling_defaults(checkpoint.folder) if settings.generation_config == "model" else {},
     )
 
 
