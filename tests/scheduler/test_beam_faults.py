@@ -1,7 +1,7 @@
 """Faults in a step of a beam search: it fails alone, or finds the same result."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -26,14 +26,6 @@ from tests.scheduler.serving_site import Site, counting, running_site
 from tests.scheduler.speaking_site import BAD_TOKEN, make_stumbling
 
 LENGTH, STOP, FAILED = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP, pb.FINISH_REASON_FAILED
-
-
-@pytest.fixture(params=[1, 2])
-async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
-    """Site at both depths of the pipeline."""
-    async with running_site(pipeline_depth=request.param) as made:
-        yield made
-        await made.idle()
 
 
 Change = Callable[[worker_pb2.StepResponse], None]

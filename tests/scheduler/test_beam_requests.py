@@ -4,7 +4,6 @@ What is expected comes from `scripted_beams`, the same search without scheduler,
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -23,18 +22,10 @@ from tests.scheduler.scripted_beams import (
 )
 from tests.scheduler.scripted_model import candidates, counted, logprob
 from tests.scheduler.scripted_worker import ScriptedWorker
-from tests.scheduler.serving_site import Site, counting, running_site
+from tests.scheduler.serving_site import Site, counting
 from tests.scheduler.speaking_site import make_speaking
 
 LENGTH, STOP, FAILED = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP, pb.FINISH_REASON_FAILED
-
-
-@pytest.fixture(params=[1, 2])
-async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
-    """Site at both depths of the pipeline."""
-    async with running_site(pipeline_depth=request.param) as made:
-        yield made
-        await made.idle()
 
 
 @pytest.mark.parametrize("early_stopping", [pb.EARLY_STOPPING_FALSE, pb.EARLY_STOPPING_TRUE, pb.EARLY_STOPPING_NEVER])

@@ -1,7 +1,6 @@
 """Requests that draw more samples than come back: nothing streams, the likeliest come at the end, best first."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from statistics import fmean
 
@@ -12,17 +11,9 @@ from quire.v1 import journal_pb2
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled, see
 from tests.scheduler.scripted_model import counted, logprob
-from tests.scheduler.serving_site import Site, running_site
+from tests.scheduler.serving_site import Site
 
 LENGTH, STOP, FAILED = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP, pb.FINISH_REASON_FAILED
-
-
-@pytest.fixture(params=[1, 2])
-async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
-    """Site at both depths of the pipeline."""
-    async with running_site(pipeline_depth=request.param) as made:
-        yield made
-        await made.idle()
 
 
 def mean_logprob(start: int, num_tokens: int, index: int) -> float:

@@ -1,7 +1,6 @@
 """Faults in one sample or one step of a request with several samples: it fails alone, or nobody notices."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -17,14 +16,6 @@ from tests.scheduler.serving_site import Site, running_site
 from tests.scheduler.speaking_site import BAD_TOKEN, make_stumbling
 
 LENGTH, STOP, FAILED = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP, pb.FINISH_REASON_FAILED
-
-
-@pytest.fixture(params=[1, 2])
-async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
-    """Site at both depths of the pipeline."""
-    async with running_site(pipeline_depth=request.param) as made:
-        yield made
-        await made.idle()
 
 
 async def assert_replayed(site: Site, request_id: str, seen: RequestSeen) -> None:

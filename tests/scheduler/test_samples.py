@@ -4,7 +4,6 @@ Sample i of the scripted model goes up by i + 1 from the prompt's last token: se
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import grpc
@@ -14,18 +13,10 @@ from quire.v1 import inference_pb2 as pb
 from tests.scheduler.journal_setup import until
 from tests.scheduler.sample_outputs import RequestSeen, assert_recorded, num_released, record_of, sampled, see
 from tests.scheduler.scripted_model import candidates, counted, logprob
-from tests.scheduler.serving_site import Site, running_site
+from tests.scheduler.serving_site import Site
 from tests.scheduler.speaking_site import make_speaking
 
 LENGTH, STOP, FAILED = pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP, pb.FINISH_REASON_FAILED
-
-
-@pytest.fixture(params=[1, 2])
-async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
-    """Site at both depths of the pipeline."""
-    async with running_site(pipeline_depth=request.param) as made:
-        yield made
-        await made.idle()
 
 
 async def test_every_sample_has_its_own_tokens_and_one_finish_before_the_end_of_the_request(site: Site) -> None:
