@@ -17,6 +17,21 @@ from tests.gateway.reciter import ANSWERS, ARGUMENTS, MODEL, TOOLS, asking
 from tests.gateway.reciting_model import cue
 from tests.quire.spoken_answers import SPOKEN
 
+STRICT: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+FISHY = {"name": "f", "schema": {"type": "fish"}}
+
 
 @pytest.fixture(scope="module")
 def deployment(reciter: tuple[str, str]) -> tuple[str, str]:
@@ -216,17 +231,10 @@ def test_a_call_is_forced_and_its_arguments_follow_the_schema(
     api: openai.OpenAI, answer: str | None, choice: Any
 ) -> None:
     """The grammar keeps the model from going another way; its reasoning is its own."""
-    schema = {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}},
-        "required": ["city", "unit"],
-        "additionalProperties": False,
-    }
-    tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": schema}}
     fields: dict[str, Any] = {
         "model": MODEL,
         "messages": asking(answer or "?"),
-        "tools": [tool],
+        "tools": [STRICT],
         "tool_choice": choice,
         "parallel_tool_calls": False,
         "temperature": 0,
@@ -244,16 +252,6 @@ def test_a_call_is_forced_and_its_arguments_follow_the_schema(
     assert made.message.to_dict().get("reasoning") == reasoning
     if answer == "call":
         assert arguments == json.loads(ARGUMENTS)
-
-
-STRICT_SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}},
-    "required": ["city", "unit"],
-    "additionalProperties": False,
-}
-STRICT: Any = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": STRICT_SCHEMA}}
-FISHY = {"name": "f", "schema": {"type": "fish"}}
 
 
 @pytest.mark.parametrize("answer", ["plain", "call", "atlantis"])
