@@ -12,12 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tests.forked_process import ForkedProcess
 from tests.patience import patient
@@ -162,3 +162,28 @@ def start_gateway(scheduler: str, *arguments: str, env: Mapping[str, str] | None
     except BaseException:
         service.kill()
         raise
+
+
+class RunningServices(NamedTuple):
+    """A scheduler, a worker that it drives, and a gateway before them."""
+
+    scheduler: Service
+    worker: Service
+    gateway: Service
+    address: str  # of the scheduler
+    url: str  # of the gateway
+
+
+@contextmanager
+def running_services(
+    *worker_options: str, model: Path = DEMO_MODEL, scheduler_options: Sequence[str] = ()
+) -> Iterator[RunningServices]:
+    """Services of a model, ready to serve it until the block ends."""
+    with ExitStack() as stack:
+        scheduler, address = start_scheduler(*scheduler_options)
+        stack.enter_context(scheduler)
+        worker = stack.enter_context(start_worker(address, *worker_options, model=model))
+        gateway, url = start_gateway(address)
+        stack.enter_context(gateway)
+        scheduler.wait_for("worker ready")
+        yield RunningServices(scheduler, worker, gateway, address, url)

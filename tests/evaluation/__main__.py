@@ -13,14 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.report import RESULTS, table, write_result
 from tests.evaluation.scores import LOGPROB_TOLERANCE, RELATIVE_TOLERANCE, Comparison, Scores, compare, read_scores
 from tests.evaluation.task_data import write_data
-from tests.services import DEMO_MODEL, start_gateway, start_scheduler, start_worker
+from tests.services import DEMO_MODEL, running_services
 
 TASKS = Path(__file__).parent / "tasks"
 _PLAIN = ("quire_choices", "quire_stories", "quire_continuations")
@@ -37,16 +36,11 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="write the result")
     parser.add_argument("--output", type=Path, default=RESULTS / "evaluation.json", help="where")
     options = parser.parse_args()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         write_data(folder, options.items, options.seed)
-        scheduler, address = start_scheduler()
-        stack.enter_context(scheduler)
-        stack.enter_context(start_worker(address, "--dtype", "float32", "--num-blocks", "2000", "--model-name", _MODEL))
-        gateway, url = start_gateway(address)
-        stack.enter_context(gateway)
-        scheduler.wait_for("worker ready")
-        comparisons = compare_all(folder, url)
+        with running_services("--dtype", "float32", "--num-blocks", "2000", "--model-name", _MODEL) as services:
+            comparisons = compare_all(folder, services.url)
     print(_text(comparisons), flush=True)  # noqa: T201
     if options.record:
         figures = {

@@ -4,7 +4,6 @@ A file whose tests ask another deployment has a fixture `deployment` of its own;
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import anthropic
 import httpx2
@@ -14,7 +13,7 @@ import pytest
 import quire
 from tests.gateway.reciter import serve_reciter
 from tests.patience import patient
-from tests.services import start_gateway, start_scheduler, start_worker
+from tests.services import running_services
 
 MODEL = "demo"
 
@@ -22,15 +21,9 @@ MODEL = "demo"
 @pytest.fixture(scope="session")
 def deployment() -> Iterator[tuple[str, str]]:
     """Addresses of the scheduler and of the gateway."""
-    with ExitStack() as stack:
-        scheduler, address = start_scheduler()
-        stack.enter_context(scheduler)
-        options = ("--dtype", "float32", "--threads", "1", "--num-blocks", "300", "--model-name", MODEL)
-        stack.enter_context(start_worker(address, *options))
-        gateway, url = start_gateway(address)
-        stack.enter_context(gateway)
-        scheduler.wait_for("worker ready")
-        yield address, url
+    options = ("--dtype", "float32", "--threads", "1", "--num-blocks", "300", "--model-name", MODEL)
+    with running_services(*options) as services:
+        yield services.address, services.url
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,13 @@
 """Deployment of a model that recites answers with calls and reasoning."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.gateway.reciting_model import cue, write_reciting_model
 from tests.quire.spoken_answers import SPOKEN
-from tests.services import start_gateway, start_scheduler, start_worker
+from tests.services import running_services
 
 MODEL = "reciter"
 # Shows what it got, and ends with the name of the answer that the last message asks for.
@@ -69,12 +69,6 @@ def serve_reciter(
 ) -> Iterator[tuple[str, str]]:
     """Write the model and serve it. Addresses of the scheduler and of the gateway."""
     write_reciting_model(folder, answers, template, ["<tool_call>", "</tool_call>", "</think>"])
-    with ExitStack() as stack:
-        scheduler, address = start_scheduler()
-        stack.enter_context(scheduler)
-        options = ("--dtype", "float32", "--threads", "1", "--num-blocks", "300", "--model-name", MODEL)
-        stack.enter_context(start_worker(address, *options, model=folder))
-        gateway, url = start_gateway(address)
-        stack.enter_context(gateway)
-        scheduler.wait_for("worker ready")
-        yield address, url
+    options = ("--dtype", "float32", "--threads", "1", "--num-blocks", "300", "--model-name", MODEL)
+    with running_services(*options, model=folder) as services:
+        yield services.address, services.url

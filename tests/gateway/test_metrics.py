@@ -3,9 +3,8 @@
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 import httpx2
 import openai
@@ -16,7 +15,7 @@ import quire
 from benchmarks.report import ROOT
 from tests.gateway.conftest import MODEL
 from tests.patience import MOST_ATTEMPTS, patient
-from tests.services import Service, start_gateway, start_scheduler, start_worker
+from tests.services import RunningServices, Service, running_services, start_gateway
 from worker_svc.service.worker_figures import WorkerFigures
 
 # What the panels of vLLM's Grafana dashboard query, in its examples/observability/prometheus_grafana.
@@ -57,14 +56,8 @@ class LaunchedPasses:
     kernel_passes: Mapping[str, int] = {"no_graphs": 1}
 
 
-class Deployed(NamedTuple):
+class Deployed(RunningServices):
     """Services of which scheduler and worker listen for scrapes."""
-
-    scheduler: Service
-    worker: Service
-    gateway: Service
-    address: str
-    url: str
 
     def preempt_some(self) -> None:
         """Run more sequences than the pool holds at their end."""
@@ -78,16 +71,10 @@ class Deployed(NamedTuple):
 @contextmanager
 def deployed() -> Iterator[Deployed]:
     listen = ("--metrics-listen", "127.0.0.1:0")
-    with ExitStack() as stack:
-        scheduler, address = start_scheduler(*listen)
-        stack.enter_context(scheduler)
-        pool = ("--num-blocks", "40", "--num-host-blocks", "8")
-        options = ("--dtype", "float32", "--threads", "1", *pool, "--model-name", MODEL, *listen)
-        worker = stack.enter_context(start_worker(address, *options))
-        gateway, url = start_gateway(address)
-        stack.enter_context(gateway)
-        scheduler.wait_for("worker ready")
-        yield Deployed(scheduler, worker, gateway, address, url)
+    pool = ("--num-blocks", "40", "--num-host-blocks", "8")
+    options = ("--dtype", "float32", "--threads", "1", *pool, "--model-name", MODEL, *listen)
+    with running_services(*options, scheduler_options=listen) as services:
+        yield Deployed(*services)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import httpx2
 from benchmarks.report import RESULTS, ROOT, table, write_result
 from tests.openapi.foreign_document import shared_document
 from tests.openapi.outcome import Outcome
-from tests.services import start_gateway, start_scheduler, start_worker
+from tests.services import running_services
 
 CHECKS = (
     "not_a_server_error",
@@ -64,18 +63,13 @@ def main() -> None:
     if options.document is not None and options.record:
         parser.error("only a run over our own document is recorded")
     began_s = time.monotonic()
-    with ExitStack() as stack:
-        scheduler, address = start_scheduler()
-        stack.enter_context(scheduler)
-        stack.enter_context(start_worker(address, *_WORKER))
-        gateway, url = start_gateway(address)
-        stack.enter_context(gateway)
-        scheduler.wait_for("worker ready")
+    with running_services(*_WORKER) as services:
         if options.document is None:
-            outcome = run(url, options.examples, options.seed)
+            outcome = run(services.url, options.examples, options.seed)
         else:
-            outcome = run_foreign(url, json.loads(options.document.read_text()), options.examples, options.seed)
-        for service in (scheduler, gateway):
+            document = json.loads(options.document.read_text())
+            outcome = run_foreign(services.url, document, options.examples, options.seed)
+        for service in (services.scheduler, services.gateway):
             outcome.failures += [line for line in service.raw if "Traceback" in line or '"level": "error"' in line]
     print(_text(outcome), flush=True)  # noqa: T201
     is_met = not outcome.failures and outcome.num_cases >= options.examples
