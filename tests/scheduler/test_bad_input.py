@@ -101,9 +101,7 @@ async def test_what_is_no_prompt_is_neither_tokenised_nor_pinned(site: Site, gia
         site.inference.PinPrefix(pb.PinPrefixRequest(name="p", **either)),
     ]
     for call in calls:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        error = error_of(caught.value)
+        error = error_of(await refusal_of(call))
         assert isinstance(error, InvalidRequestError) and [each.field for each in error.violations] == [field]
 
 
@@ -117,10 +115,9 @@ async def test_a_message_above_the_limit_ends_its_call_alone(site: Site) -> None
     """gRPC says it itself, before anything of ours has seen the message: RESOURCE_EXHAUSTED."""
     async with grpc.aio.insecure_channel(site.address, options=channel_options(64 * MEGABYTES)) as channel:
         send: Any = channel.unary_stream("/quire.v1.Inference/Generate")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await send(bytes(PUBLIC_MESSAGE_BYTES + 1)).read()
-        assert isinstance(error_of(caught.value), OverloadedError)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        error = await refusal_of(send(bytes(PUBLIC_MESSAGE_BYTES + 1)).read())
+        assert isinstance(error_of(error), OverloadedError)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert tokens_in(await site.run(counting(10, 2))) == [11, 12]
 
 

@@ -18,6 +18,7 @@ from tests.bounded_fields import beyond, bounded_paths, message_at
 from tests.patience import patient
 from tests.scheduler.journal_setup import entries_of
 from tests.scheduler.raw_session import RawSession
+from tests.scheduler.refusals import refusal_of
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
 MEGABYTES = 1024 * 1024
@@ -45,9 +46,7 @@ async def test_every_rpc_refuses_what_is_beyond_its_bound_and_repeats_nothing_of
         call: Any = channel.unary_unary(method)
         for path, field in BOUNDED[method]:
             message, shown = message_at(METHODS[method], path, field, beyond(field, by=1))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(message.SerializeToString())
-            error = error_of(caught.value)
+            error = error_of(await refusal_of(call(message.SerializeToString())))
             assert isinstance(error, InvalidRequestError)
             assert [each.field for each in error.violations] == [shown]
             assert len(error.message) < 200
@@ -70,10 +69,9 @@ async def test_a_name_of_15_megabytes_is_not_echoed_by_any_lookup(site: Site) ->
     async with grpc.aio.insecure_channel(site.address, options=LARGE) as channel:
         for method, request in lookups.items():
             call: Any = channel.unary_unary(f"/quire.v1.{method}")
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(request.SerializeToString())
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert len(caught.value.details() or "") < 200
+            error = await refusal_of(call(request.SerializeToString()))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert len(error.details() or "") < 200
 
 
 async def test_on_a_session_what_is_beyond_a_bound_is_an_event_of_its_handle_and_the_others_go_on(site: Site) -> None:

@@ -5,7 +5,6 @@ import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-import grpc
 import pytest
 import structlog
 
@@ -15,6 +14,7 @@ from quire.v1 import inference_pb2 as pb
 from quire.v1 import worker_pb2
 from scheduler_svc.core.isolation import MAX_EXCUSED_LOSSES
 from tests.scheduler.journal_setup import until
+from tests.scheduler.refusals import refusal_of
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
@@ -52,10 +52,9 @@ def failed(request: worker_pb2.StepRequest) -> worker_pb2.StepResponse:
 
 async def run_poison(site: Site) -> str:
     """Run a poisonous request; return its error, which must be in its record too."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.run(counting(POISON, 20, "poison"))
+    refusal = await refusal_of(site.run(counting(POISON, 20, "poison")))
     record = await site.inference.GetRequest(pb.GetRequestRequest(request_id="poison"))
-    assert record.state == pb.REQUEST_STATE_FAILED and record.error in (caught.value.details() or "")
+    assert record.state == pb.REQUEST_STATE_FAILED and record.error in (refusal.details() or "")
     return record.error
 
 

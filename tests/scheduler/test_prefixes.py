@@ -25,7 +25,7 @@ from tests.scheduler.pinning import (
     refusal,
     unpin,
 )
-from tests.scheduler.refusals import code_of, retry_delay_s
+from tests.scheduler.refusals import code_of, refusal_of, retry_delay_s
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.scheduler.text_tokenizers import SPECIAL_TOKENS, byte_level_json, ours
@@ -195,10 +195,9 @@ async def test_without_a_worker_a_pin_is_to_be_asked_for_again(site: Site) -> No
             worker = await site.add_worker()
             await worker.stop()
             await site.until_nobody_is_left()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await pin(site)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert retry_delay_s(caught.value) == 1.0
+        error = await refusal_of(pin(site))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert retry_delay_s(error) == 1.0
     assert await pinned(site) == {}
 
 
@@ -227,9 +226,8 @@ async def test_a_prefix_must_leave_room_for_a_request_that_begins_with_it(site: 
 
 
 async def code_and_text(site: Site, request: pb.GenerateRequest) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.run(request)
-    return caught.value.code(), caught.value.details() or ""
+    error = await refusal_of(site.run(request))
+    return error.code(), error.details() or ""
 
 
 async def test_memory_that_was_promised_to_a_request_is_not_pinned(site: Site) -> None:

@@ -14,6 +14,7 @@ from scheduler_svc.workers.refusals import ASK_AGAIN_S, SAY_AGAIN_S, Refusals
 from scheduler_svc.workers.worker_link import WorkerLink
 from tests.scheduler.journal_setup import until
 from tests.scheduler.mortal_sites import speaking_worker
+from tests.scheduler.refusals import refusal_of
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
@@ -176,9 +177,8 @@ async def test_what_only_its_description_shows_is_asked_for_once_until_others_co
         await site.cluster.Register(other.registration(**said))
         await until(lambda: "other" not in site.workers.members)
         for _ in range(5):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await site.cluster.Register(other.registration(**said))
-            assert caught.value.details() == said_of_refusals(logs)[0]
+            error = await refusal_of(site.cluster.Register(other.registration(**said)))
+            assert error.details() == said_of_refusals(logs)[0]
         assert dialled.addresses.count(other.address) == 1
         await gone(site, first)
         await site.register(other)

@@ -17,7 +17,7 @@ from scheduler_svc.journal.store import EntryId, Record, RecordLimits, StoreUnav
 from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import redis_store, until
-from tests.scheduler.refusals import retry_delay_s
+from tests.scheduler.refusals import refusal_of, retry_delay_s
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 from tests.services import Service
 from tests.valkey import ValkeyProcess
@@ -31,11 +31,10 @@ async def site_on(valkey: ValkeyProcess, **options: Any) -> AsyncIterator[Site]:
 
 
 async def refused(call: Awaitable[object]) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert retry_delay_s(caught.value) == 1.0
-    return caught.value
+    error = await refusal_of(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert retry_delay_s(error) == 1.0
+    return error
 
 
 async def read_all(messages: AsyncIterator[pb.GenerateResponse]) -> list[pb.GenerateResponse]:

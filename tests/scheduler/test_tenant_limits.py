@@ -14,18 +14,17 @@ from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.prefixes.prefix_requests import PinLimits
 from tests.scheduler.journal_setup import until
 from tests.scheduler.pinning import blocks_of, pin, pin_request, unpin
-from tests.scheduler.refusals import code_of, retry_delay_s
+from tests.scheduler.refusals import code_of, refusal_of, retry_delay_s
 from tests.scheduler.scripted_worker import ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
 
 async def refused(call: Awaitable[Any], *words: str) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert (retry_delay_s(caught.value) or 0) > 0
+    error = await refusal_of(call)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (retry_delay_s(error) or 0) > 0
     for each in words:
-        assert each in (caught.value.details() or "")
+        assert each in (error.details() or "")
 
 
 async def busy_worker(site: Site) -> tuple[ScriptedWorker, "asyncio.Task[Any]"]:

@@ -13,7 +13,7 @@ from scheduler_svc.workers.worker_link import WorkerLink
 from scheduler_svc.workers.worker_loop import HUNG_AFTER_UNKNOWN_S
 from scheduler_svc.workers.workers import LEASE_MS
 from tests.scheduler.journal_setup import until
-from tests.scheduler.refusals import code_of
+from tests.scheduler.refusals import code_of, refusal_of
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
@@ -31,9 +31,7 @@ async def started(worker: ScriptedWorker, site: Site) -> ScriptedWorker:
 
 
 async def refusal(site: Site, worker: ScriptedWorker, **changes: object) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await site.cluster.Register(worker.registration(**changes))
-    return caught.value
+    return await refusal_of(site.cluster.Register(worker.registration(**changes)))
 
 
 async def test_a_registration_without_names_says_which_are_missing(site: Site) -> None:
