@@ -14,7 +14,7 @@ from quire.v1 import journal_pb2 as pb
 from scheduler_svc.journal.journal import Journal
 from scheduler_svc.journal.journal_entry import read_journal
 from scheduler_svc.journal.redis_store import RedisStore
-from scheduler_svc.journal.store import Record, RecordLimits, Store, StoreError
+from scheduler_svc.journal.store import EntryId, Record, RecordLimits, Store, StoreError
 from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.patience import patient
 
@@ -113,6 +113,14 @@ async def replay_of(store: Store) -> JournalReplay:
     replay = JournalReplay()
     async for entry_id, entry in read_journal(store):
         replay.apply(entry_id, entry)
+    return replay
+
+
+def replayed(*entries: pb.JournalEntry) -> JournalReplay:
+    """Replay of a journal that has these entries."""
+    replay = JournalReplay()
+    for seq, entry in enumerate(entries, start=1):
+        replay.apply(EntryId(1, seq), entry)
     return replay
 
 

@@ -18,7 +18,7 @@ from scheduler_svc.requests.recovery.journal_reading import (
     replay_journal,
 )
 from scheduler_svc.requests.recovery.journal_replay import BegunReplay, JournalReplay
-from tests.scheduler.journal_setup import put_records
+from tests.scheduler.journal_setup import put_records, replayed
 from tests.scheduler.test_standby import admission, finish
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -71,13 +71,6 @@ async def store() -> AsyncIterator[MemoryStore]:
     await made.close()
 
 
-def replay_of(*entries: journal_pb2.JournalEntry) -> JournalReplay:
-    replay = JournalReplay()
-    for seq, entry in enumerate(entries, start=1):
-        replay.apply(EntryId(1, seq), entry)
-    return replay
-
-
 def admitted(number: int, request_id: str = "", tenant: str = "") -> journal_pb2.JournalEntry:
     entry = journal_pb2.JournalEntry(admissions=[admission(number, request_id)])
     entry.admissions[0].request.tenant = tenant
@@ -90,7 +83,7 @@ def ended(number: int, finished_unix_ns: int) -> journal_pb2.JournalEntry:
 
 async def test_needed_are_requests_without_an_end_and_ends_without_a_record(store: MemoryStore) -> None:
     await put_records(store, {"r2": b""})
-    replay = replay_of(*(admitted(number) for number in (1, 2, 3)), ended(2, NOW_NS), ended(3, NOW_NS))
+    replay = replayed(*(admitted(number) for number in (1, 2, 3)), ended(2, NOW_NS), ended(3, NOW_NS))
     needed, ends = await find_needed(replay, store)
     assert ([each.number for each in needed], ends) == ([1, 3], [])
 
@@ -101,7 +94,7 @@ async def test_an_end_that_the_store_lost_is_that_of_the_record(store: MemorySto
         state=pb.REQUEST_STATE_FAILED, error="why", created_unix_ns=NOW_NS, timings=timings
     )
     await put_records(store, {"r1": journal_pb2.RequestRecord(response=response).SerializeToString()})
-    needed, ends = await find_needed(replay_of(admitted(1), admitted(2)), store)
+    needed, ends = await find_needed(replayed(admitted(1), admitted(2)), store)
     assert [each.number for each in needed] == [2]
     said = journal_pb2.Finish(sequence=1, state=pb.REQUEST_STATE_FAILED, error="why", finished_unix_ns=NOW_NS + 7)
     assert ends == [said]
@@ -109,7 +102,7 @@ async def test_an_end_that_the_store_lost_is_that_of_the_record(store: MemorySto
 
 async def test_a_request_whose_end_the_store_lost_goes_on_if_its_record_is_damaged(store: MemoryStore) -> None:
     await put_records(store, {"r1": b"\xff not a record"})
-    needed, ends = await find_needed(replay_of(admitted(1), admitted(2)), store)
+    needed, ends = await find_needed(replayed(admitted(1), admitted(2)), store)
     assert ([(each.number, each.replaces_record) for each in needed], ends) == ([(1, True), (2, False)], [])
 
 
@@ -122,11 +115,11 @@ async def test_a_record_that_expires_while_it_is_looked_up_ends_nothing(
         """No record any more."""
 
     monkeypatch.setattr(store, "get_record", expired)
-    assert await find_needed(replay_of(admitted(1)), store) == ([], [])
+    assert await find_needed(replayed(admitted(1)), store) == ([], [])
 
 
 async def test_an_admission_whose_client_came_again_is_withdrawn(store: MemoryStore) -> None:
-    needed, ends = await find_needed(replay_of(admitted(1, "same"), admitted(2, "same")), store)
+    needed, ends = await find_needed(replayed(admitted(1, "same"), admitted(2, "same")), store)
     assert [each.number for each in needed] == [2]
     assert [(each.sequence, each.withdrawn) for each in ends] == [(1, True)]
 
@@ -138,7 +131,7 @@ async def test_the_last_end_whose_record_was_dropped_bounds_those_of_its_tenant_
     records = [Record(request_id, "t", ended_ns, bytes(100)) for request_id, ended_ns in (("a", NOW_NS), ("b", NOW_NS))]
     await store.put_records(records, RecordLimits(max_tenant_bytes=1))
     assert await store.dropped_until(["t"]) == {"t": NOW_NS}
-    replay = replay_of(
+    replay = replayed(
         *(admitted(number, tenant="t") for number in (1, 2, 3)),
         admitted(4, tenant="other"),
         ended(1, NOW_NS),

@@ -7,13 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from quire.errors import UnavailableError
-from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.prefixes import pin_journal
 from scheduler_svc.requests.prefixes.pin_journal import PinJournal
 from scheduler_svc.requests.prefixes.prefix_pin import PrefixPin
-from scheduler_svc.requests.recovery.journal_replay import JournalReplay
 from tests.scheduler.gated_store import GatedStore
-from tests.scheduler.journal_setup import entries_of, running_journal, until
+from tests.scheduler.journal_setup import replay_of, running_journal, until
 
 
 def pin_of(name: str = "system") -> PrefixPin:
@@ -28,10 +26,7 @@ async def pins_on(store: GatedStore) -> AsyncIterator[PinJournal]:
 
 async def pinned_in(store: GatedStore) -> set[tuple[str, str]]:
     """Pins that a new leader finds."""
-    replay = JournalReplay()
-    for seq, (_, entry) in enumerate(await entries_of(store)):
-        replay.apply(EntryId(1, seq), entry)
-    return set(replay.pins)
+    return set((await replay_of(store)).pins)
 
 
 async def test_a_pin_is_needed_in_the_journal_until_its_removal_is_durable() -> None:

@@ -12,14 +12,14 @@ from common.arrays import pack_float32, pack_int32, pack_int64
 from quire.v1 import inference_pb2 as pb
 from quire.v1 import journal_pb2
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.journal.store import EntryId
 from scheduler_svc.requests.live.live_request import LiveRequest
 from scheduler_svc.requests.live.request_record import record_of, stream_of_record
 from scheduler_svc.requests.params.prompt_checks import ModelLimits
 from scheduler_svc.requests.params.served_model import ServedModel
-from scheduler_svc.requests.recovery.journal_replay import JournaledRequest, JournalReplay
+from scheduler_svc.requests.recovery.journal_replay import JournaledRequest
 from scheduler_svc.requests.recovery.rebuilding import arrival_times, rebuild_request
 from scheduler_svc.requests.recovery.textless_record import record_without_text
+from tests.scheduler.journal_setup import replayed
 from tests.scheduler.scripted_beams import searching
 from tests.scheduler.text_tokenizers import byte_level_json, ours
 
@@ -121,10 +121,7 @@ def journaled(request: pb.GenerateRequest, *entries: journal_pb2.JournalEntry, *
         model_fingerprint="m-1",
         **admission,
     )
-    replay = JournalReplay()
-    for seq, entry in enumerate([admitted, *entries], start=1):
-        replay.apply(EntryId(1, seq), entry)
-    return replay.requests[NUMBER]
+    return replayed(admitted, *entries).requests[NUMBER]
 
 
 def rebuilt(request: pb.GenerateRequest, *entries: journal_pb2.JournalEntry, **admission: Any) -> LiveRequest:

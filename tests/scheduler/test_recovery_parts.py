@@ -15,6 +15,7 @@ from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.journal.store import EntryId, JournalDamagedError
 from scheduler_svc.requests.live.beam_decoding import BeamDecoding
 from scheduler_svc.requests.recovery.journal_replay import JournalReplay
+from tests.scheduler.journal_setup import replayed
 
 FAR = 5_000_000_000  # a number of 2.5 years at 60 a second: more than 32 bits hold
 
@@ -27,13 +28,6 @@ def admitted(number: int, request_id: str, n: int = 1, fingerprint: str = "m") -
 
 def deltas(numbers: list[int], tokens: list[int]) -> journal_pb2.JournalEntry:
     return journal_pb2.JournalEntry(delta_sequences=pack_int64(numbers), delta_tokens=pack_int32(tokens))
-
-
-def replayed(*entries: journal_pb2.JournalEntry) -> JournalReplay:
-    replay = JournalReplay()
-    for seq, entry in enumerate(entries, start=1):
-        replay.apply(EntryId(1, seq), entry)
-    return replay
 
 
 def test_numbers_beyond_32_bits_name_sequences() -> None:
