@@ -513,9 +513,11 @@ def test_the_log_probabilities_of_an_output_fit_into_one_entry_of_the_journal(
     assert settle_length(settled(request_of(**asked), limits), 100, limits, fit) == most
     assert settle_length(settled(request_of(**wide), limits), 100, limits, fit) == fit - 100
     for field in ("max_tokens", "min_tokens"):
-        bounded = settled(request_of(**asked, stopping=pb.StoppingParams(**{field: most})), limits)
+        at_most: dict[str, Any] = {field: most}
+        bounded = settled(request_of(**asked, stopping=pb.StoppingParams(**at_most)), limits)
         assert settle_length(bounded, 100, limits, fit) == most
-        beyond = settled(request_of(**asked, stopping=pb.StoppingParams(**{field: most + 1})), limits)
+        above: dict[str, Any] = {field: most + 1}
+        beyond = settled(request_of(**asked, stopping=pb.StoppingParams(**above)), limits)
         with pytest.raises(InvalidRequestError, match=f"output.logprobs: is {num_top} .* of at most {most:,}"):
             settle_length(beyond, 100, limits, fit)
 
