@@ -80,6 +80,7 @@ class HotJournal:
                 newest = page[-1].entry_id if page else await self._store.last_entry_id()
                 goes_on = await self._continues_with(page[0]) if page else not self._is_led_below(newest)
                 if not goes_on:
+                    self._track_lag(has_caught_up=False)
                     if not await self._is_led_without_ours():
                         await self._track_forgotten()
                         await asyncio.sleep(_RETRY_S)  # the leader that begins there may know less than we do
