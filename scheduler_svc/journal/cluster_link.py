@@ -104,8 +104,8 @@ class ClusterLink:
     async def confirm_owner(self) -> None:
         """Return if most other nodes, and all that answer till then, say that the first slot is where we take it to be.
 
-        A node that was frozen or cut off does not know yet that its replica leads. Where there is no other node, as far
-        as is known, there is nothing to confirm. Raises StoreUnavailableError.
+        A node that was frozen or cut off does not know yet that its replica leads. Nobody needs to confirm the only
+        primary of a cluster, since no replica of it is elected. Raises StoreUnavailableError.
         """
         slot = self._slots[0]
         owner = self._owner(slot)
@@ -122,7 +122,8 @@ class ClusterLink:
                     said += owners
         await end_tasks(*waiting)
         await self._close_unused()
-        if num_others and (not said or any(each != owner for each in said)):
+        is_alone = not num_others or self._map.has_one_primary
+        if any(each != owner for each in said) or not (said or is_alone):
             self._map.record_failure(owner)
             raise StoreUnavailableError(f"{owner}: other nodes do not say that it has slot {slot}")
 

@@ -28,6 +28,8 @@ class SlotNodes(NamedTuple):
 class SlotMap:
     """Owners of the slots that a link needs; invariant: `_to_ask` has each known node once.
 
+    `has_one_primary`: one node has all slots of the cluster, as was told last. None of its replicas can be elected.
+
     Known are the seeds, and the nodes that were told last: those of a cluster may be replaced again and again.
     """
 
@@ -38,6 +40,7 @@ class SlotMap:
         self._to_ask = list(dict.fromkeys(self._seeds))
         self._nodes_of: dict[int, SlotNodes] = {}  # by slot
         self._owners: dict[int, NodeAddress] = {}  # by slot
+        self.has_one_primary = False
 
     def owner(self, slot: int) -> NodeAddress | None:
         """Node that has a slot; None: ask for it."""
@@ -65,18 +68,21 @@ class SlotMap:
         """Learn what a node told of all slots."""
         self._nodes_of.clear()
         self._owners.clear()
-        known = dict.fromkeys(self._seeds)
+        known, primaries = dict.fromkeys(self._seeds), set[NodeAddress]()
         for each in ranges:
+            primaries.add(each.primary)
             for slot in self._slots:
                 if each.first <= slot <= each.last:
                     self._nodes_of[slot], self._owners[slot] = each, each.primary
             known |= dict.fromkeys((each.primary, *each.replicas))
         asked = [node for node in self._to_ask if node in known]
         self._to_ask = list(dict.fromkeys([*asked, *known]))
+        self.has_one_primary = len(primaries) == 1
 
     def record_move(self, slot: int, node: NodeAddress) -> None:
         """Record that a slot is at another node now."""
         self._owners[slot] = node
+        self.has_one_primary = False
         if node not in self._to_ask:
             self._to_ask.append(node)
 

@@ -12,6 +12,7 @@ from tests.scheduler.scripted_cluster import (
     K1,
     OTHER_SLOT,
     SLOT,
+    THIRD_SLOT,
     Refusal,
     link_to,
     owned,
@@ -41,7 +42,7 @@ async def test_an_owner_is_not_confirmed_where_others_give_the_slot_to_nobody_or
     said: dict[int, int] | None,
 ) -> None:
     async with scripted_nodes(2) as (a, b), link_to(a, b) as link:
-        owned([a, b], {SLOT: [a], OTHER_SLOT: [a]})
+        owned([a, b], {SLOT: [a], OTHER_SLOT: [a], THIRD_SLOT: [b]})
         await link.call(pack("GET", K1))
         b.says = Refusal("ERR busy") if said is None else {slot: [a] for slot in said}
         with pytest.raises(StoreUnavailableError, match="other nodes do not say"):
@@ -50,7 +51,7 @@ async def test_an_owner_is_not_confirmed_where_others_give_the_slot_to_nobody_or
 
 async def test_an_owner_is_not_confirmed_by_itself_under_another_name_while_another_node_is_silent() -> None:
     async with scripted_nodes(3) as (a, b, c), link_to(a, b, c) as link:
-        owned([a, b, c], {SLOT: [a]})
+        owned([a, b, c], {SLOT: [a], THIRD_SLOT: [c]})
         await link.call(pack("GET", K1))
         b.own_id = "a"
         await c.stop()
@@ -80,6 +81,20 @@ async def test_the_only_node_of_a_cluster_needs_no_other_to_confirm_it() -> None
     async with scripted_nodes(1) as (a,), link_to(a) as link:
         owned([a], {SLOT: [a]})
         await link.call(pack("GET", K1))
+        await link.confirm_owner()
+
+
+async def test_the_only_primary_of_a_cluster_goes_on_though_its_replica_is_gone_and_not_where_that_took_over() -> None:
+    """Regression: entries waited for a dead replica for ever, since there was no other node to confirm the primary."""
+    async with scripted_nodes(2) as (a, b), link_to(a, b) as link:
+        owned([a, b], {SLOT: [a, b], OTHER_SLOT: [a, b]})
+        await link.call(pack("GET", K1))
+        b.says = {SLOT: [b, a], OTHER_SLOT: [b, a]}  # an administrator's doing
+        with pytest.raises(StoreUnavailableError, match="other nodes do not say"):
+            await link.confirm_owner()
+        owned([a, b], {SLOT: [a, b], OTHER_SLOT: [a, b]})
+        await link.call(pack("GET", K1))
+        await b.stop()
         await link.confirm_owner()
 
 

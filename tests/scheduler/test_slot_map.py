@@ -38,6 +38,20 @@ def test_the_owner_is_the_one_that_was_told_last(needed: set[int], told: list[li
         assert known.nodes_of(slot) == ((expected[0], NODES[-1]) if expected else ())
 
 
+def test_a_cluster_has_one_primary_as_long_as_no_other_is_told() -> None:
+    known = SlotMap([5], SEEDS)
+    assert not known.has_one_primary
+    known.learn([SlotNodes(0, 9, NODES[2], (NODES[3],)), SlotNodes(10, NUM_SLOTS - 1, NODES[2], ())])
+    assert known.has_one_primary
+    known.record_move(5, NODES[3])
+    assert not known.has_one_primary
+    known.learn([SlotNodes(0, NUM_SLOTS - 1, NODES[2], ())])
+    known.record_failure(NODES[2])
+    assert known.has_one_primary
+    known.learn([SlotNodes(0, 9, NODES[2], ()), SlotNodes(10, NUM_SLOTS - 1, NODES[3], ())])
+    assert not known.has_one_primary
+
+
 @given(st.lists(st.one_of(nodes.map(lambda node: ("moved", node)), nodes.map(lambda node: ("failed", node)))))
 def test_every_known_node_has_its_turn_whatever_happens_in_between(changes: list[tuple[str, NodeAddress]]) -> None:
     known = SlotMap([5], SEEDS)
