@@ -291,7 +291,7 @@ async def test_a_leader_hears_of_a_standby_once_that_has_read_the_journal(
 async def test_a_standby_that_has_not_read_the_journal_announces_itself_where_nobody_leads(
     valkey: ValkeyProcess, leases: RedisLeases
 ) -> None:
-    """So that no other scheduler comes for the same shard."""
+    """Others that do not see it would come for the same shard, too."""
     async with redis_store(valkey.url) as store, standing_by_held(valkey, leases, store):
         await until_announced(leases)
 
