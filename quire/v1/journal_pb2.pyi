@@ -435,7 +435,7 @@ class Preemption(_message.Message):
     sequence: _builtins.int
     """sequence of the request, as in its admission."""
     swapped: _builtins.bool
-    """swapped: its blocks were moved to the worker's host pool; else they will be computed again."""
+    """swapped is never set: a later leader computes the blocks again, whether they were moved to the host pool or not."""
     def __init__(
         self,
         *,
