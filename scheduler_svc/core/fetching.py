@@ -31,6 +31,7 @@ class Fetch:
     destination: WorkerState
     hashes: list[bytes]
     blocks: list[int]  # beside hashes: of the source
+    num_left: int = 0  # that the group lacks besides, since the destination had no memory for more
     num_come: int = 0  # the first of them, once the fetch has ended
     num_placed: int = 0  # the first of these, by plans of the destination
 
@@ -44,6 +45,7 @@ class BlockFetches:
         self._workers = workers
         self._under_way: dict[int, Fetch] = {}
         self._placing: dict[int, Fetch] = {}  # ended; not all that has come is in plans yet
+        self._continuing: dict[SequenceGroup, Fetch] = {}  # all is in plans; the next is to bring what is left
         self._started: list[Fetch] = []  # for the caller to carry
         self._last_id = 0
 
@@ -57,17 +59,22 @@ class BlockFetches:
     def begin(self, destination: WorkerState, group: SequenceGroup) -> bool:
         """Begin a fetch for a WAITING group that the destination could start now. False: it may be started.
 
-        A group is fetched for once at most before it starts, so that it cannot go round.
+        A group is fetched for once before it starts, so that it cannot go round; or again for what is left of a fetch.
         """
-        if group.fetch_id:
-            return False
+        return not group.fetch_id and self._begin(destination, group)
+
+    def _begin(self, destination: WorkerState, group: SequenceGroup, *, most: int | None = None) -> bool:
+        """Begin a fetch, unless the group lacks more than `most` blocks."""
         num_free = destination.num_fetchable_blocks
         if num_free <= 0:
             return False
-        found = _best_source(destination, group, self._workers.values(), num_free)
-        if found is None or not self.pays(destination, found[0], len(found[1])):
+        found = _best_source(destination, group, self._workers.values())
+        if found is None or (most is not None and len(found[1]) > most):
             return False
-        self._start(destination, group, *found)
+        source, blocks = found[0], dict(islice(found[1].items(), num_free))
+        if not self.pays(destination, source, len(blocks)):
+            return False
+        self._start(destination, group, source, blocks, num_left=len(found[1]) - len(blocks))
         return True
 
     def pays(self, destination: WorkerState, source: WorkerState, num_blocks: int) -> bool:
@@ -86,10 +93,16 @@ class BlockFetches:
         )
 
     def _start(
-        self, destination: WorkerState, group: SequenceGroup, source: WorkerState, blocks: dict[bytes, int]
+        self,
+        destination: WorkerState,
+        group: SequenceGroup,
+        source: WorkerState,
+        blocks: dict[bytes, int],
+        *,
+        num_left: int,
     ) -> None:
         self._last_id = self._last_id % MAX_FETCH_ID + 1
-        fetch = Fetch(self._last_id, group, source, destination, list(blocks), list(blocks.values()))
+        fetch = Fetch(self._last_id, group, source, destination, list(blocks), list(blocks.values()), num_left)
         source.blocks.share(fetch.blocks)
         source.read_by_fetches[fetch.fetch_id] = fetch.blocks
         destination.num_coming_fetched += len(blocks)
@@ -147,6 +160,20 @@ class BlockFetches:
                 if has_room and fetch.num_placed < fetch.num_come:
                     return
             self._settle(fetch)
+        for fetch in [each for each in self._continuing.values() if each.destination is worker]:
+            self._continue(fetch)
+
+    def _continue(self, last: Fetch) -> None:
+        """Begin the next fetch of a group once there is memory; have it start without where no row waits for that."""
+        worker, group = last.destination, last.group
+        is_wanted = _is_wanted(last) and bool(worker.running) and not worker.is_draining
+        if is_wanted and 2 * worker.num_fetchable_blocks < worker.max_fetched_blocks:
+            return  # for steps in flight: else it would come in many small parts
+        del self._continuing[group]
+        if _is_wanted(last):
+            self._queue.release(group)
+            if is_wanted:
+                self._begin(worker, group, most=last.num_left)
 
     def is_needed(self, fetch: Fetch) -> bool:
         """True while plans of the destination, in flight or to come, place blocks of a fetch that has ended."""
@@ -172,6 +199,7 @@ class BlockFetches:
 
     def leave(self, group: SequenceGroup) -> None:
         """Place no more for a group that is about to leave the queue."""
+        self._continuing.pop(group, None)
         fetch = self._placing.get(group.fetch_id)
         if fetch is not None and fetch.group is group:
             self._settle(fetch)
@@ -186,13 +214,22 @@ class BlockFetches:
         """Place no more on a worker that is gone."""
         for fetch in [each for each in self._placing.values() if each.destination is worker]:
             self._settle(fetch)
+        for fetch in [each for each in self._continuing.values() if each.destination is worker]:
+            del self._continuing[fetch.group]
+            if _is_wanted(fetch):
+                self._queue.release(fetch.group)
 
     def _settle(self, fetch: Fetch) -> None:
-        """Give up what the destination holds for a fetch: its group can start, and finds what has been placed."""
+        """Give up what the destination holds for a fetch: its group can start, and finds what has been placed.
+
+        Not if all was, and more is left to fetch.
+        """
         del self._placing[fetch.fetch_id]
         fetch.destination.num_coming_fetched -= len(fetch.blocks)
         fetch.destination.blocks.free(fetch.destination.placed_by_fetches.pop(fetch.fetch_id))
-        if _is_wanted(fetch):
+        if _is_wanted(fetch) and fetch.num_left and fetch.num_placed == len(fetch.blocks):
+            self._continuing[fetch.group] = fetch
+        elif _is_wanted(fetch):
             self._queue.release(fetch.group)
 
     def check(self) -> None:
@@ -205,7 +242,8 @@ class BlockFetches:
             assert worker.placed_by_fetches.keys() == {each.fetch_id for each in coming} & self._placing.keys()
         for group in self._queue:
             if group.state is GroupState.FETCHING:
-                fetch = self._under_way.get(group.fetch_id) or self._placing[group.fetch_id]
+                fetch = self._under_way.get(group.fetch_id) or self._placing.get(group.fetch_id)
+                fetch = fetch or self._continuing[group]
                 assert fetch.group is group, "a group waits for a fetch that is not under way"
 
     def _all(self) -> list[Fetch]:
@@ -217,7 +255,7 @@ def _is_wanted(fetch: Fetch) -> bool:
 
 
 def _best_source(
-    destination: WorkerState, group: SequenceGroup, workers: Iterable[WorkerState], max_blocks: int
+    destination: WorkerState, group: SequenceGroup, workers: Iterable[WorkerState]
 ) -> tuple[WorkerState, dict[bytes, int]] | None:
     """Return the worker that has most of the group cached beyond what the destination has, with its blocks by hash."""
     best: tuple[WorkerState, dict[bytes, int]] | None = None
@@ -228,7 +266,7 @@ def _best_source(
         blocks = _blocks_beyond(destination, members, worker)
         if len(blocks) > (len(best[1]) if best is not None else 0):
             best = worker, blocks
-    return None if best is None else (best[0], dict(islice(best[1].items(), max_blocks)))
+    return best
 
 
 def _blocks_beyond(

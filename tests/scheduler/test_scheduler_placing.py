@@ -1,5 +1,7 @@
 """Fetched blocks that several steps place, since these have rows of others. Blocks hold 4 tokens."""
 
+from typing import Any
+
 import pytest
 
 from scheduler_svc.core.fetching import Fetch
@@ -9,7 +11,7 @@ from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.worker_state import WorkerState
 from tests.scheduler.core_cluster import Cluster
-from tests.scheduler.test_scheduler_fetching import make_cluster, run, running_on_a
+from tests.scheduler.test_scheduler_fetching import PROMPT, make_cluster, run, running_on_a
 
 
 def coming_beside(cluster: Cluster, num_placed: int) -> tuple[SequenceGroup, Fetch]:
@@ -28,6 +30,21 @@ def coming_beside(cluster: Cluster, num_placed: int) -> tuple[SequenceGroup, Fet
     (fetch,) = cluster.fetches
     assert fetch.group is group
     return group, fetch
+
+
+def waiting_beside(cluster: Cluster, **options: Any) -> SequenceGroup:
+    """A group of which a has 12 blocks, in the queue of b, which has another to run."""
+    group = cluster.add_group(PROMPT, 1, 12)
+    run(cluster, "a", 6)
+    cluster.add_worker("b", num_blocks=100, block_format="f", **options)
+    cluster.scheduler.workers.drain_worker("a")
+    while cluster.in_flight["a"]:
+        cluster.complete("a")
+    cluster.scheduler.pause(group, keep_on_host=False)
+    cluster.add([9] * 3, 30)
+    run(cluster, "b", 2)
+    cluster.scheduler.resume(group)
+    return group
 
 
 def running_beside(cluster: Cluster, num_placed: int) -> tuple[SequenceGroup, Fetch]:
@@ -175,3 +192,58 @@ def test_a_group_whose_destination_is_gone_is_in_order_again_at_once() -> None:
     states = [group.state]
     cluster.remove_worker("b")
     assert [*states, group.state] == [GroupState.FETCHING, GroupState.WAITING]
+
+
+def fetched_parts(cluster: Cluster, group: SequenceGroup) -> list[int]:
+    """Have b go on until the group has started; return the sizes of its fetches."""
+    sizes = []
+    while group.state is not GroupState.RUNNING:
+        assert cluster.start("b") is not None
+        for fetch in list(cluster.fetches):
+            sizes.append(len(fetch.blocks))
+            cluster.end_fetch(fetch)
+        cluster.complete("b")
+        cluster.scheduler.check()
+    return sizes
+
+
+@pytest.mark.parametrize(("room", "sizes"), [(5, [5, 5, 2]), (11, [11, 1]), (12, [12])])
+def test_what_has_no_room_at_once_comes_in_parts_while_others_run(room: int, sizes: list[int]) -> None:
+    cluster = make_cluster(a={})
+    group = waiting_beside(cluster, max_fetched_blocks=room)
+    assert fetched_parts(cluster, group) == sizes
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+    assert group.num_recomputed_tokens == 0 and group.num_fetched_blocks == 12
+
+
+@pytest.mark.parametrize(
+    "event", ["the others end", "the destination drains", "a rollback", "a pause", "the source goes"]
+)
+def test_a_group_does_not_wait_for_the_next_part_of_a_fetch_in_vain(event: str) -> None:
+    cluster = make_cluster(a={})
+    group = waiting_beside(cluster, max_fetched_blocks=5)
+    other = cluster.sequences[-1]
+    cluster.start("b")
+    (fetch,) = cluster.fetches
+    cluster.end_fetch(fetch)
+    cluster.scheduler.check()
+    assert group.state is GroupState.FETCHING and not cluster.fetches
+    match event:
+        case "the others end":
+            cluster.scheduler.finish(other)
+        case "the destination drains":
+            cluster.add_worker("c", num_blocks=100)
+            cluster.scheduler.workers.drain_worker("b")
+        case "a rollback":
+            cluster.refuse_steps("b")
+        case "a pause":
+            cluster.scheduler.pause(group, keep_on_host=False)
+            cluster.scheduler.resume(group)
+        case _:
+            cluster.remove_worker("a")
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+    assert group.num_fetched_blocks == 5

@@ -45,6 +45,23 @@ def test_groups_are_handed_over_whole(options: dict[str, Any]) -> None:
     assert (computed(cluster, "p"), computed(cluster, "d")) == (42, 3 * 8)
 
 
+def test_a_prompt_longer_than_the_memory_for_fetches_is_not_computed_again_beside_those_that_decode() -> None:
+    cluster = make_cluster(1, p="prefill")
+    cluster.add_worker("d", num_blocks=60, block_format="f", role="decode", max_fetched_blocks=4)
+    decoding = cluster.add([7], 90)
+    while decoding.worker_id != "d":
+        for worker_id in "pd":
+            if cluster.start(worker_id) is not None:
+                cluster.complete(worker_id)
+        for fetch in list(cluster.fetches):
+            cluster.end_fetch(fetch)
+    long = cluster.add(PROMPT, 9)
+    cluster.run_until_idle()
+    cluster.assert_outputs_are_unconstrained()
+    cluster.assert_idle_and_unleaked()
+    assert long.group.num_fetched_blocks == 11 and long.group.num_recomputed_tokens == 0
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_worker_alone_does_everything(role: WorkerRole) -> None:
     cluster = make_cluster(w=role)
