@@ -175,6 +175,7 @@ class WorkerLoop:
 
     async def _send_due_steps(self) -> int:
         """Send the steps that are due. Returns the nanoseconds until the next decision; 0: it waits for news."""
+        self._carry_started()  # what a result, or the end of a fetch, has begun need not wait for the next decision
         if self._refused:
             if self._in_flight:
                 return 0  # the pipeline drains first

@@ -61,3 +61,32 @@ async def test_a_newcomer_is_in_the_step_behind_the_one_that_runs(device: str, i
         num_rows = [len(unpack_int32(step.rows)) for step in worker.steps[NUM_STEPS : NUM_STEPS + 2]]
         assert num_rows == ([2, 2] if is_late else [1, 2])
         await site.idle()
+
+
+async def test_a_fetch_that_has_begun_does_not_wait_for_the_next_decision() -> None:
+    carried: list[str] = []
+    async with running_site() as site:
+        worker = ScriptedWorker()
+        worker.description.device = "cpu"
+
+        def script(request: worker_pb2.StepRequest) -> Answer:
+            if len(worker.steps) == NUM_STEPS:
+                worker.may_answer.clear()
+            response = worker.execute(request)
+            response.exec_ns = response.queue_ns = HOUR_NS
+            return response
+
+        worker.script = script
+        await site.start_worker(worker)
+        running = asyncio.create_task(site.run(counting(10, 40)))
+        await until(lambda: len(worker.steps) == NUM_STEPS)
+        loop = site.workers.members["w1"].loop
+        assert loop is not None
+        await until(lambda: loop._is_delaying)
+        loop._carry_started = lambda: carried.append("carried")
+        site.engine.wake_workers()
+        await until(lambda: bool(carried))
+        assert loop._is_delaying, "no step was decided for that"
+        worker.may_answer.set()
+        assert tokens_in(await running) == list(range(11, 51))
+        await site.idle()
