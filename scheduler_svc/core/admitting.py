@@ -112,7 +112,7 @@ class GroupStarter:
                 continue
             if not is_too_late(group, workers, now_s):
                 return group
-            self._queue.defer_head(phases)
+            self._queue.defer_head(phases, is_late=True)
         return None
 
     def _first_for(

@@ -143,7 +143,7 @@ class PresentWorkers:
         Before the first call `auto` recomputes, and only a deadline that has passed keeps a group from being started.
         """
         self._workers[worker_id].costs = costs
-        self._places.waiting.restore_deferred()  # a group that seemed too late may be in time
+        self._places.waiting.restore_late()  # a group that seemed too late may be in time
 
     def num_sequences_on(self, worker_id: str) -> int:
         """Count the sequences that run on a worker, those preempted and still bound to it, and fetches from it."""

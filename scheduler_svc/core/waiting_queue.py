@@ -24,7 +24,7 @@ class WaitingQueue:
 
     def __init__(self, policy: OrderPolicy = "fcfs") -> None:
         self._policy: OrderPolicy = policy
-        self._deferred: dict[SequenceGroup, None] = {}
+        self._deferred: dict[SequenceGroup, bool] = {}  # whether that is for its deadline
         self._fetching: dict[SequenceGroup, None] = {}
         self._quarantined: dict[SequenceGroup, None] = {}  # those with a cohort
         self._heaps: dict[Phase, list[_Entry]] = {phase: [] for phase in Phase}
@@ -134,13 +134,13 @@ class WaitingQueue:
         """Number of groups in order that would be served before a group that arrives now."""
         return self._ranks.num_below(newcomers_rank(self._policy, priority, deadline_s))
 
-    def defer_head(self, phases: Collection[Phase] = BOTH_PHASES) -> None:
-        """Skip the head until something changes."""
+    def defer_head(self, phases: Collection[Phase] = BOTH_PHASES, *, is_late: bool = False) -> None:
+        """Skip the head until something changes; `is_late`: the costs, by which it cannot meet its deadline."""
         group = self.peek(phases)
         assert group is not None, "the head of an empty queue"
         self._remove_from_order(group)
         group.move_to(GroupState.DEFERRED)
-        self._deferred[group] = None
+        self._deferred[group] = is_late
 
     def restore_deferred(self) -> None:
         """Put every deferred group in order again."""
@@ -148,6 +148,13 @@ class WaitingQueue:
             group.move_to(GroupState.WAITING)
             self._add_entry(group)
         self._deferred.clear()
+
+    def restore_late(self) -> None:
+        """Put those that were deferred for their deadlines in order again."""
+        for group in [group for group, is_late in self._deferred.items() if is_late]:
+            del self._deferred[group]
+            group.move_to(GroupState.WAITING)
+            self._add_entry(group)
 
     def hold(self, group: SequenceGroup) -> None:
         """Skip a WAITING group until `release`: blocks of it pass from one worker to another."""
@@ -219,7 +226,7 @@ class WaitingQueue:
         }
         assert self._phases.keys() == self._entries.keys()
         assert listed == {group: group.state for group in self._sizes}, "a group is listed against its state"
-        aside = (self._deferred, self._fetching, self._quarantined)
+        aside: tuple[Collection[SequenceGroup], ...] = (self._deferred, self._fetching, self._quarantined)
         assert len(self._entries) + sum(map(len, aside)) == len(self._sizes)
         assert self._sizes == {group: _size_of(group) for group in self._sizes}, "a group is counted as it was"
         assert self.num_sequences == sum(num_sequences for num_sequences, _ in self._sizes.values())

@@ -2,6 +2,8 @@
 
 import pytest
 
+from scheduler_svc.core.group_state import GroupState
+from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.scheduler_config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup
 from tests.scheduler.core_cluster import Cluster
@@ -120,3 +122,21 @@ def test_a_worker_back_in_service_takes_new_work_again() -> None:
     assert cluster.start("a") is None
     cluster.scheduler.workers.undo_drain("a")
     assert cluster.start("a") is not None
+
+
+def test_new_costs_put_only_those_in_order_again_that_seemed_too_late() -> None:
+    """Groups in order that no worker may take: the next plan looks at each of them."""
+    cluster = make_cluster({"w": 40})
+    costs = PreemptionCosts(prefill_tokens_per_s=1.0)
+    cluster.scheduler.workers.record_costs("w", costs)
+    late = cluster.add([1] * 8, 2, deadline_s=5.0)
+    assert cluster.start("w") is None
+    cluster.scheduler.workers.drain_worker("w")
+    others = [cluster.add([number + 2], 2) for number in range(3)]
+    assert cluster.start("w") is None
+    assert [each.group.state for each in (late, *others)] == [GroupState.DEFERRED] * 4
+    cluster.scheduler.workers.record_costs("w", costs)
+    cluster.scheduler.check()
+    assert [each.group.state for each in (late, *others)] == [GroupState.WAITING] + [GroupState.DEFERRED] * 3
+    cluster.scheduler.workers.undo_drain("w")
+    assert [each.group.state for each in others] == [GroupState.WAITING] * 3
