@@ -397,8 +397,8 @@ def test_the_output_is_bounded_by_what_context_or_memory_leave() -> None:
 LONG = replace(LIMITS, max_model_len=1 << 20)
 
 
-def carried(sampling: pb.SamplingParams, num_prompt_tokens: int, bound: int, **stopping: int) -> int:
-    params = settled(request_of(sampling=sampling, stopping=pb.StoppingParams(**stopping)), LONG)
+def carried(sampling: pb.SamplingParams, num_prompt_tokens: int, bound: int, max_tokens: int | None = None) -> int:
+    params = settled(request_of(sampling=sampling, stopping=pb.StoppingParams(max_tokens=max_tokens)), LONG)
     return bound_by_step(params, num_prompt_tokens, bound)
 
 
