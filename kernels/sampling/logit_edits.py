@@ -7,6 +7,7 @@ and no parameters of requests.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from kernels.sampling.penalty_reference import PenaltyRows
@@ -44,8 +45,13 @@ class LogitEdits:
 
 
 def with_masks(edits: LogitEdits | None, masks: TokenMasks | None) -> LogitEdits | None:
-    """Add masks to the other edits of the same rows; None if there is neither."""
-    return edits if masks is None else replace(edits or LogitEdits(), masks=masks)
+    """Add masks to the other edits, of other rows than have masks already; None if there are neither."""
+    if masks is None or edits is None:
+        return edits if masks is None else LogitEdits(masks=masks)
+    if edits.masks is not None:
+        pairs = zip((edits.masks.rows, edits.masks.words), (masks.rows, masks.words), strict=True)
+        masks = TokenMasks(*map(torch.cat, pairs))
+    return replace(edits, masks=masks)
 
 
 def apply_edits(logits: Tensor, edits: LogitEdits, penalise: Penalise, token_table: Tensor) -> None:

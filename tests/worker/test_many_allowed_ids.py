@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from common.bounds import MOST_ALLOWED
 from common.sampling_params import SequenceSampling
 from common.step import SequenceState, Step
 from common.step_codec import step_from_pb, step_to_pb
-from kernels.sampling.logit_edits import apply_edits
+from kernels.sampling.logit_edits import TokenMasks, apply_edits, with_masks
 from kernels.sampling.penalty_reference import penalise
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.requests.params.prompt_checks import ModelLimits
@@ -104,3 +105,49 @@ def test_rows_with_many_allowed_ids_are_edited_in_the_time_of_a_few_looks_at_eac
     assert (edited[:, : IDS.start] == -torch.inf).all()
     took_s = least_s(edit_rows)
     assert took_s < 4 * one_look_s(samples)
+
+
+class CountingUpload(DirectUpload):
+    """Counts what is sent."""
+
+    num_bytes = 0
+
+    def add(self, values: npt.NDArray[np.generic]) -> Tensor:
+        self.num_bytes += values.nbytes
+        return super().add(values)
+
+
+def test_a_step_sends_a_bit_for_each_token_where_many_ids_are_allowed(samples: list[SequenceSampling]) -> None:
+    """Regression: 128 samples with as many ids as are taken sent 134 MB with each step."""
+    columns, upload = SamplingColumns(NUM_SAMPLES, VOCAB_SIZE), CountingUpload(torch.device("cpu"))
+    for seat, sampling in enumerate(samples):
+        columns.place(seat, sampling, 1)
+    seats = np.arange(NUM_SAMPLES)
+    pack_edits(upload, columns, seats, seats + 1)
+    assert upload.num_bytes < 1.1 * NUM_SAMPLES * VOCAB_SIZE / 8
+
+
+@pytest.mark.parametrize("num_ids", [1, 9, 10, 11, 40, 1000])
+def test_rows_are_the_same_however_their_allowed_ids_are_sent(num_ids: int) -> None:
+    """Few as ids, many as bits, beside rows without any, and with masks of grammars."""
+    vocab_size, num_rows = 1290, 5  # whole words and a part of one
+    generator = np.random.default_rng(num_ids)
+    columns, upload = SamplingColumns(num_rows, vocab_size), DirectUpload(torch.device("cpu"))
+    allowed = {row: generator.choice(vocab_size, num_ids, replace=False) for row in (0, 2, 3)}
+    for seat in range(num_rows):
+        ids = allowed[seat].tolist() if seat in allowed else None
+        bias = ((5, 1.5),) if seat != 4 else ()
+        columns.place(seat, SequenceSampling(seed=1, allowed_token_ids=ids, logit_bias=bias), 1)
+    bits = generator.random((1, vocab_size)) < 0.5
+    words = np.packbits(np.pad(bits, ((0, 0), (0, -vocab_size % 32))), axis=1, bitorder="little").view(np.int32)
+    seats = np.arange(num_rows)
+    edits = with_masks(pack_edits(upload, columns, seats, seats + 1), TokenMasks(torch.tensor([4]), upload.add(words)))
+    assert edits is not None
+    logits = torch.randn(num_rows, vocab_size)
+    expected = logits.clone()
+    expected[:4, 5] += 1.5
+    for row, kept in allowed.items():
+        expected[row, np.setdiff1d(np.arange(vocab_size), kept)] = -torch.inf
+    expected[4, ~torch.from_numpy(bits[0])] = -torch.inf
+    apply_edits(logits, edits, penalise, torch.zeros((1, 1), dtype=torch.int32))
+    assert torch.equal(logits, expected)

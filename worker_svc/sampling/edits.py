@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from kernels.sampling.logit_edits import LogitEdits, TokenPairs
+from kernels.sampling.logit_edits import LogitEdits, TokenMasks, TokenPairs
 from kernels.sampling.penalty_reference import PenaltyRows
 from worker_svc.sampling.sampling_columns import EditedIds, Feature, SamplingColumns
 from worker_svc.steps.step_check import BoolArray, IntArray
@@ -30,8 +30,9 @@ def pack_edits(upload: Upload, columns: SamplingColumns, seats: IntArray, positi
         biased=_pack_pairs(upload, is_biased, [ids.biased for ids in edited]),
         biases=_pack_biases(upload, is_biased, edited),
         penalties=_pack_penalties(upload, columns, seats, positions, features & Feature.PENALTIES != 0),
+        masks=_pack_masks(upload, features & Feature.ALLOWED_MASK != 0, edited),
     )
-    kinds = (packed.allowed, packed.suppressed, packed.biased, packed.penalties)
+    kinds = (packed.allowed, packed.suppressed, packed.biased, packed.penalties, packed.masks)
     return packed if any(kind is not None for kind in kinds) else None
 
 
@@ -42,6 +43,12 @@ def _pack_pairs(upload: Upload, is_on: BoolArray, token_ids: Sequence[IntArray])
     some_ids = [token_ids[row] for row in rows.tolist()]
     pairs = np.repeat(rows, [len(ids) for ids in some_ids])
     return TokenPairs(upload.add(pairs), upload.add(np.concatenate(some_ids)))
+
+
+def _pack_masks(upload: Upload, is_on: BoolArray, edited: Sequence[EditedIds]) -> TokenMasks | None:
+    rows = np.flatnonzero(is_on)
+    words = [mask for row in rows.tolist() if (mask := edited[row].mask) is not None]
+    return TokenMasks(upload.add(rows), upload.add(np.stack(words))) if words else None
 
 
 def _pack_biases(upload: Upload, is_on: BoolArray, edited: Sequence[EditedIds]) -> Tensor | None:

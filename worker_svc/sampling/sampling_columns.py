@@ -19,6 +19,7 @@ from kernels.sampling.sampling import NO_THRESHOLD, min_p_thresholds
 from worker_svc.steps.step_check import IntArray
 
 Float32Array = npt.NDArray[np.float32]
+WordArray = npt.NDArray[np.int32]
 
 
 class Feature(IntFlag):
@@ -33,8 +34,9 @@ class Feature(IntFlag):
     LOGPROBS = 64
     GRAMMAR = 128
     FORCES_TEXT = 256
+    ALLOWED_MASK = 512
 
-    EDITS = PENALTIES | ALLOWED_IDS | SUPPRESSED_IDS | BIAS
+    EDITS = PENALTIES | ALLOWED_IDS | ALLOWED_MASK | SUPPRESSED_IDS | BIAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,10 @@ class EditedIds:
     suppressed: IntArray
     biased: IntArray  # distinct
     biases: Float32Array  # beside `biased`
+    mask: WordArray | None = None  # many allowed ids instead, a bit for each token, as `TokenMasks` has them
 
 
+_WORD_BITS = 32
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
 _NO_IDS = EditedIds(_NONE, _NONE, _NONE, _NONE.astype(np.float32))
 
@@ -74,7 +78,9 @@ class SamplingColumns:
             self.place(state.seat, state.sampling, state.num_prompt_tokens)
 
     def place(self, seat: int, sampling: SequenceSampling, num_prompt_tokens: int) -> None:
-        self.features[seat] = self._features(sampling)
+        """Set the columns of a seat."""
+        edited = self.edited_ids[seat] = _edited_ids(sampling, self.vocab_size)
+        self.features[seat] = self._features(sampling, edited)
         self.temperatures[seat] = sampling.temperature
         self.floors[seat] = _floor(sampling.min_p)
         self.top_k[seat] = self._top_k(sampling)
@@ -87,7 +93,6 @@ class SamplingColumns:
         self.suppressed_until[seat] = sampling.suppressed_until
         self.num_logprobs[seat] = sampling.num_logprobs or 0
         self.num_prompt_tokens[seat] = num_prompt_tokens
-        self.edited_ids[seat] = _edited_ids(sampling)
         self._keys[seat] = partial_keys([sampling.seed], [sampling.sample_index])[0]
 
     def keys(self, seats: IntArray, positions: IntArray) -> IntArray:
@@ -97,13 +102,14 @@ class SamplingColumns:
     def _top_k(self, sampling: SequenceSampling) -> int:
         return self.vocab_size if sampling.top_k is None else min(sampling.top_k, self.vocab_size)
 
-    def _features(self, sampling: SequenceSampling) -> Feature:
+    def _features(self, sampling: SequenceSampling, edited: EditedIds) -> Feature:
         selects = self._top_k(sampling) < self.vocab_size or sampling.top_p < 1
         is_on = {
             Feature.DRAWS: not sampling.is_greedy,
             Feature.SELECTS: not sampling.is_greedy and selects,
             Feature.PENALTIES: sampling.has_penalties,
-            Feature.ALLOWED_IDS: bool(sampling.allowed_token_ids),
+            Feature.ALLOWED_IDS: len(edited.allowed) > 0,
+            Feature.ALLOWED_MASK: edited.mask is not None,
             Feature.SUPPRESSED_IDS: bool(sampling.suppressed_token_ids),
             Feature.BIAS: bool(sampling.logit_bias),
             Feature.LOGPROBS: sampling.num_logprobs is not None,
@@ -121,15 +127,25 @@ def _floor(min_p: float) -> float:
     return min_p_thresholds(torch.tensor([min_p], dtype=torch.float64)).item() if min_p else NO_THRESHOLD
 
 
-def _edited_ids(sampling: SequenceSampling) -> EditedIds:
+def _mask_of(token_ids: IntArray, vocab_size: int) -> WordArray:
+    bits = np.zeros(-(-vocab_size // _WORD_BITS) * _WORD_BITS, dtype=np.bool_)
+    bits[token_ids] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _edited_ids(sampling: SequenceSampling, vocab_size: int) -> EditedIds:
     if not (sampling.allowed_token_ids or sampling.suppressed_token_ids or sampling.logit_bias):
         return _NO_IDS
     biases: dict[int, float] = {}
     for token_id, bias in sampling.logit_bias:
         biases[token_id] = biases.get(token_id, 0.0) + bias
+    allowed = np.array(sampling.allowed_token_ids or (), dtype=np.int64)
+    # Row and id of each take more than a bit for each token; a grammar's mask is the only one that a row may have.
+    has_mask = 2 * allowed.nbytes > vocab_size // 8 and not sampling.grammar
     return EditedIds(
-        allowed=np.array(sampling.allowed_token_ids or (), dtype=np.int64),
+        allowed=_NONE if has_mask else allowed,
         suppressed=np.array(sampling.suppressed_token_ids, dtype=np.int64),
         biased=np.array(list(biases), dtype=np.int64),
         biases=np.array(list(biases.values()), dtype=np.float32),
+        mask=_mask_of(allowed, vocab_size) if has_mask else None,
     )
