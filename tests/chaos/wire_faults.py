@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from tests.chaos.client_load import ClientLoad
-from tests.chaos.deployment import Deployment, logged
+from tests.chaos.deployment import Deployment
 from tests.chaos.proxy import Direction, Proxy
 from tests.chaos.scenario import NOTHING_LOST, Figures, speed
 from tests.chaos.stage import Scenario, Stage
+from tests.chaos.worker_faults import moments_of_loss
 from tests.services import free_address
 
 APART_S = 10.0  # longer than a worker's lease
@@ -67,21 +68,13 @@ async def _apart(stage: Stage, directions: tuple[Direction, ...], *, and_registr
     wires.steps.hold(*directions)
     if and_registrations:
         wires.registrations.hold(*directions)
-    detected_s = await logged(deployment.scheduler, "worker lost", struck_s)
-    recovered_s = await load.all_went_on_after(detected_s)
+    moments = await moments_of_loss(deployment, load, struck_s)
     await asyncio.sleep(max(0.0, struck_s + APART_S - time.monotonic()))
     wires.steps.heal()
     wires.registrations.heal()
     await deployment.until_driven("worker-0", "worker-1")
     await load.until_flowing()
-    return await stage.figures(
-        load,
-        deployment,
-        struck_s=struck_s,
-        detected_s=detected_s,
-        recovered_s=recovered_s,
-        struck_sequences=num_struck,
-    )
+    return await stage.figures(load, deployment, **moments, struck_sequences=num_struck)
 
 
 async def steps_are_damaged(stage: Stage) -> Figures:

@@ -6,7 +6,8 @@ import statistics
 import time
 
 from benchmarks.report import percentile
-from tests.chaos.deployment import logged
+from tests.chaos.client_load import ClientLoad
+from tests.chaos.deployment import Deployment, logged
 from tests.chaos.scenario import NOTHING_LOST, Figures, speed
 from tests.chaos.stage import STANDARD_WORKERS, Scenario, Stage
 
@@ -14,20 +15,18 @@ AWAY_S = 5.0  # until a killed worker is started again
 FROZEN_S = 30.0
 
 
+async def moments_of_loss(deployment: Deployment, load: ClientLoad, struck_s: float) -> dict[str, float]:
+    """Moments at which a worker was struck, was missed, and all that it had computed went on; waits until then."""
+    detected_s = await logged(deployment.scheduler, "worker lost", struck_s)
+    recovered_s = await load.all_went_on_after(detected_s)
+    return {"struck_s": struck_s, "detected_s": detected_s, "recovered_s": recovered_s}
+
+
 async def one_of_two_is_killed(stage: Stage) -> Figures:
     deployment, load = await stage.flowing()
     victim, num_struck = await deployment.until_busy(*STANDARD_WORKERS)
-    struck_s = deployment.workers[victim].kill()
-    detected_s = await logged(deployment.scheduler, "worker lost", struck_s)
-    recovered_s = await load.all_went_on_after(detected_s)
-    return await stage.figures(
-        load,
-        deployment,
-        struck_s=struck_s,
-        detected_s=detected_s,
-        recovered_s=recovered_s,
-        struck_sequences=num_struck,
-    )
+    moments = await moments_of_loss(deployment, load, deployment.workers[victim].kill())
+    return await stage.figures(load, deployment, **moments, struck_sequences=num_struck)
 
 
 async def the_only_one_is_killed(stage: Stage) -> Figures:
@@ -57,20 +56,12 @@ async def one_is_frozen(stage: Stage) -> Figures:
     victim, num_struck = await deployment.until_busy(*STANDARD_WORKERS)
     frozen = deployment.workers[victim]
     struck_s = frozen.send(signal.SIGSTOP)
-    detected_s = await logged(deployment.scheduler, "worker lost", struck_s)
-    recovered_s = await load.all_went_on_after(detected_s)
+    moments = await moments_of_loss(deployment, load, struck_s)
     await asyncio.sleep(max(0.0, struck_s + FROZEN_S - time.monotonic()))
     thawed_s = frozen.send(signal.SIGCONT)
     await logged(deployment.scheduler, "worker ready", thawed_s)  # it is used again
     await load.until_flowing()
-    return await stage.figures(
-        load,
-        deployment,
-        struck_s=struck_s,
-        detected_s=detected_s,
-        recovered_s=recovered_s,
-        struck_sequences=num_struck,
-    )
+    return await stage.figures(load, deployment, **moments, struck_sequences=num_struck)
 
 
 async def one_is_slow(stage: Stage) -> Figures:
