@@ -13,7 +13,7 @@ from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import Record, RecordLimits
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
-from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
+from tests.scheduler.mortal_sites import Client, Lives, lives_on
 from tests.scheduler.refusals import code_of
 from tests.scheduler.sample_outputs import record_of
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
@@ -24,14 +24,10 @@ LONG = 200
 
 @asynccontextmanager
 async def lives_of(store: MemoryStore | None = None) -> AsyncIterator[Lives]:
-    lives = Lives(store or MemoryStore())
-    lives.workers.append(speaking_worker())
-    try:
+    async with lives_on(store or MemoryStore()) as lives:
         await lives.begin()
         await lives.add_workers()
         yield lives
-    finally:
-        await lives.close()
 
 
 async def delete(site: Site, request_id: str = "r") -> None:

@@ -13,7 +13,7 @@ from scheduler_svc.journal.memory_store import MemoryStore
 from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
-from tests.scheduler.mortal_sites import Client, Lives, SlowStore, run_through_deaths, speaking_worker
+from tests.scheduler.mortal_sites import Client, Lives, SlowStore, lives_on, run_through_deaths, speaking_worker
 from tests.scheduler.refusals import code_of, refusal_of
 from tests.scheduler.sample_outputs import record_of
 from tests.scheduler.scripted_beams import of_kind
@@ -191,10 +191,8 @@ async def test_nobody_who_shuts_down_waits_for_paused_requests(site: Site) -> No
 
 @pytest.fixture
 async def lives() -> AsyncIterator[Lives]:
-    made = Lives(MemoryStore())
-    made.workers.append(speaking_worker())
-    yield made
-    await made.close()
+    async with lives_on(MemoryStore()) as made:
+        yield made
 
 
 def lasting(request_id: str, max_tokens: int) -> pb.GenerateRequest:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import until
-from tests.scheduler.mortal_sites import Lives, SlowStore, speaking_worker
+from tests.scheduler.mortal_sites import Lives, SlowStore, lives_on
 from tests.scheduler.pinning import (
     PREFIX,
     beginning,
@@ -28,12 +28,8 @@ from tests.scheduler.test_restatements import LossyStore
 
 @pytest.fixture
 async def lives() -> AsyncIterator[Lives]:
-    made = Lives(LossyStore(random.Random(1)), restate_entries=5, trim_every=2, probe_every_s=0.02)
-    made.workers.append(speaking_worker(num_blocks=64))
-    try:
+    async with lives_on(LossyStore(random.Random(1)), restate_entries=5, trim_every=2, probe_every_s=0.02) as made:
         yield made
-    finally:
-        await made.close()
 
 
 async def test_pins_outlive_the_scheduler_until_they_are_taken_back(lives: Lives) -> None:
@@ -133,9 +129,7 @@ async def test_a_pin_is_told_of_when_it_is_durable_and_so_is_its_end() -> None:
 
 async def test_one_that_is_unpinned_while_the_store_is_away_stays_so() -> None:
     store = SlowStore(random.Random(2))
-    lives = Lives(store)
-    lives.workers.append(speaking_worker())
-    try:
+    async with lives_on(store) as lives:
         site = await lives.begin()
         await lives.add_workers()
         await pin(site)
@@ -145,5 +139,3 @@ async def test_one_that_is_unpinned_while_the_store_is_away_stays_so() -> None:
         assert not site.journal.stats.num_needed
         await lives.die()
         assert await pinned(await lives.begin()) == {}
-    finally:
-        await lives.close()

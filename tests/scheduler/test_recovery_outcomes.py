@@ -12,7 +12,7 @@ from quire.v1 import journal_pb2
 from scheduler_svc.journal.memory_store import MemoryStore
 from scheduler_svc.journal.store import Record, RecordLimits
 from tests.scheduler.journal_setup import put_records, until
-from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
+from tests.scheduler.mortal_sites import Client, Lives, lives_on, speaking_worker
 from tests.scheduler.sample_outputs import assert_recorded, record_of
 from tests.scheduler.scripted_beams import of_kind
 from tests.scheduler.serving_site import counting
@@ -33,10 +33,8 @@ class RecordlessStore(MemoryStore):
 @pytest.mark.parametrize("kind", range(5))
 async def test_an_end_that_was_seen_is_recorded_as_it_was_seen(kind: int) -> None:
     store = RecordlessStore()
-    lives = Lives(store, preempt_every=3)
-    lives.workers.append(speaking_worker(num_blocks=64))
     clients = [Client(of_kind(kind, 10 * i, 30, f"r{i}", random.Random(i))) for i in range(4)]
-    try:
+    async with lives_on(store, preempt_every=3) as lives:
         site = await lives.begin()
         await lives.add_workers()
         await asyncio.gather(*(client.come(site) for client in clients))
@@ -58,16 +56,12 @@ async def test_an_end_that_was_seen_is_recorded_as_it_was_seen(kind: int) -> Non
             assert_recorded(record, client.seen)
             assert (record.timings, record.memory) == (client.seen.end.timings, client.seen.end.memory)
         assert not site.engine.live
-    finally:
-        await lives.close()
 
 
 async def test_an_end_without_its_text_keeps_what_was_said_of_it() -> None:
     store = RecordlessStore()
-    lives = Lives(store, model_patience_s=0.0)
-    lives.workers.append(speaking_worker(num_blocks=64))
     client = Client(of_kind(0, 10, 30, "r", random.Random(1)))
-    try:
+    async with lives_on(store, model_patience_s=0.0) as lives:
         site = await lives.begin()
         await lives.add_workers()
         await client.come(site)
@@ -85,8 +79,6 @@ async def test_an_end_without_its_text_keeps_what_was_said_of_it() -> None:
         assert "its text is lost" in record.error
         assert journaled is not None and journaled.finish is not None
         assert not journaled.finish.error  # said again, the end is what it was
-    finally:
-        await lives.close()
 
 
 async def test_what_is_said_of_a_request_that_goes_on_is_of_its_first_run_or_nothing() -> None:

@@ -16,7 +16,7 @@ from scheduler_svc.journal.store import EntryId, JournalDamagedError, Record, Re
 from tests.patience import patient
 from tests.scheduler.gated_store import GatedStore
 from tests.scheduler.journal_setup import entries_of, until
-from tests.scheduler.mortal_sites import Client, Lives, speaking_worker
+from tests.scheduler.mortal_sites import Client, Lives, lives_on, speaking_worker
 from tests.scheduler.raw_session import RawSession
 from tests.scheduler.refusals import code_of, refusal_of
 from tests.scheduler.sample_outputs import assert_recorded, record_of, sampled
@@ -39,10 +39,8 @@ class ForgetfulStore(MemoryStore):
 
 @pytest.fixture
 async def lives() -> AsyncIterator[Lives]:
-    made = Lives(ForgetfulStore(), model_patience_s=0.3)
-    made.workers.append(speaking_worker())
-    yield made
-    await made.close()
+    async with lives_on(ForgetfulStore(), model_patience_s=0.3) as made:
+        yield made
 
 
 async def begun(lives: Lives, request: pb.GenerateRequest, num_steps: int = 4) -> tuple[Client, Site]:
@@ -221,9 +219,7 @@ async def test_a_worker_of_another_model_is_kept_away_for_a_while_and_then_what_
 async def test_a_submission_that_was_told_to_come_back_leaves_its_id_to_the_one_that_came() -> None:
     """Both are durable when the scheduler dies; the first was never started."""
     store = GatedStore()
-    lives = Lives(store, admission_timeout_s=0.1)
-    lives.workers.append(speaking_worker())
-    try:
+    async with lives_on(store, admission_timeout_s=0.1) as lives:
         site = await lives.begin()
         await lives.add_workers()
         store.may_append.clear()
@@ -243,8 +239,6 @@ async def test_a_submission_that_was_told_to_come_back_leaves_its_id_to_the_one_
         await site.idle()
         finishes = [finish for _, entry in await entries_of(store) for finish in entry.finishes]
         assert {(each.sequence, each.withdrawn) for each in finishes} == {(1, True), (2, False)}
-    finally:
-        await lives.close()
 
 
 async def test_numbers_go_on_from_the_highest_and_trimming_keeps_what_was_recovered(lives: Lives) -> None:
