@@ -163,6 +163,8 @@ def open_door(settings: SchedulerSettings, watch: ShardWatch | None) -> Door:
     )
     server.grpc.add_generic_rpc_handlers((topology_handler(watch), gates))
     address = server.bind(settings.listen)
+    me = Lease(f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", advertised_address(address, settings.advertise))
+    gates.address = me.address
     metrics = SchedulerMetrics()
     if settings.metrics_listen is not None:
         log.info("metrics", address=listen_for_scrapes(settings.metrics_listen, metrics.read))
@@ -173,7 +175,7 @@ def open_door(settings: SchedulerSettings, watch: ShardWatch | None) -> Door:
         server=server,
         health=SharedHealth(server),
         address=address,
-        me=Lease(f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}", advertised_address(address, settings.advertise)),
+        me=me,
         peer_tls=peer_tls_of(settings),
         gc_gate=GcGate(),
         metrics=metrics,

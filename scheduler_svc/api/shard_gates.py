@@ -17,7 +17,10 @@ _MOST_DIGITS = 6
 
 
 class ShardGates(grpc.GenericRpcHandler):
-    """One per process, added to its server once. `gates` has a gate by the number of each shard."""
+    """One per process, added to its server once. `gates` has a gate by the number of each shard.
+
+    `address`: of this process, once it is known. A lease of ours outlasts our serving, and begins before it.
+    """
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class ShardGates(grpc.GenericRpcHandler):
             takes_requests: True for a shard that takes new requests: a call that names none goes to such a one.
         """
         self.gates: dict[int, LeaderGate] = {}
+        self.address: str | None = None
         self._prefixes = tuple(f"/{service}/" for service in services)
         self._leader_of = leader_of
         self._takes_requests = takes_requests
@@ -46,7 +50,8 @@ class ShardGates(grpc.GenericRpcHandler):
             led = [number for number, gate in self.gates.items() if gate.is_open]
             shard = min(led or self.gates, key=lambda number: (not self._takes_requests(number), number), default=0)
         gate = self.gates.get(shard)
-        elsewhere = self._leader_of(shard)
+        leader = self._leader_of(shard)
+        elsewhere = leader if leader != self.address else None
         if gate is None or (elsewhere is not None and not gate.is_open):  # the gate may not have heard of it yet
             return grpc.stream_stream_rpc_method_handler(partial(_refuse, shard, elsewhere))
         return gate.service(handler_call_details)
