@@ -40,6 +40,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.num_groups = 0
         self.in_order: list[SequenceGroup] = []
         self.deferred: list[SequenceGroup] = []
+        self.late: list[SequenceGroup] = []  # those deferred as such, and others since restored
         self.fetching: list[SequenceGroup] = []
         self.quarantined: list[SequenceGroup] = []
         self.elsewhere: list[SequenceGroup] = []  # running, say
@@ -101,19 +102,27 @@ class QueueMachine(RuleBasedStateMachine):
             self.queue.change_phase(group)
 
     @precondition(lambda self: self.in_order)
-    @rule()
-    def defer_head(self) -> None:
+    @rule(is_late=st.booleans())
+    def defer_head(self, is_late: bool) -> None:
         group = self.queue.peek()
         assert group is not None
-        self.queue.defer_head()
+        self.queue.defer_head(is_late=is_late)
         self.in_order.remove(group)
         self.deferred.append(group)
+        self.late = [each for each in self.late if each is not group] + [group] * is_late
+
+    @rule()
+    def restore_late(self) -> None:
+        self.queue.restore_late()
+        late, self.late = [group for group in self.deferred if group in self.late], []
+        self.in_order += late
+        self.deferred = [group for group in self.deferred if group not in late]
 
     @rule()
     def restore_deferred(self) -> None:
         self.queue.restore_deferred()
         self.in_order += self.deferred
-        self.deferred = []
+        self.deferred, self.late = [], []
 
     @precondition(lambda self: self.in_order)
     @rule(rng=st.randoms(use_true_random=False))
