@@ -175,6 +175,10 @@ class BlockFetches:
             if is_wanted:
                 self._begin(worker, group, most=last.num_left)
 
+    def has_part_to_come(self, worker: WorkerState) -> bool:
+        """True if a group waits for memory there, for the next part of what it lacks."""
+        return any(each.destination is worker for each in self._continuing.values())
+
     def is_needed(self, fetch: Fetch) -> bool:
         """True while plans of the destination, in flight or to come, place blocks of a fetch that has ended."""
         worker = fetch.destination

@@ -25,7 +25,7 @@ def group_to_share(
     """Return the busiest worker and a running group of it that should go on at `worker`; None if none should."""
     num_there = TIMES_BUSIER * len(worker.running) + MIN_DIFFERENCE
     busier = [other for other in workers if len(other.running) >= num_there]
-    if not busier or not _takes_more(worker):
+    if not busier or not _takes_more(worker, fetches):
         return None
     source = max(busier, key=lambda other: len(other.running))
     if source.trial is not None or not worker.can_fetch_from(source) or _is_on_its_way(source, worker):
@@ -37,11 +37,12 @@ def group_to_share(
     return None
 
 
-def _takes_more(worker: WorkerState) -> bool:
-    """True if a worker that has so little to do may take a running group, and none comes already."""
+def _takes_more(worker: WorkerState, fetches: BlockFetches) -> bool:
+    """True if a worker that has so little to do may take a running group, and no blocks are on their way to it."""
     is_open = worker.role != "prefill" and not worker.is_draining and worker.trial is None
-    is_free = not worker.parked and not worker.swapped and not worker.num_coming_fetched
-    return is_open and is_free and worker.enable_prefix_cache
+    is_free = not worker.parked and not worker.swapped and not fetches.has_part_to_come(worker)
+    has_memory = worker.num_fetchable_blocks == worker.max_fetched_blocks
+    return is_open and is_free and has_memory and worker.enable_prefix_cache
 
 
 def _is_on_its_way(source: WorkerState, worker: WorkerState) -> bool:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core.fetch_costs import FetchMode
-from scheduler_svc.core.fetching import BlockFetches
+from scheduler_svc.core.fetching import BlockFetches, Fetch
 from scheduler_svc.core.group_state import GroupState
 from scheduler_svc.core.load_sharing import MIN_DIFFERENCE, MIN_TOKENS_TO_GO, TIMES_BUSIER, group_to_share
 from scheduler_svc.core.placement import WorkerLimits
 from scheduler_svc.core.preemption import PreemptionCosts
 from scheduler_svc.core.sequence import Cohort, SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from scheduler_svc.core.worker_state import WorkerState
+from scheduler_svc.core.worker_state import PlacedBlock, WorkerState
 from tests.scheduler.worker_states import execute, launch_rows, make_group, make_worker, start
 
 PROMPT = [1, 2, 3, 4, 5, 6]  # 2 blocks
@@ -128,6 +128,23 @@ def test_a_worker_takes_more_that_serves_output_has_nothing_to_go_on_with_and_fi
     run_on(busy, 5)
     change(idle)
     assert (shared(idle, busy) is not None) == is_moved
+
+
+def test_a_worker_takes_no_more_while_it_keeps_blocks_that_a_step_is_to_place() -> None:
+    idle, busy = worker_of("idle"), worker_of("busy")
+    run_on(busy, 8)
+    idle.unsent_placed[5] = PlacedBlock(3, 0, b"hash")
+    assert shared(idle, busy) is None
+    idle.unsent_placed.clear()
+    assert shared(idle, busy) is not None
+
+
+def test_a_worker_takes_no_more_while_a_group_waits_for_the_next_part_of_its_blocks() -> None:
+    idle, busy = worker_of("idle"), worker_of("busy")
+    run_on(busy, 8)
+    fetches, group = BlockFetches("always", WaitingQueue(), {}), make_group(PROMPT, arrival=50)
+    fetches._continuing[group] = Fetch(1, group, busy, idle, [], [], num_left=2)
+    assert group_to_share(idle, [busy, idle], fetches, LIMITS) is None
 
 
 def test_nothing_leaves_a_worker_that_tries_suspects() -> None:
