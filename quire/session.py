@@ -114,6 +114,7 @@ class Session:
         self._num_unreadable = 0  # unreadable messages in a row
         self._num_fatal = 0  # streams in a row that ended with a fatal status
         self._silence_timer: asyncio.TimerHandle | None = None  # the next check for silent requests
+        self._has_waited = False  # with the last one, since the event loop had been blocked
         self._output_s = self._loop.time()  # when any request had output last
         self._limit: asyncio.Timeout | None = None  # of the stream that is open
         self._search = LeaderSearch(servers, self._go_to_later_leader)
@@ -245,7 +246,7 @@ class Session:
         data: Any
         try:
             async with asyncio.timeout(None) as self._limit:
-                self._reattach_silent_requests()
+                self._listen()
                 while (data := await call.read()) is not grpc.aio.EOF:
                     self._take_response(reader.read(data))
         except asyncio.CancelledError:
@@ -264,7 +265,7 @@ class Session:
         finally:
             if self._silence_timer is not None:
                 self._silence_timer.cancel()
-            self._outgoing = self._limit = None
+            self._outgoing = self._limit = self._silence_timer = None
             self._by_handle.clear()
             call.cancel()
             outgoing.put_nowait(None)  # a call that ended by itself leaves its task waiting for our next message
@@ -276,6 +277,14 @@ class Session:
         """End the stream, and go on with another one, unless it is ending."""
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(self._loop.time())
+
+    def _listen(self) -> None:
+        """Look for silent requests now and then; once not, where the event loop was blocked meanwhile."""
+        was_blocked = self._silence_timer is not None and self._loop.time() - self._silence_timer.when() > BLOCKED_S
+        if not was_blocked or self._has_waited:
+            self._reattach_silent_requests()
+        self._has_waited = was_blocked
+        self._silence_timer = self._loop.call_later(LISTEN_S, self._listen)
 
     def _reattach_silent_requests(self) -> None:
         """Attaches again to silent requests; ends the stream if that is not answered either.
@@ -295,7 +304,6 @@ class Session:
         for entry, action in zip(entries, actions, strict=True):
             if action == "ask":
                 self.catch_up(entry.request)
-        self._silence_timer = self._loop.call_later(LISTEN_S, self._reattach_silent_requests)
 
     def _go_to_later_leader(self) -> None:
         """End the stream; the next one goes to the server that is current by now."""

@@ -11,6 +11,7 @@ import pytest
 
 import quire
 from quire import servers, session
+from quire.v1 import inference_pb2 as pb
 from tests.patience import patient
 from tests.quire.scripted_run import Script
 from tests.quire.scripted_server import ScriptedServer
@@ -79,3 +80,46 @@ class ReachedUnheard:
 async def test_a_server_that_was_reached_meanwhile_counts_as_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_CONNECT_S", 0.01)
     assert await servers._is_ready(cast(grpc.aio.Channel, ReachedUnheard()))
+
+
+class LateServer(ScriptedServer):
+    """A server that answers on a session when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_say = asyncio.Event()
+
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SessionResponse]:
+        async for response in super().Session(request_iterator, context):
+            await self.may_say.wait()
+            yield response
+
+
+async def test_what_a_server_answers_meanwhile_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the stream of all requests was left for another connection before the answers were read."""
+    answer_s = patient(1.0)
+    monkeypatch.setattr("quire.silence.ANSWER_S", answer_s)
+    server = LateServer()
+    await server.start()
+    program, has_come = Program(), threading.Event()
+
+    async def read() -> str:
+        async with quire.AsyncClient(server.address) as client:
+            stream = client.stream("hello", request_id="heard")
+            await asyncio.to_thread(has_come.wait)
+            program.block()
+            return (await stream.completion()).text
+
+    reading = run_elsewhere(read)
+    try:
+        await server.until(lambda: server.count("submit", "heard") == 1)
+        has_come.set()
+        async with program.blocked():
+            server.may_say.set()
+            await asyncio.sleep(answer_s + 2 * session.BLOCKED_S)
+        assert await reading == " 0 1 2 3 4 5 6 7"
+        assert server.num_sessions == 1
+    finally:
+        has_come.set()
+        server.may_say.set()
+        await server.stop()
