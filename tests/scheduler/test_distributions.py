@@ -1,12 +1,16 @@
 """Counts of how requests ended, and distributions of steps, requests and their lengths."""
 
+import asyncio
 import random
+import time
 
 import pytest
 
 from quire.v1 import inference_pb2 as pb
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.requests.live.distributions import DistributionRecorder, EndCounter
+from tests.scheduler.gated_store import GatedStore
+from tests.scheduler.journal_setup import until
 from tests.scheduler.live_requests import ARRIVED_NS, MAX_TOKENS, PROMPT, drawing, live
 from tests.scheduler.scripted_beams import of_kind
 from tests.scheduler.serving_site import counting, running_site
@@ -104,6 +108,28 @@ async def test_every_request_that_was_served_counts_once_by_its_end() -> None:
         assert vars(site.engine.ends) == {"stop": 1, "length": 2, "cancelled": 1, "expired": 0, "failed": 0}
         assert counts(site.engine.distributions, ("total_s", "output_tokens")) == [4, 4]
         assert site.engine.distributions.output_tokens.sum == 4 + 3 + 4
+
+
+async def test_the_latency_of_a_request_lasts_until_its_end_is_durable() -> None:
+    """Regression: while the store stood still for 3 s requests counted as ended within 0.3 s, as no client saw them."""
+    store = GatedStore()
+    async with running_site(store) as site:
+        worker = await site.add_worker()
+        worker.may_answer.clear()
+        running = asyncio.create_task(site.run(counting(10, 1, "r")))
+        await until(lambda: "r" in site.engine.live)
+        times = site.engine.live["r"].times
+        store.may_append.clear()
+        worker.may_answer.set()
+        await until(lambda: times.finished_ns is not None)
+        going_on_ns = time.monotonic_ns()
+        store.may_append.set()
+        await running
+        await site.idle()
+        seen = site.engine.distributions
+        assert seen.total_s.sum >= (going_on_ns - times.arrived_ns) / 1e9
+        assert seen.total_s.sum >= seen.first_token_s.sum
+        assert times.first_token_ns is not None and times.first_token_ns >= going_on_ns
 
 
 async def test_every_request_with_output_counts_once_by_its_first_token_and_by_each_later_one() -> None:

@@ -51,15 +51,15 @@ class DistributionRecorder:
     def record_end(self, request: LiveRequest) -> None:
         """Record a request whose end is durable."""
         times = request.times
-        moments = (times.arrived_ns, times.first_scheduled_ns, times.first_token_ns, times.finished_ns)
-        arrived_ns, scheduled_ns, first_token_ns, finished_ns = moments
+        moments = (times.arrived_ns, times.first_scheduled_ns, times.first_token_ns, times.seen_end_ns)
+        arrived_ns, scheduled_ns, first_token_ns, ended_ns = moments
         if request.has_output and first_token_ns is None:  # an earlier leader began it: its first step is unknown, too
             scheduled_ns = None
-        _observe_time(self.total_s, arrived_ns, finished_ns)
+        _observe_time(self.total_s, arrived_ns, ended_ns)
         _observe_time(self.queue_s, arrived_ns, scheduled_ns)
         _observe_time(self.prefill_s, scheduled_ns, first_token_ns)
-        _observe_time(self.inference_s, scheduled_ns, finished_ns)
-        _observe_time(self.decode_s, first_token_ns, finished_ns)
+        _observe_time(self.inference_s, scheduled_ns, ended_ns)
+        _observe_time(self.decode_s, first_token_ns, ended_ns)
         _observe_time(self.mean_token_s, 0, mean_token_ns(request))
         self._record_lengths(request)
 

@@ -18,9 +18,9 @@ def mean_token_ns(request: LiveRequest) -> int | None:
     """Mean time between tokens of the longest sample; None if no sample had a second token."""
     times = request.times
     num_intervals = max((sample.num_released for sample in request.stream.samples), default=0) - 1
-    if times.first_token_ns is None or times.finished_ns is None or num_intervals < 1:
+    if times.first_token_ns is None or times.seen_end_ns is None or num_intervals < 1:
         return None
-    return max(0, times.finished_ns - times.first_token_ns) // num_intervals
+    return max(0, times.seen_end_ns - times.first_token_ns) // num_intervals
 
 
 def report_end(request: LiveRequest) -> None:
@@ -42,7 +42,7 @@ def report_end(request: LiveRequest) -> None:
         "queue_ms": _milliseconds(queued_ns),
         "first_token_ms": _milliseconds(first_token_ns(request)),
         "token_ms": _milliseconds(mean_token_ns(request)),
-        "total_ms": _milliseconds(None if times.finished_ns is None else times.finished_ns - times.arrived_ns),
+        "total_ms": _milliseconds(None if times.seen_end_ns is None else times.seen_end_ns - times.arrived_ns),
         **{field.name: value for field, value in request.memory().ListFields()},
         "error": request.error or None,
     }

@@ -422,6 +422,7 @@ class Engine:
 
     def _on_closed(self, request: LiveRequest) -> None:
         self.num_finished += 1
+        request.times.closed_ns = time.monotonic_ns()
         del self._request_of[request.group], self.live[request.request_id]
         for sequence in request.group.sequences:
             del self.sampling_of[sequence.seq_id]

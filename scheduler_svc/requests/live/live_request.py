@@ -35,7 +35,13 @@ class RequestTimes:
     accepted_ns: int | None = None
     first_scheduled_ns: int | None = None
     first_token_ns: int | None = None
-    finished_ns: int | None = None
+    finished_ns: int | None = None  # its end was decided
+    closed_ns: int | None = None  # its end was durable, and so seen by its readers
+
+    @property
+    def seen_end_ns(self) -> int | None:
+        """Moment of its end as its readers see it; until then that of the decision."""
+        return self.closed_ns if self.closed_ns is not None else self.finished_ns
 
     def to_pb(self) -> pb.Timings:
         def since(moment_ns: int | None) -> int:
