@@ -103,7 +103,9 @@ def test_int8_weights_are_within_half_a_step_and_the_greatest_is_kept() -> None:
 class LargestFloat(TorchDispatchMode):
     """Notes the size of the largest tensor of float32 that any operation makes."""
 
-    numel = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numel = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))

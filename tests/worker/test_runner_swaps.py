@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -147,7 +148,12 @@ def test_what_waits_for_a_cpus_pass_does_not_wait_for_the_swaps_before_it(decode
     assert seen == ["announces"]
     fetch = runner.fetched.open(1, 1, 1, lambda end: None)
     runner.fetched.write(fetch, 0, memoryview(bytes(pool.shape.bytes_per_block)))
-    for moves in ({"swap_out": [5, 2]}, {"placed": [1, 0, 40]}, {"swap_in": [2, 41]}):
+    step = Step(epoch=1, step_id=2, rows=[0])
+    for moved in (
+        replace(step, swap_out=[5, 2]),
+        replace(step, placed=[1, 0, 40]),
+        replace(step, swap_in=[2, 41]),
+    ):
         seen.clear()
-        runner.launch(Step(epoch=1, step_id=2, rows=[0], **moves))
+        runner.launch(moved)
         assert seen[0] == "announces" and len(seen) > 1
