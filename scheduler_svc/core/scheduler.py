@@ -287,6 +287,14 @@ class Scheduler:
         """Return what the group waits for; None if it runs or has ended."""
         return waiting_reason(group, self.waiting, self._places.workers.values(), self._limits)
 
+    @property
+    def has_groups_to_start(self) -> bool:
+        """True if a group waits, in the queue or swapped out: every worker is to be asked when anything changes.
+
+        A worker starts none that is swapped out there while it leaves one that goes before it to another worker.
+        """
+        return bool(self.waiting.num_groups) or any(worker.swapped for worker in self._places.workers.values())
+
     def num_uncomputed_tokens(self) -> int:
         """Count the tokens that waiting and running groups are yet to compute, less the next one of each that decodes.
 

@@ -257,7 +257,7 @@ class WorkerLoop:
         costs = self.costs.learn(plan, result)
         if costs is not None:
             self._scheduler.workers.record_costs(self.worker_id, costs)
-        if self._scheduler.waiting.num_groups:
+        if self._scheduler.has_groups_to_start:
             self._engine.wake_workers()  # what waits may have been left to another worker
 
     def _roll_back_refused(self) -> None:

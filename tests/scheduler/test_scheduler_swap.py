@@ -374,3 +374,13 @@ def test_samples_come_back_beside_an_accepted_pin_after_the_first_of_them_have_e
     cluster.assert_outputs_are_unconstrained()
     cluster.scheduler.workers.unpin_blocks("w", "prefix")
     cluster.assert_idle_and_unleaked()
+
+
+def test_a_group_that_is_swapped_out_is_to_be_started_though_none_is_in_the_queue() -> None:
+    cluster = make_cluster(num_blocks=5)
+    _, second = cluster.add([1, 2, 3, 4], 12), cluster.add([5, 6, 7, 8], 12)
+    step_until_preempted(cluster, second.group)
+    assert cluster.scheduler.stats().num_swapped_groups == 1 and not cluster.scheduler.waiting.num_groups
+    assert cluster.scheduler.has_groups_to_start
+    finish_and_compare(cluster)
+    assert not cluster.scheduler.has_groups_to_start

@@ -15,6 +15,7 @@ from tests.patience import patient
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import Answer
 from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
+from tests.scheduler.worker_states import make_group
 
 
 @pytest.fixture
@@ -70,6 +71,21 @@ async def test_a_request_whose_step_was_not_executed_is_taken_by_a_worker_that_h
     small.may_answer.set()
     assert tokens_in(await asyncio.wait_for(second, patient(20))) == [101, 102, 103]
     assert len(large.steps) > 2, "it has more room"
+    await site.idle()
+
+
+@pytest.mark.parametrize("is_swapped", [True, False])
+async def test_each_result_wakes_the_workers_while_a_group_is_swapped_out_at_one(site: Site, is_swapped: bool) -> None:
+    """A worker that has left to this one what goes before the group: nobody else would ask it again."""
+    await site.add_worker()
+    site.engine.scheduler.workers.add_worker("idle", num_blocks=8, block_size=16, num_seats=4)
+    swapped = site.engine.scheduler._places.workers["idle"].swapped
+    swapped += [make_group([1], arrival=1000)] * is_swapped
+    wakes: list[str] = []
+    site.engine.add_waker(lambda: wakes.append("woken"))
+    assert tokens_in(await site.run(counting(10, 4))) == [11, 12, 13, 14]
+    assert len(wakes) == (1 + 4 if is_swapped else 1), "once when it came, and by each result"
+    swapped.clear()
     await site.idle()
 
 
