@@ -1,4 +1,4 @@
-"""Which scheduler a call for a shard is sent to by one that does not serve it."""
+"""Scheduler to which a call for a shard is sent by one that does not serve that shard."""
 
 from types import SimpleNamespace
 
