@@ -382,5 +382,5 @@ def test_a_group_that_is_swapped_out_is_to_be_started_though_none_is_in_the_queu
     step_until_preempted(cluster, second.group)
     assert cluster.scheduler.stats().num_swapped_groups == 1 and not cluster.scheduler.waiting.num_groups
     assert cluster.scheduler.has_groups_to_start
-    finish_and_compare(cluster)
+    cluster.finish_and_compare()
     assert not cluster.scheduler.has_groups_to_start
