@@ -185,7 +185,7 @@ def test_a_probe_with_a_certificate_sees_the_workers_health(
     with quire.Client(address, **options) as client, pytest.raises(quire.UnavailableError):
         client.health("quire.v1.Worker")
     monkeypatch.setenv("QUIRE_TLS_CLIENT_CERT", str(certificates.cert))
-    with pytest.raises(ValueError, match="QUIRE_TLS_CLIENT_CERT, QUIRE_TLS_CLIENT_KEY and QUIRE_TLS_ROOT belong"):
+    with pytest.raises(ValueError, match=r"QUIRE_TLS_CLIENT_CERT, QUIRE_TLS_CLIENT_KEY and QUIRE_TLS_ROOT\) belong"):
         quire.Client(address, **options)
     monkeypatch.setenv("QUIRE_TLS_CLIENT_KEY", str(certificates.key))
     with quire.Client(address, **options) as client:
