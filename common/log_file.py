@@ -63,18 +63,15 @@ class RotatingLog(LogStream):
         self._max_bytes = max_bytes
         self._open()
 
-    def write(self, text: str) -> int:
-        """Write the text as LogStream does, after rotating a full file."""
-        with self._lock:
-            try:
-                if os.fstat(self._fd).st_size >= self._max_bytes:
-                    with suppress(FileNotFoundError):  # set aside before, when no new one could be opened
-                        self._path.replace(f"{self._path}.1")
-                    self._open()
-            except OSError:  # the folder is gone, or may not be written: go on writing to the open file
-                pass
-            self._write_line(text)
-        return len(text)
+    def _write_line(self, text: str) -> None:
+        try:
+            if os.fstat(self._fd).st_size >= self._max_bytes:
+                with suppress(FileNotFoundError):  # set aside before, when no new one could be opened
+                    self._path.replace(f"{self._path}.1")
+                self._open()
+        except OSError:  # the folder is gone, or may not be written: go on writing to the open file
+            pass
+        super()._write_line(text)
 
     def _write_part(self, data: memoryview) -> int:
         return os.write(self._fd, data)  # a file always takes what it has room for
