@@ -11,7 +11,7 @@ from scheduler_svc.workers.decision_time import MIN_REMEMBERED
 from scheduler_svc.workers.worker_link import WorkerLink
 from tests.scheduler.journal_setup import until
 from tests.scheduler.scripted_worker import Answer, ScriptedWorker
-from tests.scheduler.serving_site import counting, running_site, tokens_in
+from tests.scheduler.serving_site import Site, counting, running_site, tokens_in
 
 NUM_STEPS = MIN_REMEMBERED + 3  # a prompt, and enough of decoding for the next step to be foreseen
 HOUR_NS = 3_600_000_000_000
@@ -29,6 +29,23 @@ class CountingLink(WorkerLink):
         await super().send(step)
 
 
+async def slow_worker(site: Site, device: str) -> ScriptedWorker:
+    """A worker that says that each step took an hour, and keeps its last one of NUM_STEPS."""
+    worker = ScriptedWorker()
+    worker.description.device = device
+
+    def script(request: worker_pb2.StepRequest) -> Answer:
+        if len(worker.steps) == NUM_STEPS:
+            worker.may_answer.clear()
+        response = worker.execute(request)
+        response.exec_ns = response.queue_ns = HOUR_NS
+        return response
+
+    worker.script = script
+    await site.start_worker(worker)
+    return worker
+
+
 @pytest.mark.parametrize(("device", "is_late"), [("cpu", True), ("cuda:0", False)])
 async def test_a_newcomer_is_in_the_step_behind_the_one_that_runs(device: str, is_late: bool) -> None:
     """The worker says that each step took an hour, so that the next one is never due by its time alone."""
@@ -39,18 +56,7 @@ async def test_a_newcomer_is_in_the_step_behind_the_one_that_runs(device: str, i
         return links[-1]
 
     async with running_site(make_link=make_link) as site:
-        worker = ScriptedWorker()
-        worker.description.device = device
-
-        def script(request: worker_pb2.StepRequest) -> Answer:
-            if len(worker.steps) == NUM_STEPS:
-                worker.may_answer.clear()
-            response = worker.execute(request)
-            response.exec_ns = response.queue_ns = HOUR_NS
-            return response
-
-        worker.script = script
-        await site.start_worker(worker)
+        worker = await slow_worker(site, device)
         first = asyncio.create_task(site.run(counting(10, 40)))
         await until(lambda: len(worker.steps) == NUM_STEPS and links[-1].num_sent == NUM_STEPS + (not is_late))
         second = asyncio.create_task(site.run(counting(100, 2)))
@@ -66,18 +72,7 @@ async def test_a_newcomer_is_in_the_step_behind_the_one_that_runs(device: str, i
 async def test_a_fetch_that_has_begun_does_not_wait_for_the_next_decision() -> None:
     carried: list[str] = []
     async with running_site() as site:
-        worker = ScriptedWorker()
-        worker.description.device = "cpu"
-
-        def script(request: worker_pb2.StepRequest) -> Answer:
-            if len(worker.steps) == NUM_STEPS:
-                worker.may_answer.clear()
-            response = worker.execute(request)
-            response.exec_ns = response.queue_ns = HOUR_NS
-            return response
-
-        worker.script = script
-        await site.start_worker(worker)
+        worker = await slow_worker(site, "cpu")
         running = asyncio.create_task(site.run(counting(10, 40)))
         await until(lambda: len(worker.steps) == NUM_STEPS)
         loop = site.workers.members["w1"].loop

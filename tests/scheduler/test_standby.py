@@ -194,6 +194,18 @@ async def leases(valkey: ValkeyProcess) -> AsyncIterator[RedisLeases]:
 
 
 @asynccontextmanager
+async def waiting_for_its_turn(standby: Standby, hot: HotJournal) -> AsyncIterator["asyncio.Task[bool]"]:
+    """The wait of a standby, which ends with its journal."""
+    task = asyncio.create_task(standby.wait())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await hot.close()
+
+
+@asynccontextmanager
 async def standing_by(
     valkey: ValkeyProcess, leases: RedisLeases, store: RedisStore, lease_ms: int = LEASE_MS
 ) -> AsyncIterator[tuple["asyncio.Task[bool]", list[str | None]]]:
@@ -201,13 +213,8 @@ async def standing_by(
     leaders: list[str | None] = []
     hot = new_hot(valkey, store)
     standby = Standby(leases, US, hot, lease_ms=lease_ms, on_leader=leaders.append)
-    task = asyncio.create_task(standby.wait())
-    try:
+    async with waiting_for_its_turn(standby, hot) as task:
         yield task, leaders
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await hot.close()
 
 
 async def until_announced(leases: RedisLeases) -> None:
@@ -264,13 +271,8 @@ async def standing_by_held(
     tail = HeldTail(valkey.url)
     hot = HotJournal(tail, store, record_ttl_s=TTL_S)
     standby = Standby(leases, US, hot, lease_ms=LONG_MS, on_leader=lambda leader: None)
-    task = asyncio.create_task(standby.wait())
-    try:
+    async with waiting_for_its_turn(standby, hot):
         yield tail, standby
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await hot.close()
 
 
 async def test_a_leader_hears_of_a_standby_once_that_has_read_the_journal(
@@ -319,8 +321,7 @@ async def test_the_journal_is_asked_anew_when_another_leads_though_an_answer_was
         await leader.admit(admission(1))
         hot = HotJournal(LosesAnswers(valkey.url), store, record_ttl_s=TTL_S)
         standby = Standby(leases, US, hot, lease_ms=LEASE_MS, on_leader=lambda leader: None)
-        waiting = asyncio.create_task(standby.wait())
-        try:
+        async with waiting_for_its_turn(standby, hot):
             await until(lambda: standby.seen_leaders.has_any and num_reads > 0)
             await until_looked_again()
             num_reads_before, is_lost = num_reads, False
@@ -328,10 +329,6 @@ async def test_the_journal_is_asked_anew_when_another_leads_though_an_answer_was
             assert num_reads == num_reads_before  # asked anew once for a leader, not at each look
             await leases.hold(replace(LEADER, epoch=LEADER.epoch + 1), 60_000)
             await until(lambda: 1 in hot.replay.requests)
-        finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            await hot.close()
 
 
 async def test_a_lease_that_a_clock_set_back_has_made_long_ends_in_time(valkey: ValkeyProcess) -> None:
